@@ -1,0 +1,113 @@
+"""Quark: a training tracker that never hurts training and loses nothing.
+
+from quark import MetricsLogger, TrainingSession
+
+Names are imported when they are first used, so that `import quark` is cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quark_core.context import RunContext as RunContext
+    from quark_core.delivery.report import DeliveryReport as DeliveryReport
+    from quark_core.delivery.report import LaneReport as LaneReport
+    from quark_core.errors import InvalidRunStateError as InvalidRunStateError
+    from quark_core.errors import QuarkError as QuarkError
+    from quark_core.errors import RunNotFoundError as RunNotFoundError
+    from quark_core.errors import SchemaMigrationError as SchemaMigrationError
+    from quark_core.errors import SchemaValidationError as SchemaValidationError
+    from quark_core.errors import SessionStoreError as SessionStoreError
+    from quark_core.records import EventRecord as EventRecord
+    from quark_core.records import LogIdentifier as LogIdentifier
+    from quark_core.records import MetricRecord as MetricRecord
+    from quark_core.records import ProjectRecord as ProjectRecord
+    from quark_core.records import RunRecord as RunRecord
+    from quark_core.schema import CURRENT_SCHEMA_VERSION as CURRENT_SCHEMA_VERSION
+    from quark_core.schema import dump_record as dump_record
+    from quark_core.schema import validate_record as validate_record
+    from quark_core.session import TrainingSession as TrainingSession
+    from quark_core.session import add_log as add_log
+    from quark_core.session import add_tag as add_tag
+    from quark_core.session import end_run as end_run
+    from quark_core.session import open_run as open_run
+    from quark_core.session import resume_run as resume_run
+    from quark_core.session import start_run as start_run
+    from quark_core.version import __version__ as __version__
+    from quark_core.writers.events import EventLogger as EventLogger
+    from quark_core.writers.metrics import MetricsLogger as MetricsLogger
+
+_HOMES = {
+    "CURRENT_SCHEMA_VERSION": "quark_core.schema",
+    "DeliveryReport": "quark_core.delivery.report",
+    "EventLogger": "quark_core.writers.events",
+    "EventRecord": "quark_core.records",
+    "InvalidRunStateError": "quark_core.errors",
+    "LaneReport": "quark_core.delivery.report",
+    "LogIdentifier": "quark_core.records",
+    "MetricRecord": "quark_core.records",
+    "MetricsLogger": "quark_core.writers.metrics",
+    "ProjectRecord": "quark_core.records",
+    "QuarkError": "quark_core.errors",
+    "RunContext": "quark_core.context",
+    "RunNotFoundError": "quark_core.errors",
+    "RunRecord": "quark_core.records",
+    "SchemaMigrationError": "quark_core.errors",
+    "SchemaValidationError": "quark_core.errors",
+    "SessionStoreError": "quark_core.errors",
+    "TrainingSession": "quark_core.session",
+    "__version__": "quark_core.version",
+    "add_log": "quark_core.session",
+    "add_tag": "quark_core.session",
+    "dump_record": "quark_core.schema",
+    "end_run": "quark_core.session",
+    "open_run": "quark_core.session",
+    "resume_run": "quark_core.session",
+    "start_run": "quark_core.session",
+    "validate_record": "quark_core.schema",
+}
+
+__all__ = [
+    "CURRENT_SCHEMA_VERSION",
+    "DeliveryReport",
+    "EventLogger",
+    "EventRecord",
+    "InvalidRunStateError",
+    "LaneReport",
+    "LogIdentifier",
+    "MetricRecord",
+    "MetricsLogger",
+    "ProjectRecord",
+    "QuarkError",
+    "RunContext",
+    "RunNotFoundError",
+    "RunRecord",
+    "SchemaMigrationError",
+    "SchemaValidationError",
+    "SessionStoreError",
+    "TrainingSession",
+    "__version__",
+    "add_log",
+    "add_tag",
+    "dump_record",
+    "end_run",
+    "open_run",
+    "resume_run",
+    "start_run",
+    "validate_record",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'quark' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

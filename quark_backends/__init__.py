@@ -1,0 +1,1 @@
+"""Storage backends that come with Quark."""

@@ -1,0 +1,1 @@
+"""The CSV mirror: plain files that any tool reads."""

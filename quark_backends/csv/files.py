@@ -1,0 +1,116 @@
+"""The mirror's append-only CSV files and the state that says how far they are acknowledged."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quark_core.process import ProcessIdentity, current_process, is_alive
+
+__all__ = ["AppendOnlyTable", "MirrorState", "WriterState", "claim_folder", "write_atomically"]
+
+_OWNER = "owner.json"
+
+
+class WriterState(msgspec.Struct):
+    """A writer that has sent batches, and the newest that is acknowledged."""
+
+    attempt: int
+    rank: int
+    started_us: int
+    head: int = -1
+    digest: str = ""
+
+
+class MirrorState(msgspec.Struct):
+    """What is acknowledged: one entry per writer, and the length of each file."""
+
+    writers: dict[str, WriterState] = {}
+    sizes_bytes: dict[str, int] = {}
+
+    @classmethod
+    def load(cls, path: Path) -> MirrorState:
+        """The state as it was last acknowledged; a new one where there is none."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return cls()
+
+
+class AppendOnlyTable:
+    """One CSV file with a header. What lies beyond the acknowledged size is cut off.
+
+    Args:
+        path: The file; it is made with its header when the first rows come.
+        header: Names of the columns.
+        size_bytes: How much of it is acknowledged.
+    """
+
+    def __init__(self, path: Path, header: Sequence[str], size_bytes: int) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
+        self._header = list(header)
+
+    def append(self, rows: Iterable[Sequence[Any]]) -> int:
+        """Write rows after the acknowledged part and sync them; returns the new size.
+
+        The new size counts only when the caller has saved it and sets `size_bytes`.
+        """
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer, lineterminator="\n")
+        if self.size_bytes == 0:
+            writer.writerow(self._header)
+        writer.writerows(rows)
+        data = buffer.getvalue().encode("utf-8", "replace")
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            # An attempt that failed half way has left rows that nobody acknowledged.
+            os.ftruncate(descriptor, self.size_bytes)
+            os.lseek(descriptor, 0, os.SEEK_END)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return self.size_bytes + len(data)
+
+
+def claim_folder(folder: Path) -> str:
+    """Make the folder this process's; returns what its files' names end in.
+
+    That is "" for the first process. Another one that still lives keeps its
+    files, and this process gets files of its own beside them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    own = current_process()
+    path = folder / _OWNER
+    try:
+        owner = msgspec.json.decode(path.read_bytes(), type=ProcessIdentity)
+    except (FileNotFoundError, msgspec.DecodeError):
+        owner = None
+    if owner is not None and owner != own and is_alive(owner) is not False:
+        return f"-{own.pid}-{own.started}"
+    write_atomically(path, msgspec.json.encode(own))
+    return ""
+
+
+def release_folder(folder: Path) -> None:
+    """Let the next process have the folder."""
+    (folder / _OWNER).unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file whole: a reader sees the old one or the new one."""
+    scratch = path.with_name(f"{path.name}.part{os.getpid()}")
+    with scratch.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)

@@ -1,0 +1,27 @@
+"""Declares the CSV mirror."""
+
+from __future__ import annotations
+
+from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability
+from quark_core.hookspecs import hookimpl
+
+__all__ = ["quark_register_backends"]
+
+
+def _open(config: BackendConfig) -> Backend:
+    from quark_backends.csv.backend import CsvBackend
+
+    return CsvBackend(config)
+
+
+@hookimpl
+def quark_register_backends() -> list[BackendDefinition]:
+    """The CSV mirror."""
+    return [
+        BackendDefinition(
+            name="csv",
+            summary="metrics, events and config as CSV and JSON files in the run's folder, or csv:DIR",
+            open=_open,
+            capabilities=frozenset({Capability.READ, Capability.IDEMPOTENT}),
+        )
+    ]

@@ -1,0 +1,81 @@
+"""The embedded store as a backend."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from quark_backends.store.database import connect, ensure_store, find_store
+from quark_backends.store.ingest import BatchIngest
+from quark_backends.store.reader import StoreReader
+from quark_core.backend import BackendConfig, Batch, RunLocation, StoredRun
+from quark_core.errors import BackendUnavailable, SessionStoreError
+
+if TYPE_CHECKING:
+    from quark_core.columns import Columns
+    from quark_core.query import Query
+
+__all__ = ["EmbeddedBackend"]
+
+
+class EmbeddedBackend:
+    """One run's connection to the store under its storage root.
+
+    Writing belongs to the lane's thread; reading goes over a connection of
+    its own and outlives `close()`.
+
+    Raises:
+        SessionStoreError: The store cannot be made or opened, or there is
+            none and `read_only` was asked for.
+    """
+
+    def __init__(self, config: BackendConfig) -> None:
+        found = find_store(config.storage_dir)
+        if found is None and config.read_only:
+            raise SessionStoreError(
+                f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder)"
+            )
+        self._layout = found or ensure_store(config.storage_dir)
+        self._reader = StoreReader(lambda: connect(self._layout, read_only=True))
+        self._connection: sqlite3.Connection | None = None
+        self._ingest: BatchIngest | None = None
+        if not config.read_only:
+            self._connection = connect(self._layout)
+            self._ingest = BatchIngest(self._connection)
+
+    def write(self, batch: Batch) -> None:
+        """Store one batch and sync it."""
+        self.write_group([batch])
+
+    def write_group(self, batches: Sequence[Batch]) -> None:
+        """Store several batches in one transaction and sync them."""
+        if self._ingest is None:
+            raise BackendUnavailable("the store was opened for reading only", backend="embedded")
+        self._ingest.write(batches)
+
+    def close(self) -> None:
+        """Give up the writing connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = self._ingest = None
+
+    def locate(self, run_id: str) -> RunLocation:
+        """Where a run lies."""
+        return RunLocation(
+            store_root=self._layout.root,
+            db_path=self._layout.db_path,
+            run_path=str(self._layout.run_path(run_id)),
+        )
+
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:
+        """See `SupportsRead`."""
+        return self._reader.read(run_id, kind, query)
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """See `SupportsRead`."""
+        return self._reader.load_run(run_id)
+
+    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
+        """See `SupportsRead`."""
+        return self._reader.list_runs(project=project, limit=limit)

@@ -1,0 +1,1 @@
+"""The SQL store that the embedded default and the service share."""

@@ -1,0 +1,1 @@
+"""Core of Quark: records, session, writers, delivery and analysis. Imports no backend."""

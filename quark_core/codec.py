@@ -1,0 +1,372 @@
+"""Batches of records as columns and bytes: the only place that knows the wire form.
+
+A body is one marker byte (0: plain, 1: zstd) and a msgpack array
+`[version, kind, count, columns]`. A column is
+`[name, encoding, head, nulls, data]` with one of these encodings:
+
+    c  every value is `head` (null, bool, int, float or text)
+    i  integers: `head` is [first value, width in bytes of the differences];
+       `data` holds little-endian differences, the first of them 0
+    f  `data` holds little-endian float64
+    t  texts: `head` is [the distinct texts, width of an index]; `data` holds indexes
+    j  JSON: `head` is a list of encoded values, null for None
+
+`nulls` is empty, or one byte a row, 1 where the value is None. Columns are
+found by name: a reader skips those it does not know and fills in defaults
+for those that an older writer did not know.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+
+import msgspec
+
+from quark_core.errors import SchemaValidationError
+from quark_core.json_object import decode_json, encode_json
+from quark_core.records import RECORD_TYPES, StreamRecord
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "BODY_VERSION",
+    "MISSING_INDEX",
+    "ORIGIN_FIELDS",
+    "Column",
+    "DecodedBody",
+    "column_types",
+    "decode_body",
+    "encode_columns",
+    "encode_records",
+]
+
+BODY_VERSION = 1
+MISSING_INDEX = -1
+"""What stands in an integer array where a record has None; no valid value is negative."""
+
+ORIGIN_FIELDS = ("run_id", "writer_id", "attempt", "rank")
+"""Fields that are the same in a whole batch; they travel in its header."""
+
+_COMPRESS_FROM_BYTES = 256
+_MAX_BODY_BYTES = 256 * 1024 * 1024
+_PLAIN = b"\x00"
+_ZSTD = b"\x01"
+_WIDTHS = ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
+_TYPECODES = dict(_WIDTHS)
+
+
+class Column(msgspec.Struct, frozen=True, array_like=True):
+    """One column of a body, still encoded."""
+
+    name: str
+    encoding: str
+    head: Any = None
+    nulls: bytes = b""
+    data: bytes = b""
+
+    def to_list(self, count: int) -> list[Any]:
+        """Python values, None where there is none. Needs no numpy."""
+        if self.encoding == "c":
+            return [self.head] * count
+        if self.encoding == "j":
+            return [None if item is None else decode_json(item) for item in self.head]
+        values: list[Any]
+        if self.encoding == "i":
+            first, width = self.head
+            values = list(accumulate(_unpack(_TYPECODES[width], self.data), initial=first))[1:]
+        elif self.encoding == "f":
+            values = _unpack("d", self.data).tolist()
+        elif self.encoding == "t":
+            texts, width = self.head
+            values = [texts[index] for index in _unpack(_TYPECODES[width], self.data)]
+        else:
+            raise SchemaValidationError(
+                f"column {self.name!r} has the unknown encoding {self.encoding!r}; "
+                "it was written by a newer version of Quark"
+            )
+        if self.nulls:
+            values = [
+                None if null else value for null, value in zip(self.nulls, values, strict=True)
+            ]
+        return values
+
+    def to_array(self, count: int) -> NDArray[Any]:
+        """A numpy array: int64 with `MISSING_INDEX` for None, float64 with NaN, or objects."""
+        import numpy as np
+
+        out: NDArray[Any]
+        if self.encoding == "c":
+            return _fill(count, self.head)
+        if self.encoding == "i":
+            first, width = self.head
+            out = np.frombuffer(self.data, dtype=f"<i{width}").cumsum(dtype=np.int64)
+            out += first
+            if self.nulls:
+                out[np.frombuffer(self.nulls, dtype=np.bool_)] = MISSING_INDEX
+            return out
+        if self.encoding == "f":
+            out = np.frombuffer(self.data, dtype="<f8")
+            if self.nulls:
+                out = np.where(np.frombuffer(self.nulls, dtype=np.bool_), np.nan, out)
+            return out
+        if self.encoding == "t":
+            texts, width = self.head
+            return np.array(texts, dtype=object)[np.frombuffer(self.data, dtype=f"<i{width}")]
+        out = np.empty(count, dtype=object)
+        out[:] = self.to_list(count)
+        return out
+
+    def equals(self, value: str, count: int) -> NDArray[np.bool_] | bool:
+        """Which rows of a text column hold `value`; a bool where all or none do."""
+        import numpy as np
+
+        if self.encoding == "c":
+            return bool(self.head == value)
+        if self.encoding == "t":
+            texts, width = self.head
+            if value not in texts:
+                return False
+            found = np.frombuffer(self.data, dtype=f"<i{width}") == texts.index(value)
+            return np.asarray(found, dtype=np.bool_)
+        return np.asarray(self.to_array(count) == value, dtype=np.bool_)
+
+
+class _Body(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    kind: str
+    count: int
+    columns: list[Column]
+
+
+class DecodedBody:
+    """A body whose columns are decoded one by one, when asked for."""
+
+    __slots__ = ("_columns", "count", "kind", "version")
+
+    def __init__(self, body: _Body) -> None:
+        self.version = body.version
+        self.kind = body.kind
+        self.count = body.count
+        self._columns = {column.name: column for column in body.columns}
+
+    def column(self, name: str) -> Column:
+        """The column, or one of its default where the writer did not know it."""
+        found = self._columns.get(name)
+        if found is None:
+            found = Column(name, "c", _ColumnTypes.default(self.kind, name))
+        return found
+
+    def to_list(self, name: str) -> list[Any]:
+        """Values of a column as Python objects."""
+        return self.column(name).to_list(self.count)
+
+    def to_array(self, name: str) -> NDArray[Any]:
+        """Values of a column as a numpy array, as `Column.to_array` says."""
+        import numpy as np
+
+        column = self.column(name)
+        if column.encoding == "c" and column.head is None:
+            encoding = column_types(self.kind)[name]
+            if encoding == "i":
+                return np.full(self.count, MISSING_INDEX, dtype=np.int64)
+            if encoding == "f":
+                return np.full(self.count, np.nan)
+        return column.to_array(self.count)
+
+    def to_records(
+        self, *, run_id: str | None, writer_id: str, attempt: int, rank: int
+    ) -> list[StreamRecord]:
+        """Record objects, in the order in which they were encoded."""
+        record_type: Any = RECORD_TYPES[self.kind]
+        columns = [
+            self.to_list(name)
+            for name in record_type.__struct_fields__
+            if name not in ORIGIN_FIELDS
+        ]
+        return [
+            record_type(run_id, writer_id, attempt, rank, *values)
+            for values in zip(*columns, strict=True)
+        ]
+
+
+class _ColumnTypes:
+    """How each field of each record type is encoded, read off its annotations once."""
+
+    _known: ClassVar[dict[str, dict[str, str]]] = {}
+
+    @classmethod
+    def of(cls, kind: str) -> dict[str, str]:
+        found = cls._known.get(kind)
+        if found is None:
+            hints = get_type_hints(RECORD_TYPES[kind])
+            found = cls._known[kind] = {
+                name: _encoding_of(hints[name])
+                for name in RECORD_TYPES[kind].__struct_fields__
+                if name not in ORIGIN_FIELDS
+            }
+        return found
+
+    @staticmethod
+    def default(kind: str, name: str) -> Any:
+        for field in msgspec.structs.fields(RECORD_TYPES[kind]):
+            if field.name == name:
+                return None if field.default is msgspec.NODEFAULT else field.default
+        raise KeyError(f"{kind} records have no field {name!r}")
+
+
+def column_types(kind: str) -> dict[str, str]:
+    """Field name -> encoding (`i`, `f`, `t` or `j`) of a kind, without the origin fields."""
+    return _ColumnTypes.of(kind)
+
+
+def _encoding_of(annotation: Any) -> str:
+    options = set(getattr(annotation, "__args__", (annotation,))) - {type(None)}
+    if options <= {int, bool}:
+        return "i"
+    if options == {float}:
+        return "f"
+    if options == {str}:
+        return "t"
+    return "j"
+
+
+def encode_records(records: Sequence[StreamRecord]) -> bytes:
+    """Encode records of one kind and one origin into a body.
+
+    Raises:
+        SchemaValidationError: No records, or records of several kinds or origins.
+    """
+    if not records:
+        raise SchemaValidationError("records must not be empty")
+    first = records[0]
+    if any(type(record) is not type(first) for record in records):
+        raise SchemaValidationError("records must all be of one kind")
+    for name in ORIGIN_FIELDS:
+        if any(getattr(record, name) != getattr(first, name) for record in records):
+            raise SchemaValidationError(f"records must all have the same {name}")
+    columns = {
+        name: [getattr(record, name) for record in records] for name in column_types(first.KIND)
+    }
+    return encode_columns(first.KIND, len(records), columns)
+
+
+def encode_columns(kind: str, count: int, columns: Mapping[str, Sequence[Any]]) -> bytes:
+    """Encode columns of Python values; a field that is left out is read as its default."""
+    types = column_types(kind)
+    encoded = [_encode_column(name, types[name], values) for name, values in columns.items()]
+    body = msgspec.msgpack.encode(_Body(BODY_VERSION, kind, count, encoded))
+    if len(body) < _COMPRESS_FROM_BYTES:
+        return _PLAIN + body
+    return _ZSTD + zstd.compress(body, 3)
+
+
+def decode_body(body: bytes) -> DecodedBody:
+    """Open a body of this version or an older one.
+
+    Raises:
+        SchemaValidationError: Damaged bytes, or a version or kind that this
+            version of Quark does not know.
+    """
+    marker, rest = body[:1], body[1:]
+    try:
+        if marker == _ZSTD:
+            size = zstd.get_frame_info(rest).decompressed_size
+            if size is None or size > _MAX_BODY_BYTES:
+                raise SchemaValidationError(f"body claims {size} bytes; refused")
+            rest = zstd.decompress(rest)
+        elif marker != _PLAIN:
+            raise SchemaValidationError(f"body begins with the unknown marker {marker!r}")
+        decoded = msgspec.msgpack.decode(rest, type=_Body)
+    except (zstd.ZstdError, msgspec.DecodeError, RecursionError) as error:
+        raise SchemaValidationError(f"body is damaged: {error}") from error
+    if decoded.version > BODY_VERSION:
+        raise SchemaValidationError(
+            f"body has format version {decoded.version}; this Quark reads up to {BODY_VERSION}"
+        )
+    if decoded.kind not in RECORD_TYPES:
+        raise SchemaValidationError(f"body holds records of the unknown kind {decoded.kind!r}")
+    return DecodedBody(decoded)
+
+
+def _encode_column(name: str, encoding: str, values: Sequence[Any]) -> Column:
+    if encoding == "j":
+        if all(value is None for value in values):
+            return Column(name, "c", None)
+        return Column(name, "j", [None if v is None else encode_json(v) for v in values])
+    if encoding == "f":
+        values = [None if value is None else float(value) for value in values]
+    first = values[0]
+    # NaN differs from itself, so a column of NaN is never taken for a constant one.
+    if all(value == first for value in values) and first != 0.0:
+        return Column(name, "c", first)
+    if encoding == "t":
+        indexes: dict[Any, int] = {}
+        data = [indexes.setdefault(value, len(indexes)) for value in values]
+        width, packed = _pack_narrow(data)
+        return Column(name, "t", [list(indexes), width], b"", packed)
+    nulls = b""
+    if None in values:
+        nulls = bytes(value is None for value in values)
+        present: Any = next(value for value in values if value is not None)
+        values = _fill_nulls(values, present)
+    if encoding == "f":
+        return Column(name, "f", None, nulls, _pack("d", values))
+    start = values[0]
+    width, packed = _pack_narrow(
+        [0, *(b - a for a, b in zip(values, values[1:], strict=False))]  # pairs: one fewer
+    )
+    return Column(name, "i", [start, width], nulls, packed)
+
+
+def _fill_nulls(values: Sequence[Any], present: Any) -> list[Any]:
+    """Repeat the last value over each gap, which keeps differences small."""
+    out = []
+    for value in values:
+        if value is not None:
+            present = value
+        out.append(present)
+    return out
+
+
+def _pack_narrow(values: list[int]) -> tuple[int, bytes]:
+    low, high = min(values), max(values)
+    for width, typecode in _WIDTHS:
+        bound = 1 << (8 * width - 1)
+        if -bound <= low and high < bound:
+            return width, _pack(typecode, values)
+    raise SchemaValidationError(f"integers from {low} to {high} do not fit in 64 bits")
+
+
+def _pack(typecode: str, values: Iterable[Any]) -> bytes:
+    packed = array(typecode, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpack(typecode: str, data: bytes) -> array[Any]:
+    values: array[Any] = array(typecode, data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _fill(count: int, value: Any) -> NDArray[Any]:
+    import numpy as np
+
+    if isinstance(value, (bool, float, int)):
+        return np.full(count, value)
+    out: NDArray[Any] = np.empty(count, dtype=object)
+    out.fill(value)
+    return out

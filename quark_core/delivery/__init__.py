@@ -1,0 +1,1 @@
+"""Delivery: from the writers' channels, through batches, to one lane per backend."""

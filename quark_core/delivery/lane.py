@@ -1,0 +1,267 @@
+"""One backend's lane: a thread that delivers batches in order, and never gives up on its own."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quark_core.backend import Backend, Batch, SupportsGroups
+from quark_core.delivery.batch_log import Cursor
+from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.report import LaneReport
+from quark_core.errors import BackendRejected, BackendUnavailable
+
+__all__ = ["Lane", "RetryPolicy"]
+
+_log = logging.getLogger("quark")
+_GROUP_LIMIT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When a lane tries again.
+
+    Attributes:
+        first_s: Bound of the first wait; each further one doubles it.
+        cap_s: Bound of any wait. The wait itself is drawn evenly between 0
+            and the bound (full jitter), so that many processes do not return
+            at the same moment.
+        failures_before_rest: Unexpected errors in a row after which the lane
+            rests instead.
+        rest_s: How long it rests before it probes.
+    """
+
+    first_s: float = 0.5
+    cap_s: float = 60.0
+    failures_before_rest: int = 5
+    rest_s: float = 60.0
+
+
+class Lane:
+    """Delivers a log's batches to one backend, on a daemon thread of its own.
+
+    Whatever the backend does (raise, hang, call `sys.exit`) stays in here.
+    `BackendUnavailable` is tried again for ever, `BackendRejected` goes to the
+    quarantine, and anything else is tried again, then rested upon. Each
+    reason is logged once.
+
+    Args:
+        name: Name of the backend.
+        open_backend: Opens the backend, called on the lane's thread.
+        cursor: The lane's place in the log.
+        quarantine: Where refused batches go.
+        primary: Whether the backend is the run's primary.
+        idempotent: Whether a batch may be sent twice.
+        retry: When to try again.
+        on_failure: Called with each failure of a write or an open, from the
+            lane's thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_backend: Callable[[], Backend],
+        cursor: Cursor,
+        quarantine: Quarantine,
+        *,
+        primary: bool = False,
+        idempotent: bool = False,
+        retry: RetryPolicy | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.primary = primary
+        self._open_backend = open_backend
+        self._cursor = cursor
+        self._quarantine = quarantine
+        self._idempotent = idempotent
+        self._retry = retry or RetryPolicy()
+        self._on_failure = on_failure
+        self._backend: Backend | None = None
+        self._state = "opening"
+        self._delivered = 0
+        self._quarantined: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._tries = 0
+        self._unexpected = 0
+        self._in_flight: list[Batch] = []
+        self._given_up = False
+        # Held while a batch moves from waiting to done, so that a report adds up.
+        self._counting = threading.Lock()
+        self._hurry = threading.Event()
+        self._deadline: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"quark-lane-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """Try at once what waits for a later try."""
+        self._hurry.set()
+
+    def wait_passed(self, position: int, timeout_s: float) -> bool:
+        """Wait until everything before a position of the log is done with; whether it is."""
+        return self._cursor.wait_passed(position, timeout_s)
+
+    def close(self, deadline: float) -> None:
+        """Ask the lane to deliver what is left and to close its backend by a deadline.
+
+        Args:
+            deadline: On the clock of `time.monotonic`.
+        """
+        self._deadline = deadline
+        self._hurry.set()
+        self._cursor.wake()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the lane after `close`; whether it has ended.
+
+        A lane that has not ended hangs in its backend; it is given up, and
+        what was in flight counts as unknown unless it can be sent twice.
+        """
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, timeout_s))
+        self._given_up = self._thread.is_alive()
+        return not self._given_up
+
+    @property
+    def last_error(self) -> str | None:
+        """Newest reason for a failure, or None while there was none."""
+        return next(reversed(self._errors), None)
+
+    def report(self, pending_records: int = 0, lost_records: int = 0) -> LaneReport:
+        """What became of the records so far.
+
+        Args:
+            pending_records: Records accepted but not yet in the log.
+            lost_records: Records accepted that never came to the log.
+        """
+        with self._counting:
+            submitted, waiting, dropped = self._cursor.count_records()
+            unknown = 0
+            if self._given_up and not self._idempotent:
+                unknown = sum(batch.count for batch in self._in_flight)
+            return LaneReport(
+                backend=self.name,
+                primary=self.primary,
+                state=self._state,
+                submitted=submitted + pending_records + lost_records,
+                delivered=self._delivered,
+                waiting=waiting - unknown + pending_records,
+                quarantined=dict(self._quarantined),
+                dropped=dropped + lost_records,
+                unknown=unknown,
+                errors=dict(self._errors),
+            )
+
+    def _run(self) -> None:
+        while True:
+            batches = self._cursor.peek(_GROUP_LIMIT)
+            if batches:
+                if not self._deliver(batches) and self._expired():
+                    break
+            elif self._deadline is not None:
+                break
+            else:
+                self._cursor.wait()
+        self._close_backend()
+
+    def _expired(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _deliver(self, batches: list[Batch]) -> bool:
+        """Try once to deliver; on failure wait as the policy says. Whether it went well."""
+        try:
+            if self._backend is None:
+                self._backend = self._open_backend()
+            if len(batches) > 1 and isinstance(self._backend, SupportsGroups):
+                self._write_group(self._backend, batches)
+            else:
+                for batch in batches:
+                    self._write_one(self._backend, batch)
+        except BaseException as error:  # SystemExit included: a backend must not end the lane
+            self._in_flight = []
+            self._note_failure(error)
+            self._pause(error)
+            return False
+        self._state = "ready"
+        self._tries = self._unexpected = 0
+        return True
+
+    def _write_group(self, backend: SupportsGroups, batches: list[Batch]) -> None:
+        self._in_flight = batches
+        try:
+            backend.write_group(batches)
+        except BackendRejected:
+            # One of them is refused; which one shows when they go singly.
+            for batch in batches:
+                self._write_one(backend, batch)
+            return
+        self._acknowledge(batches)
+
+    def _write_one(self, backend: Backend, batch: Batch) -> None:
+        self._in_flight = [batch]
+        try:
+            backend.write(batch)
+        except BackendRejected as error:
+            reason = str(error)
+            self._quarantine.put(batch, reason)
+            if reason not in self._quarantined:
+                _log.warning("backend %s refused records: %s", self.name, reason)
+            with self._counting:
+                self._quarantined[reason] += batch.count
+                self._pass([batch])
+            if self._on_failure is not None:
+                self._on_failure(error)
+            return
+        self._acknowledge([batch])
+
+    def _acknowledge(self, batches: list[Batch]) -> None:
+        with self._counting:
+            self._delivered += sum(batch.count for batch in batches)
+            self._pass(batches)
+
+    def _pass(self, batches: list[Batch]) -> None:
+        self._in_flight = []
+        self._cursor.advance(batches)
+
+    def _note_failure(self, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if reason not in self._errors:
+            _log.warning("backend %s does not take records now (%s); they wait", self.name, reason)
+        self._errors[reason] += 1
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+    def _pause(self, error: BaseException) -> None:
+        policy = self._retry
+        self._unexpected = 0 if isinstance(error, BackendUnavailable) else self._unexpected + 1
+        if self._unexpected >= policy.failures_before_rest:
+            self._state = "resting"
+            wait_s = policy.rest_s
+        else:
+            self._state = "retrying"
+            bound_s = min(policy.cap_s, policy.first_s * 2.0 ** min(self._tries, 30))
+            wait_s = random.uniform(0.0, bound_s)
+        self._tries += 1
+        if self._deadline is not None:
+            # The end is bounded: a few more tries, then the lane is left as it is.
+            wait_s = min(wait_s, 0.2, max(0.0, self._deadline - time.monotonic()))
+            time.sleep(wait_s)
+        else:
+            self._hurry.wait(wait_s)
+            self._hurry.clear()
+
+    def _close_backend(self) -> None:
+        if self._backend is not None:
+            try:
+                self._backend.close()
+            except BaseException as error:  # as in _deliver
+                self._note_failure(error)
+        self._state = "closed"

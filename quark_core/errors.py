@@ -1,0 +1,90 @@
+"""Every error that Quark raises on purpose.
+
+QuarkError
+├── SchemaValidationError     (ValueError) fix the record or the argument
+├── SchemaMigrationError      the store cannot be migrated safely
+├── SessionStoreError         the primary store cannot serve the call
+│   ├── RunNotFoundError      no such run in this store
+│   └── InvalidRunStateError  the run's state does not allow this call
+└── BackendError              .backend says which one
+    ├── BackendUnavailable    retry later
+    ├── BackendRejected       never retry this batch
+    ├── BackendContractError  a bug in the plugin
+    └── UnknownBackendError   (ValueError) nothing installed answers to that name
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendContractError",
+    "BackendError",
+    "BackendRejected",
+    "BackendUnavailable",
+    "InvalidRunStateError",
+    "QuarkError",
+    "RunNotFoundError",
+    "SchemaMigrationError",
+    "SchemaValidationError",
+    "SessionStoreError",
+    "UnknownBackendError",
+]
+
+
+class QuarkError(Exception):
+    """Root of every error that Quark raises on purpose."""
+
+
+class SchemaValidationError(QuarkError, ValueError):
+    """A record, a snapshot or an argument does not fit the current schema.
+
+    The message begins with the name of the argument or field at fault.
+    """
+
+
+class SchemaMigrationError(QuarkError):
+    """A local store cannot be migrated safely; it was left as it was."""
+
+
+class SessionStoreError(QuarkError):
+    """The primary store cannot serve the call now.
+
+    Nothing that a writer has accepted is lost by this error: it stays queued
+    and is delivered when the store answers again.
+    """
+
+
+class RunNotFoundError(SessionStoreError):
+    """The store has no run of that id."""
+
+
+class InvalidRunStateError(SessionStoreError):
+    """The state of the run, the session or the writer forbids the call."""
+
+
+class BackendError(QuarkError):
+    """What a storage backend raises, or what is wrong with one.
+
+    Attributes:
+        backend: Name of the backend, or None where the raiser does not know
+            it; the lane fills it in.
+    """
+
+    def __init__(self, message: str, *, backend: str | None = None) -> None:
+        super().__init__(message)
+        self.backend = backend
+
+
+class BackendUnavailable(BackendError):
+    """The backend cannot take this batch now; the lane tries again, for ever."""
+
+
+class BackendRejected(BackendError):
+    """The backend will never take this batch; the lane puts it in quarantine."""
+
+
+class BackendContractError(BackendError):
+    """A plugin breaks its contract, such as a declared capability that is absent."""
+
+
+class UnknownBackendError(BackendError, ValueError):
+    """No installed backend has the name or the URI scheme that was asked for."""

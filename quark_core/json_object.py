@@ -1,0 +1,164 @@
+"""JSON values as records keep them: normalised once, encoded once, immutable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, NoReturn
+
+import msgspec
+
+from quark_core.errors import SchemaValidationError
+
+__all__ = ["JsonObject", "decode_json", "encode_json", "normalize_json", "normalize_object"]
+
+_MAX_DEPTH = 64
+_INT64_MAX = 2**63 - 1
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder()
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode a value that `normalize_json` has made."""
+    return value.encoded if type(value) is JsonObject else _encoder.encode(value)
+
+
+def decode_json(encoded: bytes | memoryview) -> Any:
+    """Decode what `encode_json` has made; objects come back as `JsonObject`."""
+    value = _decoder.decode(encoded)
+    return JsonObject(value) if isinstance(value, dict) else value
+
+
+class JsonObject(dict[str, Any]):
+    """A read-only dict of JSON values that carries its own encoding.
+
+    It is taken at the call, so what the caller does to the original later
+    changes nothing; what is stored is `encoded`, so a change of a nested
+    list changes nothing either.
+    """
+
+    __slots__ = ("_encoded",)
+
+    def __init__(
+        self, items: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), encoded: bytes = b""
+    ) -> None:
+        super().__init__(items)
+        self._encoded = encoded or _encoder.encode(dict(self))
+
+    @property
+    def encoded(self) -> bytes:
+        """UTF-8 JSON, as it was when this object was made."""
+        return self._encoded
+
+    def _refuse(self, *_args: object, **_kwargs: object) -> NoReturn:
+        raise TypeError("records are immutable: copy this dict with dict(...) to change it")
+
+    __setitem__ = __delitem__ = _refuse
+    __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JsonObject, (dict(self),)
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(self._encoded)
+
+
+def normalize_object(value: Mapping[str, Any] | None, argument: str) -> JsonObject | None:
+    """Take a mapping as it is now; None and an empty mapping stay what they are.
+
+    Raises:
+        SchemaValidationError: `value` is not a mapping, or holds something that
+            JSON cannot hold; the message names the path within `argument`.
+    """
+    if value is None or type(value) is JsonObject:
+        return value
+    if not isinstance(value, Mapping):
+        raise SchemaValidationError(
+            f"{argument} must be a mapping of JSON values, not {type(value).__name__}"
+        )
+    return JsonObject(_normalize(value, argument, 0))
+
+
+def normalize_json(value: Any, argument: str) -> Any:
+    """Turn a value into plain JSON types.
+
+    Tuples become lists, numpy and torch scalars become Python numbers, enum
+    members their values, paths strings. NaN and the infinities, which JSON
+    lacks, become the strings "NaN", "Infinity" and "-Infinity"; integers
+    beyond 64 bits become strings; lone surrogates become "?".
+
+    Raises:
+        SchemaValidationError: Something else is in there; the message says where.
+    """
+    return _normalize(value, argument, 0)
+
+
+def _normalize(value: Any, path: str, depth: int) -> Any:
+    kind = type(value)
+    if kind is str:
+        return value if value.isascii() else _clean_text(value)
+    if kind is bool or value is None:
+        return value
+    if kind is int:
+        return value if -_INT64_MAX <= value <= _INT64_MAX else str(value)
+    if kind is float:
+        return value if math.isfinite(value) else _name_non_finite(value)
+    if depth >= _MAX_DEPTH:
+        raise SchemaValidationError(f"{path} is nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        return {
+            _normalize_key(key, path): _normalize(item, f"{path}.{key}", depth + 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_normalize(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+    return _normalize(_convert_scalar(value, path), path, depth + 1)
+
+
+def _normalize_key(key: object, path: str) -> str:
+    if isinstance(key, str):
+        return _clean_text(str(key))
+    if isinstance(key, (bool, int, float)):
+        return str(key)
+    raise SchemaValidationError(f"{path} has a key of type {type(key).__name__}; JSON needs str")
+
+
+def _convert_scalar(value: Any, path: str) -> Any:
+    """Unwrap the scalar-like objects that stand in training configs and payloads."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, PurePath):
+        return str(value)
+    # numpy and torch scalars, without importing either
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        item = value.item()
+        if isinstance(item, (bool, int, float, str)):
+            return item
+    hint = "; call .tolist() on it first" if hasattr(value, "tolist") else ""
+    raise SchemaValidationError(
+        f"{path} is of type {type(value).__name__}, which is not JSON-serializable{hint}"
+    )
+
+
+def _clean_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def _name_non_finite(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,230 @@
+"""A run that is open in this process: what the session and all its writers share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from quark_core import settings
+from quark_core.backend import SupportsRead
+from quark_core.context import RunContext
+from quark_core.delivery.report import DeliveryReport
+from quark_core.delivery.stream import Origin, RunStream
+from quark_core.errors import InvalidRunStateError, SessionStoreError
+from quark_core.json_object import JsonObject
+from quark_core.records import EventRecord, LifecycleRecord
+from quark_core.times import now_us
+
+if TYPE_CHECKING:
+    from quark_core.columns import Columns
+    from quark_core.query import Query
+    from quark_core.session import TrainingSession
+
+__all__ = ["OpenRun", "OpenRuns", "open_runs"]
+
+_ENVIRONMENT_TIMEOUT_S = 2.0
+
+
+class OpenRun:
+    """One run as this process holds it: context, stream, reader and state.
+
+    Attributes:
+        context: The run as it is now; replaced when it changes.
+        stream: Where records go.
+        reader: Where they are read back, or None where nothing is kept.
+        refusal: Why records are no longer taken, or None while they are.
+        strict: Whether the run was started with `strict_mode`.
+        non_finite: Metric key -> count of values in a row that were not finite.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        stream: RunStream,
+        reader: SupportsRead | None,
+        *,
+        refusal: str | None = None,
+    ) -> None:
+        self.context = context
+        self.stream = stream
+        self.reader = reader
+        self.refusal = refusal
+        self.strict = context.run.strict_mode
+        self.non_finite: dict[str, int] = {}
+        self.lock = threading.RLock()
+        self.background: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._writers = 0
+
+    @property
+    def origin(self) -> Origin:
+        """What all records of this process have in common."""
+        return self.stream.origin
+
+    @property
+    def failed(self) -> bool:
+        """Whether the primary has failed to take something, in strict mode."""
+        return self._failure is not None
+
+    def note_failure(self, error: BaseException) -> None:
+        """In strict mode, keep the primary's first delivery error for the next call."""
+        if self.strict and self._failure is None:
+            self._failure = error
+            self.refusal = f"the primary store failed and the run is strict: {error}"
+
+    def refuse(self, call: str) -> None:
+        """Raise why a call cannot be taken.
+
+        Raises:
+            SessionStoreError: In strict mode, the primary's first delivery error.
+            InvalidRunStateError: The run has ended or is open for reading only.
+        """
+        if self._failure is not None:
+            raise SessionStoreError(f"{call}: {self.refusal}") from self._failure
+        raise InvalidRunStateError(f"{call}: {self.refusal}")
+
+    def emit_event(
+        self,
+        event_type: str,
+        severity: str,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        status: str | None = None,
+        payload: JsonObject | None = None,
+        time_us: int | None = None,
+    ) -> EventRecord:
+        """Put an event into the stream; its arguments are checked already."""
+        origin, channel = self.origin, self.stream.channel(EventRecord.KIND)
+        record = EventRecord(
+            origin.run_id,
+            origin.writer_id,
+            origin.attempt,
+            origin.rank,
+            channel.take_sequence(),
+            now_us() if time_us is None else time_us,
+            event_type,
+            severity,
+            step,
+            epoch,
+            status,
+            payload,
+        )
+        channel.append(record)
+        return record
+
+    def emit_lifecycle(
+        self, action: str, data: Mapping[str, Any] | None = None, *, time_us: int | None = None
+    ) -> None:
+        """Put a lifecycle record into the stream."""
+        origin, channel = self.origin, self.stream.channel(LifecycleRecord.KIND)
+        channel.append(
+            LifecycleRecord(
+                origin.run_id,
+                origin.writer_id,
+                origin.attempt,
+                origin.rank,
+                channel.take_sequence(),
+                now_us() if time_us is None else time_us,
+                action,
+                None if data is None else JsonObject(data),
+            )
+        )
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until the primary has everything that this process logged so far.
+
+        Raises:
+            SessionStoreError: It does not answer in time; nothing is lost.
+        """
+        self.stream.flush(settings.persistence_timeout_s() if timeout_s is None else timeout_s)
+
+    def read(self, kind: str, query: Query) -> Columns:
+        """Flush, then read rows of one kind in persistence order; none where nothing is kept."""
+        from quark_core.columns import Columns
+
+        self.flush()
+        if self.reader is None or self.context.run_id is None:
+            return Columns.empty(kind)
+        return self.reader.read(self.context.run_id, kind, query)
+
+    def add_writer(self) -> None:
+        """Count a writer that uses this run."""
+        with self.lock:
+            self._writers += 1
+
+    def remove_writer(self) -> None:
+        """Forget a writer; the last one of an attached run closes its stream."""
+        with self.lock:
+            self._writers -= 1
+            last = self._writers == 0
+        if last and open_runs.detach(self):
+            self.end_stream("the last writer of this context was closed", settings.exit_timeout_s())
+
+    def end_stream(self, refusal: str, timeout_s: float) -> DeliveryReport:
+        """Take no more records and deliver what is left, within a time."""
+        deadline = time.monotonic() + timeout_s
+        if self.background is not None:
+            # What a short run knows of its environment is still being found out.
+            self.background.join(min(timeout_s, _ENVIRONMENT_TIMEOUT_S))
+        self.refusal = self.refusal or refusal
+        return self.stream.close(max(0.0, deadline - time.monotonic()))
+
+
+class OpenRuns:
+    """The runs that are open in this process: by a session, or attached from a context."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: list[TrainingSession] = []
+        self._attached: dict[str, OpenRun] = {}
+
+    def add(self, session: TrainingSession) -> None:
+        """Keep a session until it ends, as the latest one."""
+        with self._lock:
+            self._sessions.append(session)
+
+    def remove(self, session: TrainingSession) -> None:
+        """Forget a session that has ended."""
+        with self._lock:
+            if session in self._sessions:
+                self._sessions.remove(session)
+
+    @property
+    def sessions(self) -> tuple[TrainingSession, ...]:
+        """The open sessions, the latest last."""
+        with self._lock:
+            return tuple(self._sessions)
+
+    def find(self, run_id: str | None) -> OpenRun | None:
+        """The run that is open under this id, or None."""
+        with self._lock:
+            for session in self._sessions:
+                if run_id is not None and session.run_id == run_id:
+                    return session.open_run
+            return self._attached.get(run_id or "")
+
+    def attach(self, run: OpenRun) -> OpenRun:
+        """Keep a run that was opened from a context; the first one wins."""
+        with self._lock:
+            return self._attached.setdefault(run.context.run_id or "", run)
+
+    def detach(self, run: OpenRun) -> bool:
+        """Forget a run that was opened from a context; whether it was one."""
+        with self._lock:
+            if self._attached.get(run.context.run_id or "") is not run:
+                return False
+            del self._attached[run.context.run_id or ""]
+            return True
+
+    @property
+    def attached(self) -> tuple[OpenRun, ...]:
+        """The runs that were opened from a context."""
+        with self._lock:
+            return tuple(self._attached.values())
+
+
+open_runs = OpenRuns()
+"""Of this process."""

@@ -1,0 +1,426 @@
+"""Opens runs: started, resumed, attached from a context, or for reading only."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace as replace_dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from quark_core import composition, settings
+from quark_core.backend import BackendConfig, StoredRun, SupportsPrimary
+from quark_core.composition import Plan
+from quark_core.context import RunContext
+from quark_core.delivery.batch_log import BatchLog
+from quark_core.delivery.stream import Origin, RunStream
+from quark_core.environment import (
+    GitState,
+    capture_environment,
+    complete_environment,
+    read_git_state,
+)
+from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
+from quark_core.names import check_name
+from quark_core.open_run import OpenRun, open_runs
+from quark_core.process import current_process
+from quark_core.ranks import RankInfo, detect_rank
+from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time, parse_time
+from quark_core.redaction import redact_text
+from quark_core.run_config import snapshot_config
+from quark_core.schema import TERMINAL_STATUSES
+from quark_core.times import now_us
+
+__all__ = ["attach_run", "open_for_reading", "resolve_target", "resume", "start"]
+
+_MAX_NOTES = 100_000
+_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def start(
+    *,
+    project: str,
+    config: object,
+    tags: Iterable[str] | None,
+    parent_run_id: str | None,
+    storage_dir: str | Path | None,
+    strict_mode: bool,
+    backends: str | Sequence[str] | None,
+    name: str | None,
+    notes: str | None,
+) -> OpenRun:
+    """Start a new run; see `TrainingSession.start_run` for arguments and errors."""
+    check_name(project, "project")
+    if name is not None:
+        check_name(name, "name")
+    checked_notes = _check_notes(notes)
+    checked_tags = _check_tags(tags)
+    snapshot = snapshot_config(config)
+    root = resolve_storage_dir(storage_dir)
+    rank = detect_rank()
+    plan = composition.plan_backends(backends, rank)
+    run_id = _choose_run_id(rank)
+    primary = _open_primary(plan, root)
+    parent = _find_parent(primary, parent_run_id)
+    location = composition.locate_run(primary, root, run_id or "unknown")
+    git = read_git_state(_working_directory())
+    moment = format_time(now_us())
+    record = RunRecord(
+        id=run_id,
+        project_id=_derive_project_id(project),
+        project_name=project,
+        status="running",
+        parent_run_id=parent_run_id,
+        lineage_root_run_id=parent.lineage_root_run_id if parent else (parent_run_id or run_id),
+        resume_count=0,
+        run_path=location.run_path,
+        git_commit=git.commit if git else None,
+        strict_mode=bool(strict_mode),
+        tags=checked_tags,
+        attempt=0,
+        name=name,
+        notes=checked_notes,
+        created_at=moment,
+        updated_at=moment,
+        ended_at=None,
+    )
+    context = RunContext(
+        storage_dir=root,
+        store_root=location.store_root,
+        db_path=location.db_path,
+        project=ProjectRecord(record.project_id, project, str(root), moment, moment),
+        run=record,
+        backends=plan.specifications,
+    )
+    run = _open(context, plan, primary, rank)
+    _announce(run, snapshot, rank, git, "run_started")
+    return run
+
+
+def resume(
+    *,
+    run_id: str,
+    storage_dir: str | Path | None,
+    backends: str | Sequence[str] | None,
+    reopen: bool,
+) -> OpenRun:
+    """Continue a run; see `TrainingSession.resume_run` for arguments and errors."""
+    _check_run_id(run_id)
+    root = resolve_storage_dir(storage_dir)
+    rank = detect_rank()
+    plan = composition.plan_backends(backends, rank)
+    if plan.primary is None:
+        raise SessionStoreError(
+            "run_id cannot be resumed here: this process has no primary store "
+            f"(backends={backends!r}, rank {rank.rank})"
+        )
+    # Looked up before anything is opened for writing: a wrong storage_dir must leave no store.
+    reader = composition.open_primary(
+        plan.primary, replace_dataclass(plan.primary.configure(root), read_only=True)
+    )
+    stored = reader.load_run(run_id)
+    _check_resumable(stored, reopen=reopen)
+    primary = _open_primary(plan, root)
+    git = read_git_state(_working_directory())
+    attempt = stored.run.attempt + 1
+    record = msgspec.structs.replace(
+        stored.run,
+        status="running",
+        attempt=attempt,
+        resume_count=attempt,
+        git_commit=git.commit if git else None,
+        updated_at=format_time(now_us()),
+        ended_at=None,
+    )
+    location = composition.locate_run(primary, root, run_id)
+    context = RunContext(
+        storage_dir=root,
+        store_root=location.store_root,
+        db_path=location.db_path,
+        project=stored.project,
+        run=record,
+        backends=plan.specifications,
+    )
+    run = _open(context, plan, primary, rank)
+    _announce(run, None, rank, git, "run_resumed")
+    return run
+
+
+def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
+    """Open a run without touching it; see `quark.open_run`."""
+    _check_run_id(run_id)
+    root = resolve_storage_dir(storage_dir)
+    reader = composition.open_reader(root)
+    return OpenRun(
+        to_context(reader.load_run(run_id), reader, root),
+        RunStream(Origin(run_id)),
+        reader,
+        refusal="the run was opened for reading only; use resume_run to continue it",
+    )
+
+
+def attach_run(context: RunContext) -> OpenRun:
+    """Open a stream of this process's own into a run that another process holds open.
+
+    A run that has ended is opened for reading only.
+    """
+    rank = detect_rank()
+    plan = composition.plan_backends(list(context.backends) or "none", rank)
+    if plan.primary is None or context.run_id is None:
+        return OpenRun(context, RunStream(Origin(context.run_id)), None)
+    root = context.storage_dir
+    reader = composition.open_primary(
+        plan.primary, replace_dataclass(plan.primary.configure(root), read_only=True)
+    )
+    stored = reader.load_run(context.run_id)
+    if stored.run.status in TERMINAL_STATUSES:
+        return OpenRun(
+            to_context(stored, reader, root),
+            RunStream(Origin(context.run_id)),
+            reader,
+            refusal=f"the run has ended ({stored.run.status}); use resume_run to continue it",
+        )
+    run = _open(context, plan, _open_primary(plan, root), rank)
+    # Gives the writer its start time at the store, whatever timestamps follow.
+    run.emit_lifecycle("heartbeat")
+    run.stream.hand_over(1.0)
+    return run
+
+
+def to_context(stored: StoredRun, primary: SupportsPrimary, storage_dir: Path) -> RunContext:
+    """The context of a run as its store knows it."""
+    location = composition.locate_run(primary, storage_dir, stored.run.id or "")
+    return RunContext(
+        storage_dir=storage_dir,
+        store_root=location.store_root,
+        db_path=location.db_path,
+        project=stored.project,
+        run=stored.run,
+    )
+
+
+def resolve_target(target: object) -> OpenRun:
+    """The open run behind a session or a context.
+
+    Raises:
+        SchemaValidationError: `target` is neither.
+    """
+    if isinstance(target, RunContext):
+        found = open_runs.find(target.run_id)
+        if found is None:
+            found = attach_run(target)
+            if found.refusal is None and found.stream.active:
+                found = open_runs.attach(found)
+        return found
+    run = getattr(target, "open_run", None)
+    if not isinstance(run, OpenRun):
+        raise SchemaValidationError(
+            f"session must be a TrainingSession or a RunContext, not {type(target).__name__}"
+        )
+    return run
+
+
+def resolve_storage_dir(storage_dir: str | Path | None) -> Path:
+    """The storage root as an absolute path; None means the working directory.
+
+    Raises:
+        SchemaValidationError: Neither a path nor None.
+        SessionStoreError: It is a file.
+    """
+    if storage_dir is None:
+        return _working_directory()
+    if not isinstance(storage_dir, (str, Path)):
+        raise SchemaValidationError(f"storage_dir must be a path, not {type(storage_dir).__name__}")
+    root = Path(storage_dir).expanduser().resolve()
+    if root.exists() and not root.is_dir():
+        raise SessionStoreError(f"storage_dir {root} is a file, not a directory")
+    return root
+
+
+def _open(
+    context: RunContext, plan: Plan, primary: SupportsPrimary | None, rank: RankInfo
+) -> OpenRun:
+    origin = Origin(context.run_id, attempt=context.run.attempt, rank=rank.rank)
+    log = BatchLog()
+    found: list[OpenRun] = []
+    lanes = composition.make_lanes(
+        plan,
+        primary,
+        BackendConfig(
+            storage_dir=context.storage_dir,
+            run_id=context.run_id,
+            project=context.project.name,
+        ),
+        log,
+        Path(context.run.run_path) if "://" not in context.run.run_path else context.storage_dir,
+        on_primary_failure=lambda error: found[0].note_failure(error),
+    )
+    stream = RunStream(origin, log, lanes, heartbeat=lambda: found[0].emit_lifecycle("heartbeat"))
+    run = OpenRun(context, stream, primary)
+    found.append(run)
+    stream.start()
+    return run
+
+
+def _announce(
+    run: OpenRun,
+    config: ConfigSnapshot | None,
+    rank: RankInfo,
+    git: GitState | None,
+    event_type: str,
+) -> None:
+    """Send the start of an attempt and wait until the primary has it."""
+    record = run.context.run
+    project = run.context.project
+    process = current_process()
+    run.emit_lifecycle(
+        "start",
+        {
+            "project": {"id": project.id, "name": project.name, "root_path": project.root_path},
+            "run": {
+                "name": record.name,
+                "notes": record.notes,
+                "parent_run_id": record.parent_run_id,
+                "lineage_root_run_id": record.lineage_root_run_id,
+                "run_path": record.run_path,
+                "git_commit": record.git_commit,
+                "strict_mode": record.strict_mode,
+                "tags": list(record.tags),
+            },
+            "process": msgspec.to_builtins(process),
+        },
+        time_us=parse_time(record.updated_at),
+    )
+    if config is not None:
+        run.emit_lifecycle("config", {"values": config.values, "notes": list(config.notes)})
+    environment = capture_environment(rank, git)
+    run.emit_lifecycle("environment", environment)
+    if not run.stream.active:
+        return
+    try:
+        run.flush()
+        _check_accepted(run)
+    except BaseException:
+        run.end_stream("the run could not be started", 0.5)
+        raise
+    run.emit_event(event_type, "info", status="running")
+    run.background = threading.Thread(
+        target=_complete_environment,
+        args=(run, environment, git),
+        name="quark-environment",
+        daemon=True,
+    )
+    run.background.start()
+
+
+def _complete_environment(run: OpenRun, environment: dict[str, Any], git: GitState | None) -> None:
+    snapshot = complete_environment(environment, git)
+    if run.refusal is None:
+        run.emit_lifecycle("environment", snapshot.values)
+
+
+def _check_accepted(run: OpenRun) -> None:
+    report = run.stream.report_primary()
+    if report is not None and report.quarantined:
+        reason = next(iter(report.quarantined))
+        raise InvalidRunStateError(f"run_id: {reason}")
+
+
+def _check_resumable(stored: StoredRun, *, reopen: bool) -> None:
+    run_id = stored.run.id
+    if stored.state == "running":
+        here = open_runs.find(run_id) is not None
+        where = "in this process; end it first" if here else "in another process"
+        raise InvalidRunStateError(f"run_id {run_id} is alive {where}, so it cannot be resumed")
+    if stored.state == "completed" and not reopen:
+        raise InvalidRunStateError(
+            f"run_id {run_id} is completed, so it cannot be resumed "
+            "(reopen=True allows a final evaluation)"
+        )
+
+
+def _open_primary(plan: Plan, root: Path) -> SupportsPrimary | None:
+    if plan.primary is None:
+        return None
+    return composition.open_primary(plan.primary, plan.primary.configure(root))
+
+
+def _find_parent(primary: SupportsPrimary | None, parent_run_id: str | None) -> RunRecord | None:
+    if parent_run_id is None:
+        return None
+    _check_run_id(parent_run_id, "parent_run_id")
+    return None if primary is None else primary.load_run(parent_run_id).run
+
+
+def _choose_run_id(rank: RankInfo) -> str | None:
+    import os
+
+    given = os.environ.get(settings.RUN_ID, "").strip()
+    if given:
+        return _check_run_id(given, settings.RUN_ID)
+    if rank.rank == 0:
+        return secrets.token_hex(8)
+    warnings.warn(
+        f"run_id is unknown on rank {rank.rank}: set {settings.RUN_ID} to the same value on all "
+        "ranks to know it everywhere. Training and logging go on as they are.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return None
+
+
+def _check_run_id(run_id: object, argument: str = "run_id") -> str:
+    if not isinstance(run_id, str) or not 0 < len(run_id) <= 128:
+        raise SchemaValidationError(f"{argument} must be a str of 1 to 128 characters")
+    if not set(run_id) <= _ID_CHARACTERS or run_id.startswith("."):
+        raise SchemaValidationError(
+            f"{argument} may hold letters, digits, '.', '_' and '-' and not begin with '.', "
+            f"got {run_id!r}"
+        )
+    return run_id
+
+
+def _check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
+    if tags is None:
+        return ()
+    if isinstance(tags, str):
+        raise SchemaValidationError("tags must be an iterable of str, not one str")
+    return tuple(sorted({check_tag(tag, "tags") for tag in tags}))
+
+
+def check_tag(tag: object, argument: str) -> str:
+    """Return a tag without space around it, or refuse it.
+
+    Raises:
+        SchemaValidationError: Not a str, empty, or too long.
+    """
+    return check_name(tag, argument).strip()
+
+
+def _check_notes(notes: str | None) -> str | None:
+    if notes is None:
+        return None
+    if not isinstance(notes, str):
+        raise SchemaValidationError(f"notes must be a str, not {type(notes).__name__}")
+    if len(notes) > _MAX_NOTES:
+        raise SchemaValidationError(f"notes has {len(notes)} characters; at most {_MAX_NOTES}")
+    return redact_text(notes)
+
+
+def _derive_project_id(project: str) -> str:
+    """The same in every process, so that no one need ask the store for it."""
+    return f"p{xxhash.xxh3_64_hexdigest(project.encode('utf-8', 'replace'))}"
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise SessionStoreError(
+            f"storage_dir was not given and there is no working directory: {error}"
+        ) from error

@@ -1,0 +1,289 @@
+"""The immutable records that writers make and readers return.
+
+Each is a frozen msgspec Struct, which takes a third of the time of a frozen
+dataclass to make, and is a dataclass to whoever asks: `is_dataclass`,
+`fields`, `asdict`, `replace` and `to_dict()` all work, and records pickle.
+
+Fields that every record of a stream begins with:
+    run_id: The run; None only on a rank that cannot know it.
+    writer_id: One process's stream into one run.
+    attempt: 0 for the first start, one more at each resume.
+    rank: Global rank of the writing process.
+    sequence: Counts per run, kind and writer; orders records, with gaps allowed.
+    time_us: Microseconds since the epoch, UTC.
+
+`id` and `timestamp` derive from these when asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import PurePath
+from typing import Any, ClassVar, Literal, get_type_hints
+
+import msgspec
+
+from quark_core.json_object import JsonObject
+
+__all__ = [
+    "RECORD_TYPES",
+    "ConfigSnapshot",
+    "EnvironmentSnapshot",
+    "EventRecord",
+    "EventSeverity",
+    "LifecycleRecord",
+    "LogIdentifier",
+    "MetricRecord",
+    "ProjectRecord",
+    "Record",
+    "RunRecord",
+    "RunStatus",
+    "StreamRecord",
+    "format_time",
+    "parse_time",
+]
+
+RunStatus = Literal["running", "completed", "failed", "interrupted"]
+EventSeverity = Literal["debug", "info", "warning", "error", "critical"]
+LogIdentifier = Literal["Info", "Warning", "Error"]
+LifecycleAction = Literal["start", "config", "environment", "tag", "status", "heartbeat"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def format_time(time_us: int) -> str:
+    """ISO 8601 in UTC with microseconds, such as `2026-05-07T09:30:00.000000Z`."""
+    moment = _EPOCH + timedelta(microseconds=time_us)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: str) -> int:
+    """Microseconds since the epoch of an ISO 8601 text; without an offset it is UTC.
+
+    Raises:
+        ValueError: Not an ISO 8601 date and time.
+    """
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+class _DataclassFields:
+    """Computes `__dataclass_fields__` at first sight, through the public dataclasses API."""
+
+    def __init__(self) -> None:
+        self._made: dict[type, dict[str, dataclasses.Field[Any]]] = {}
+
+    def __get__(self, instance: object, owner: type) -> dict[str, dataclasses.Field[Any]]:
+        found = self._made.get(owner)
+        if found is None:
+            hints = get_type_hints(owner)
+            specs: list[tuple[str, Any, dataclasses.Field[Any]]] = []
+            for field in msgspec.structs.fields(owner):
+                default: Any = dataclasses.MISSING
+                factory: Callable[[], Any] | Any = dataclasses.MISSING
+                if field.default is not msgspec.NODEFAULT:
+                    default = field.default
+                if field.default_factory is not msgspec.NODEFAULT:
+                    factory = field.default_factory
+                made = (
+                    dataclasses.field(default_factory=factory)
+                    if factory is not dataclasses.MISSING
+                    else dataclasses.field(default=default)
+                )
+                specs.append((field.name, hints[field.name], made))
+            twin: Any = dataclasses.make_dataclass(owner.__name__, specs)
+            found = self._made[owner] = twin.__dataclass_fields__
+        return found
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """Base of every record: immutable, comparable, picklable, `to_dict()`."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]] = _DataclassFields()  # type: ignore[assignment]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of plain JSON-like values, in the order of the fields."""
+        return {name: _plain(getattr(self, name)) for name in self.__struct_fields__}
+
+
+class StreamRecord(Record, frozen=True, gc=False):
+    """A record that a writer puts into a run's stream."""
+
+    run_id: str | None
+    writer_id: str
+    attempt: int
+    rank: int
+    sequence: int
+    time_us: int
+
+    KIND: ClassVar[str] = ""
+
+    @property
+    def id(self) -> str:
+        """Unique over all runs: writer, kind and sequence."""
+        return f"{self.writer_id}-{self.KIND}-{self.sequence}"
+
+    @property
+    def timestamp(self) -> str:
+        """`time_us` as ISO 8601 text in UTC."""
+        return format_time(self.time_us)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`id`, the fields, and `timestamp` in place of `time_us`, as JSON-like values."""
+        out: dict[str, Any] = {"id": self.id}
+        for name in self.__struct_fields__:
+            if name == "time_us":
+                out["timestamp"] = self.timestamp
+            else:
+                out[name] = _plain(getattr(self, name))
+        return out
+
+
+class MetricRecord(StreamRecord, frozen=True, gc=False):
+    """One value of one scalar metric.
+
+    Attributes:
+        metric_key: Stored key, `namespace/metric_name` or a bare name.
+        namespace: All of the key before its last segment, or None.
+        metric_name: Last segment of the key.
+        value: The scalar; not finite only where the data was not.
+        step: Step counter, or None.
+        epoch: Epoch counter, or None; at least one of the two is given.
+        description: Human-readable context, or None.
+        metadata: JSON values, or None.
+    """
+
+    metric_key: str
+    namespace: str | None
+    metric_name: str
+    value: float
+    step: int | None = None
+    epoch: int | None = None
+    description: str | None = None
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "metric"
+
+
+class EventRecord(StreamRecord, frozen=True, gc=False):
+    """One structured event or log line.
+
+    Attributes:
+        event_type: Lowercase type such as `checkpoint_saved` or `user_log`.
+        severity: One of debug, info, warning, error, critical.
+        step: Step counter, or None.
+        epoch: Epoch counter, or None.
+        status: Free status text of the event, or None.
+        payload: JSON values; a log has `message` and `identifier` here.
+    """
+
+    event_type: str
+    severity: str
+    step: int | None = None
+    epoch: int | None = None
+    status: str | None = None
+    payload: JsonObject | None = None
+
+    KIND: ClassVar[str] = "event"
+
+
+class LifecycleRecord(StreamRecord, frozen=True, gc=False):
+    """One step in a run's life, which travels in the stream and is applied by the store.
+
+    Attributes:
+        action: `start` opens an attempt (data: project, run, process),
+            `config` and `environment` carry snapshots, `tag` adds one tag,
+            `status` sets the attempt's status, `heartbeat` says it is alive.
+        data: What the action needs, as JSON values.
+    """
+
+    action: str
+    data: JsonObject | None = None
+
+    KIND: ClassVar[str] = "lifecycle"
+
+
+RECORD_TYPES: dict[str, type[StreamRecord]] = {
+    record_type.KIND: record_type for record_type in (MetricRecord, EventRecord, LifecycleRecord)
+}
+"""Every kind of record that travels in a stream."""
+
+
+class ProjectRecord(Record, frozen=True, gc=False):
+    """A project: a name and the storage root under which its runs lie."""
+
+    id: str
+    name: str
+    root_path: str
+    created_at: str
+    updated_at: str
+
+
+class RunRecord(Record, frozen=True, gc=False):
+    """A run's identity, state and lineage. Times are ISO 8601 text in UTC.
+
+    Attributes:
+        id: None only on a rank that cannot know rank 0's id.
+        status: running, completed, failed or interrupted. That a running run
+            is lost (its process died) is derived on reading, never stored.
+        parent_run_id: The run this one descends from, or None.
+        lineage_root_run_id: The first run of the lineage; a run without a
+            parent is its own root.
+        resume_count: How often the run was resumed.
+        attempt: Newest attempt; equals `resume_count`.
+        run_path: The run's directory, or its URI on a remote store.
+        tags: Sorted, without duplicates.
+    """
+
+    id: str | None
+    project_id: str
+    project_name: str
+    status: str
+    parent_run_id: str | None
+    lineage_root_run_id: str | None
+    resume_count: int
+    run_path: str
+    git_commit: str | None
+    strict_mode: bool
+    tags: tuple[str, ...]
+    attempt: int
+    name: str | None
+    notes: str | None
+    created_at: str
+    updated_at: str
+    ended_at: str | None
+
+
+class ConfigSnapshot(Record, frozen=True, gc=False):
+    """A run's configuration as plain JSON values, redacted.
+
+    Attributes:
+        values: The configuration.
+        notes: One line for each value that was replaced, with its path and why.
+    """
+
+    values: JsonObject
+    notes: tuple[str, ...] = ()
+
+
+class EnvironmentSnapshot(Record, frozen=True, gc=False):
+    """Where a run ran: interpreter, packages, host, GPUs, command line, git state."""
+
+    values: JsonObject
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    return value

@@ -1,0 +1,461 @@
+"""TrainingSession: a run's life, from start to end."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from quark_core import opening, settings
+from quark_core.context import RunContext
+from quark_core.delivery.report import DeliveryReport
+from quark_core.errors import InvalidRunStateError, SchemaValidationError
+from quark_core.open_run import OpenRun, open_runs
+from quark_core.records import EventRecord, RunStatus, format_time
+from quark_core.registry import default_registry
+from quark_core.schema import TERMINAL_STATUSES
+from quark_core.times import now_us
+from quark_core.writers.events import emit_log
+
+__all__ = [
+    "TrainingSession",
+    "add_log",
+    "add_tag",
+    "end_run",
+    "open_run",
+    "resume_run",
+    "start_run",
+]
+
+_log = logging.getLogger("quark")
+_JOURNAL_TIMEOUT_S = 1.0
+
+
+class TrainingSession:
+    """One run, open in this process.
+
+    Made by `start_run`, `resume_run` or `open_run`. As a context manager it
+    ends the run as completed, as failed on an exception, or as interrupted on
+    KeyboardInterrupt and SystemExit, and never replaces the exception.
+
+    Every method may be called from any thread.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+
+    @classmethod
+    def start_run(
+        cls,
+        *,
+        project: str,
+        config: object = None,
+        tags: Iterable[str] | None = None,
+        parent_run_id: str | None = None,
+        storage_dir: str | Path | None = None,
+        strict_mode: bool = False,
+        backends: str | Sequence[str] | None = None,
+        name: str | None = None,
+        notes: str | None = None,
+    ) -> TrainingSession:
+        """Start a new run.
+
+        Args:
+            project: Name of the project that the run belongs to.
+            config: A dict, an argparse Namespace or a dataclass instance;
+                taken as it is now, with secrets redacted.
+            tags: Labels to find the run by.
+            parent_run_id: The run that this one descends from; it must exist.
+            storage_dir: Storage root; the working directory by default.
+            strict_mode: Fail on what only data can cause (non-finite values,
+                odd metric names) and on the primary's first delivery error.
+            backends: What is added to the primary: names or URIs, such as
+                "csv" or ["csv:./out"]; "none" keeps nothing. QUARK_BACKENDS
+                by default.
+            name: A name for people.
+            notes: Free text.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            UnknownBackendError: `backends` names what is not installed.
+            RunNotFoundError: There is no run `parent_run_id`.
+            SessionStoreError: The primary store cannot be opened or does not
+                acknowledge within QUARK_PERSISTENCE_TIMEOUT_SECONDS (15).
+        """
+        run = opening.start(
+            project=project,
+            config=config,
+            tags=tags,
+            parent_run_id=parent_run_id,
+            storage_dir=storage_dir,
+            strict_mode=strict_mode,
+            backends=backends,
+            name=name,
+            notes=notes,
+        )
+        return cls._opened(run)
+
+    @classmethod
+    def resume_run(
+        cls,
+        *,
+        run_id: str,
+        storage_dir: str | Path | None = None,
+        backends: str | Sequence[str] | None = None,
+        reopen: bool = False,
+    ) -> TrainingSession:
+        """Continue a run that was interrupted, has failed or was lost.
+
+        Starts a new attempt and emits `run_resumed`. To look at a run without
+        continuing it, use `quark.open_run`.
+
+        Args:
+            run_id: The run.
+            storage_dir: Storage root; the working directory by default.
+            backends: As in `start_run`.
+            reopen: Let a completed run be continued too.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            InvalidRunStateError: The run is completed, or alive.
+            SessionStoreError: The primary store cannot serve the call.
+        """
+        run = opening.resume(
+            run_id=run_id, storage_dir=storage_dir, backends=backends, reopen=reopen
+        )
+        return cls._opened(run)
+
+    @classmethod
+    def _opened(cls, run: OpenRun) -> Self:
+        session = cls(run)
+        open_runs.add(session)
+        default_registry().notify("quark_run_started", context=run.context)
+        return session
+
+    @property
+    def open_run(self) -> OpenRun:
+        """The run as this process holds it; for writers and readers."""
+        return self._run
+
+    @property
+    def context(self) -> RunContext:
+        """The run's context: plain data that other processes can hold."""
+        return self._run.context
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id; None only on a rank that cannot know it."""
+        return self._run.context.run_id
+
+    @property
+    def run_path(self) -> Path | str:
+        """The run's directory; a URI where the primary is remote."""
+        return self._run.context.run_path
+
+    @property
+    def project_name(self) -> str:
+        """Name of the project."""
+        return self._run.context.project_name
+
+    @property
+    def status(self) -> str:
+        """The run's status as this process knows it."""
+        return self._run.context.status
+
+    def reload(self) -> RunContext:
+        """Read the run from the primary again and return the refreshed context.
+
+        Raises:
+            SessionStoreError: The primary cannot serve the call.
+        """
+        run = self._run
+        if run.reader is not None and run.context.run_id is not None:
+            run.flush()
+            stored = run.reader.load_run(run.context.run_id)
+            with run.lock:
+                run.context = msgspec.structs.replace(
+                    run.context, project=stored.project, run=stored.run
+                )
+        return run.context
+
+    def add_tag(self, tag: str) -> RunContext:
+        """Add a tag to the run and return the refreshed context.
+
+        Raises:
+            SchemaValidationError: Not a str, empty or too long.
+            InvalidRunStateError: The run has ended.
+        """
+        run = self._run
+        checked = opening.check_tag(tag, "tag")
+        if run.refusal is not None:
+            run.refuse("add_tag")
+        with run.lock:
+            tags = tuple(sorted({*run.context.run.tags, checked}))
+            self._change_run(tags=tags, updated_at=format_time(now_us()))
+        run.emit_lifecycle("tag", {"tag": checked})
+        run.stream.hand_over(_JOURNAL_TIMEOUT_S)
+        return run.context
+
+    def add_log(
+        self,
+        message: str,
+        *,
+        identifier: str | None = "Info",
+        step: int | None = None,
+        epoch: int | None = None,
+        status: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+        event_type: str = "user_log",
+    ) -> EventRecord:
+        """Write a log line into the run at once and return its record.
+
+        Args:
+            message: The text.
+            identifier: Info, Warning or Error; sets the event's severity.
+            step: Step counter, or None.
+            epoch: Epoch counter, or None.
+            status: Free status text, or None.
+            payload: JSON values; may not hold `message` or `identifier`.
+            timestamp: ISO 8601 text; now by default.
+            event_type: Type of the event.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            InvalidRunStateError: The run has ended.
+        """
+        record = emit_log(
+            self._run,
+            message,
+            identifier=identifier,
+            step=step,
+            epoch=epoch,
+            status=status,
+            payload=payload,
+            timestamp=timestamp,
+            event_type=event_type,
+        )
+        self._run.stream.hand_over(_JOURNAL_TIMEOUT_S)
+        return record
+
+    def end_run(self, status: RunStatus = "completed") -> RunContext:
+        """End the run and return its last context.
+
+        Waits for delivery for QUARK_EXIT_TIMEOUT_SECONDS (10) at most, then
+        says on the log what waits where.
+
+        Raises:
+            SchemaValidationError: `status` is not completed, failed or interrupted.
+            InvalidRunStateError: The run has ended already, or is open for
+                reading only.
+        """
+        run = self._run
+        if status not in TERMINAL_STATUSES:
+            raise SchemaValidationError(
+                f"status must be one of {', '.join(TERMINAL_STATUSES)}, got {status!r}"
+            )
+        with run.lock:
+            if self not in open_runs.sessions:
+                raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
+            open_runs.remove(self)
+        ended_us = now_us()
+        run.emit_event("run_ended", "info", status=status, time_us=ended_us)
+        run.emit_lifecycle("status", {"status": status}, time_us=ended_us)
+        report = run.end_stream(f"the run has ended ({status})", settings.exit_timeout_s())
+        with run.lock:
+            moment = format_time(ended_us)
+            self._change_run(status=status, updated_at=moment, ended_at=moment)
+        for lane in report.lanes:
+            if not lane.complete:
+                _log.warning("run %s: %s", run.context.run_id, lane.describe())
+        default_registry().notify("quark_run_ended", context=run.context, report=report)
+        return run.context
+
+    def report_delivery(self) -> DeliveryReport:
+        """What each backend has got so far, what waits, and what was refused and why."""
+        return self._run.stream.report()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole context, project and run included, as JSON-like values."""
+        return self._run.context.to_dict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self not in open_runs.sessions:
+            return
+        if error is None:
+            self.end_run("completed")
+            return
+        status: RunStatus = "failed"
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            status = "interrupted"
+        try:
+            self._log_error(error, status)
+            self.end_run(status)
+        except Exception:
+            # The user's exception is on its way; ours must not take its place.
+            _log.exception("the end of run %s could not be recorded", self.run_id)
+
+    def _log_error(self, error: BaseException, status: RunStatus) -> None:
+        failed = status == "failed"
+        emit_log(
+            self._run,
+            f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+            identifier="Error" if failed else "Warning",
+            status=status,
+            payload={
+                "exception_type": type(error).__name__,
+                "traceback": "".join(traceback.format_exception(error)),
+            },
+            event_type="runtime_error" if failed else "runtime_interruption",
+            always=True,
+        )
+
+    def _change_run(self, **changes: Any) -> None:
+        context = self._run.context
+        self._run.context = msgspec.structs.replace(
+            context, run=msgspec.structs.replace(context.run, **changes)
+        )
+
+
+def start_run(
+    *,
+    project: str,
+    config: object = None,
+    tags: Iterable[str] | None = None,
+    parent_run_id: str | None = None,
+    storage_dir: str | Path | None = None,
+    strict_mode: bool = False,
+    backends: str | Sequence[str] | None = None,
+    name: str | None = None,
+    notes: str | None = None,
+) -> TrainingSession:
+    """Start a new run; the same as `TrainingSession.start_run`."""
+    return TrainingSession.start_run(
+        project=project,
+        config=config,
+        tags=tags,
+        parent_run_id=parent_run_id,
+        storage_dir=storage_dir,
+        strict_mode=strict_mode,
+        backends=backends,
+        name=name,
+        notes=notes,
+    )
+
+
+def resume_run(
+    *,
+    run_id: str,
+    storage_dir: str | Path | None = None,
+    backends: str | Sequence[str] | None = None,
+    reopen: bool = False,
+) -> TrainingSession:
+    """Continue a run; the same as `TrainingSession.resume_run`."""
+    return TrainingSession.resume_run(
+        run_id=run_id, storage_dir=storage_dir, backends=backends, reopen=reopen
+    )
+
+
+def open_run(run_id: str, storage_dir: str | Path | None = None) -> TrainingSession:
+    """Look at a run without touching it: no status change, no event.
+
+    Every reader and analyzer works on what is returned; whatever would write
+    raises InvalidRunStateError.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: There is no store, or it cannot be read.
+    """
+    return TrainingSession(opening.open_for_reading(run_id, storage_dir))
+
+
+def end_run(session: TrainingSession | None = None, status: RunStatus = "completed") -> RunContext:
+    """End a session's run; without a session, that of the one opened last.
+
+    Raises:
+        InvalidRunStateError: No session is open, or this one has ended.
+    """
+    return _choose_session(session, "end_run").end_run(status)
+
+
+def add_tag(session: TrainingSession | str | None = None, tag: str | None = None) -> RunContext:
+    """Add a tag to a session's run: `add_tag(session, tag)`, or `add_tag(tag)` for the latest.
+
+    Raises:
+        SchemaValidationError: No tag, or a bad one.
+        InvalidRunStateError: No session is open, or this one has ended.
+    """
+    chosen, text = _split_target(session, tag, "tag")
+    return _choose_session(chosen, "add_tag").add_tag(text)
+
+
+def add_log(
+    session: TrainingSession | str | None = None, message: str | None = None, **arguments: Any
+) -> EventRecord:
+    """Write a log line: `add_log(session, message, …)`, or `add_log(message, …)` for the latest.
+
+    Takes the keywords of `TrainingSession.add_log`.
+
+    Raises:
+        SchemaValidationError: No message, or a bad argument.
+        InvalidRunStateError: No session is open, or this one has ended.
+    """
+    chosen, text = _split_target(session, message, "message")
+    return _choose_session(chosen, "add_log").add_log(text, **arguments)
+
+
+def _split_target(
+    session: TrainingSession | str | None, text: str | None, argument: str
+) -> tuple[TrainingSession | None, str]:
+    """Tell `f(session, text)` from `f(text)`."""
+    if text is None and not isinstance(session, TrainingSession):
+        session, text = None, session
+    if text is None:
+        raise SchemaValidationError(f"{argument} must be given")
+    return session, text  # type: ignore[return-value]
+
+
+def _choose_session(session: TrainingSession | None, call: str) -> TrainingSession:
+    if session is not None:
+        if not isinstance(session, TrainingSession):
+            raise SchemaValidationError(
+                f"session must be a TrainingSession, not {type(session).__name__}"
+            )
+        return session
+    sessions = open_runs.sessions
+    if not sessions:
+        raise InvalidRunStateError(f"{call}: no session is open in this process")
+    return sessions[-1]
+
+
+@atexit.register
+def _end_open_runs() -> None:
+    """End what the script left open: as failed where an exception ended it."""
+    failure = getattr(sys, "last_value", None)
+    status: RunStatus = "completed"
+    if failure is not None:
+        status = "interrupted" if isinstance(failure, KeyboardInterrupt) else "failed"
+    for session in reversed(open_runs.sessions):
+        try:
+            if failure is not None:
+                session._log_error(failure, status)
+            session.end_run(status)
+        except Exception:
+            _log.exception("the end of run %s could not be recorded", session.run_id)
+    for run in open_runs.attached:
+        run.end_stream("the process ends", settings.exit_timeout_s())

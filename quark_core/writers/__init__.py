@@ -1,0 +1,1 @@
+"""Writers: what a training script logs through."""

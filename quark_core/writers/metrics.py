@@ -1,0 +1,385 @@
+"""MetricsLogger: scalar metrics."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from itertools import islice
+from math import isfinite
+from time import time_ns
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from quark_core.errors import SchemaValidationError
+from quark_core.json_object import JsonObject, normalize_object
+from quark_core.metric_rows import MetricKey, MetricRow, expand_row
+from quark_core.names import check_name, encode_name, join_name, split_name
+from quark_core.query import Query, check_index
+from quark_core.records import MetricRecord
+from quark_core.times import check_timestamp, now_us
+from quark_core.writers.base import BufferedWriter
+from quark_core.writers.scalars import to_float
+
+if TYPE_CHECKING:
+    from quark_core.columns import Columns
+
+__all__ = ["MetricsLogger"]
+
+_INT64_MAX = 2**63 - 1
+_ONLY_FLOATS = {float}
+# Bounds what a script that makes up names as it goes can keep in memory.
+_MAX_CACHED_KEYS = 100_000
+_MAX_CACHED_SHAPES = 1_000
+
+
+class MetricsLogger(BufferedWriter[MetricRecord]):
+    """Logs scalar metrics under any name.
+
+    `log` and `log_many` take microseconds, no lock and no system call, and
+    never wait for a store. Every method may be called from any thread.
+    """
+
+    KIND: ClassVar[str] = MetricRecord.KIND
+
+    def __init__(self, session: object, *, batch_size: int = 100) -> None:
+        super().__init__(session, batch_size=batch_size)
+        origin = self._run.origin
+        self._run_id = origin.run_id
+        self._writer_id = origin.writer_id
+        self._attempt = origin.attempt
+        self._rank = origin.rank
+        self._take_sequence = self._channel.take_sequence
+        self._non_finite = self._run.non_finite
+        self._keys: dict[Any, MetricKey] = {}
+        self._shapes: dict[Any, tuple[MetricKey, ...]] = {}
+
+    def log(
+        self,
+        metric: str,
+        value: float,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        namespace: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+    ) -> MetricRecord:
+        """Log one value; returns its record at once.
+
+        Args:
+            metric: Full key such as `train/loss`, or a name within `namespace`.
+            value: A Python, numpy or 0-d torch number. A CUDA tensor makes
+                this call wait for the GPU.
+            step: Step counter; at least one of step and epoch is needed.
+            epoch: Epoch counter.
+            namespace: Put before `metric`, with a slash between.
+            description: Human-readable context, or None.
+            metadata: JSON values, taken as they are now.
+            timestamp: ISO 8601 text; now by default.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it. In
+                strict mode also a value that is not finite and a name outside
+                the naming rule.
+            InvalidRunStateError: The logger is closed or the run has ended.
+        """
+        if self._closed or self._run.refusal is not None:
+            self._check_open("log")
+        try:
+            key = self._keys[metric if namespace is None else (namespace, metric)]
+        except (KeyError, TypeError):
+            key = self._resolve(metric, namespace)
+        if type(value) is not float:
+            value = to_float(value, "value")
+        if type(step) is not int or step < 0 or step > _INT64_MAX:
+            step = check_index(step, "step")
+            if step is None and epoch is None:
+                raise SchemaValidationError("step or epoch must be given")
+        if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
+            epoch = check_index(epoch, "epoch")
+        taken: JsonObject | None = None
+        if metadata is not None:
+            taken = normalize_object(metadata, "metadata")
+        if description is not None and not isinstance(description, str):
+            raise SchemaValidationError(
+                f"description must be a str, not {type(description).__name__}"
+            )
+        time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
+        metric_key, key_namespace, metric_name = key
+        if not isfinite(value) or metric_key in self._non_finite:
+            self._note_finiteness(metric_key, value, step, epoch)
+        record = MetricRecord(
+            self._run_id,
+            self._writer_id,
+            self._attempt,
+            self._rank,
+            self._take_sequence(),
+            time_us,
+            metric_key,
+            key_namespace,
+            metric_name,
+            value,
+            step,
+            epoch,
+            description,
+            taken,
+        )
+        self._append(record)
+        # Written out from _remember: a call costs a tenth of all that log() may take.
+        self._recent.append(record)
+        self._recent_records += 1
+        if self._recent_records >= self._batch_size:
+            self._recent.clear()
+            self._recent_records = 0
+        return record
+
+    def log_many(
+        self,
+        metrics: Mapping[str, float],
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        namespace: str | None = None,
+        timestamp: str | None = None,
+    ) -> None:
+        """Log several metrics of one step at once; their records arise when they are read.
+
+        Args:
+            metrics: Full key (or name within `namespace`) -> value.
+            step, epoch, namespace, timestamp: As in `log`.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it, and
+                none of the values is logged. In strict mode as in `log`.
+            InvalidRunStateError: The logger is closed or the run has ended.
+        """
+        if self._closed or self._run.refusal is not None:
+            self._check_open("log_many")
+        try:
+            names = tuple(metrics)
+            values = list(metrics.values())
+        except (AttributeError, TypeError):
+            self._refuse_metrics(metrics)
+        try:
+            keys = self._shapes[names if namespace is None else (namespace, names)]
+        except (KeyError, TypeError):
+            keys = self._resolve_many(names, namespace)
+        if set(map(type, values)) != _ONLY_FLOATS:
+            if not values:
+                return
+            values = [
+                to_float(value, f"metrics[{name!r}]")
+                for name, value in zip(names, values, strict=True)
+            ]
+        if type(step) is not int or step < 0 or step > _INT64_MAX:
+            step = check_index(step, "step")
+            if step is None and epoch is None:
+                raise SchemaValidationError("step or epoch must be given")
+        if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
+            epoch = check_index(epoch, "epoch")
+        time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
+        # A sum of finite values that overflows only costs the closer look.
+        if not isfinite(sum(values)) or self._non_finite:
+            for key, value in zip(keys, values, strict=True):
+                self._note_finiteness(key[0], value, step, epoch)
+        self._hand_over_row(time_us, step, epoch, keys, values)
+
+    def read(
+        self,
+        *,
+        metric_key: str | None = None,
+        namespace: str | None = None,
+        metric_name: str | None = None,
+        step: int | None = None,
+        step_min: int | None = None,
+        step_max: int | None = None,
+        epoch: int | None = None,
+        epoch_min: int | None = None,
+        epoch_max: int | None = None,
+        limit: int | None = None,
+        include_non_finite: bool = False,
+    ) -> tuple[MetricRecord, ...]:
+        """Flush, then return the run's metric records that fit, in persistence order.
+
+        Args:
+            metric_key: Only this key, as it was logged or as it is stored.
+            namespace: Only keys of exactly this namespace.
+            metric_name: Only keys with this last segment.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+            limit: The newest N.
+            include_non_finite: Also values that are NaN or infinite.
+
+        Raises:
+            SchemaValidationError: A bound is no non-negative integer.
+            SessionStoreError: The store cannot be read.
+        """
+        return self.columns(  # type: ignore[return-value]
+            metric_key=metric_key,
+            namespace=namespace,
+            metric_name=metric_name,
+            step=step,
+            step_min=step_min,
+            step_max=step_max,
+            epoch=epoch,
+            epoch_min=epoch_min,
+            epoch_max=epoch_max,
+            limit=limit,
+            include_non_finite=include_non_finite,
+        ).to_records()
+
+    def columns(
+        self,
+        *,
+        metric_key: str | None = None,
+        namespace: str | None = None,
+        metric_name: str | None = None,
+        step: int | None = None,
+        step_min: int | None = None,
+        step_max: int | None = None,
+        epoch: int | None = None,
+        epoch_min: int | None = None,
+        epoch_max: int | None = None,
+        limit: int | None = None,
+        include_non_finite: bool = True,
+    ) -> Columns:
+        """The same as `read`, as numpy arrays: `columns(...)["value"]`.
+
+        Values that are not finite are there as they were logged, and False in
+        the column `finite`. A missing step or epoch is -1.
+        """
+        query = Query.build(
+            equals={
+                "metric_key": _encode_filter(metric_key, "metric_key"),
+                "namespace": _encode_filter(namespace, "namespace"),
+                "metric_name": _encode_filter(metric_name, "metric_name"),
+            },
+            step=step,
+            step_min=step_min,
+            step_max=step_max,
+            epoch=epoch,
+            epoch_min=epoch_min,
+            epoch_max=epoch_max,
+            limit=limit,
+            include_non_finite=include_non_finite,
+        )
+        return self._run.read(self.KIND, query)
+
+    def _expand(self, item: Any) -> list[MetricRecord]:
+        if type(item) is not tuple:
+            return [item]
+        row: MetricRow = item
+        return expand_row(
+            row,
+            run_id=self._run_id,
+            writer_id=self._writer_id,
+            attempt=self._attempt,
+            rank=self._rank,
+        )
+
+    def _hand_over_row(
+        self,
+        time_us: int,
+        step: int | None,
+        epoch: int | None,
+        keys: tuple[MetricKey, ...],
+        values: list[float],
+    ) -> None:
+        count = len(values)
+        sequences = list(islice(self._channel.sequence, count))
+        if sequences[-1] - sequences[0] == count - 1:
+            row = (sequences[0], time_us, step, epoch, keys, values)
+            self._append(row)
+            self._remember(row, count)
+            return
+        # Another thread drew numbers in between, which needs an interpreter without a GIL.
+        for sequence, key, value in zip(sequences, keys, values, strict=True):
+            single = (sequence, time_us, step, epoch, (key,), [value])
+            self._append(single)
+            self._remember(single, 1)
+
+    def _resolve(self, metric: object, namespace: object) -> MetricKey:
+        """Check and, where needed, encode a name seen for the first time."""
+        name = check_name(metric, "metric")
+        if namespace is not None:
+            name = join_name(check_name(namespace, "namespace"), name)
+            check_name(name, "namespace and metric together")
+        stored = encode_name(name)
+        if stored != name:
+            if self._run.strict:
+                raise SchemaValidationError(
+                    f"metric {name!r} is outside the naming rule: each segment must begin with a "
+                    "letter or digit and go on with letters, digits, '.', '_' or '-'"
+                )
+            warnings.warn(
+                f"metric {name!r} is outside Quark's naming rule and is stored as {stored!r}; "
+                "reads accept either name",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        key = MetricKey(stored, *split_name(stored))
+        if len(self._keys) >= _MAX_CACHED_KEYS:
+            self._keys.clear()
+        self._keys[metric if namespace is None else (namespace, metric)] = key
+        return key
+
+    def _resolve_many(self, names: tuple[str, ...], namespace: str | None) -> tuple[MetricKey, ...]:
+        keys = []
+        for name in names:
+            try:
+                known = self._keys.get(name if namespace is None else (namespace, name))
+            except TypeError:
+                known = None
+            keys.append(known or self._resolve(name, namespace))
+        shape = tuple(keys)
+        if len(self._shapes) >= _MAX_CACHED_SHAPES:
+            self._shapes.clear()
+        self._shapes[names if namespace is None else (namespace, names)] = shape
+        return shape
+
+    def _note_finiteness(
+        self, metric_key: str, value: float, step: int | None, epoch: int | None
+    ) -> None:
+        """Tell once when a metric stops being finite, and once when it is so again."""
+        seen = self._non_finite.get(metric_key, 0)
+        if isfinite(value):
+            if seen:
+                self._non_finite.pop(metric_key, None)
+                self._run.emit_event(
+                    "metric_recovered",
+                    "info",
+                    step=step,
+                    epoch=epoch,
+                    payload=JsonObject({"metric_key": metric_key, "non_finite_count": seen}),
+                    time_us=now_us(),
+                )
+            return
+        if self._run.strict:
+            raise SchemaValidationError(f"value of {metric_key!r} must be finite, got {value}")
+        self._non_finite[metric_key] = seen + 1
+        if not seen:
+            self._run.emit_event(
+                "non_finite_metric",
+                "warning",
+                step=step,
+                epoch=epoch,
+                payload=normalize_object({"metric_key": metric_key, "value": value}, "payload"),
+                time_us=now_us(),
+            )
+
+    @staticmethod
+    def _refuse_metrics(metrics: object) -> NoReturn:
+        raise SchemaValidationError(
+            f"metrics must be a mapping of names to numbers, not {type(metrics).__name__}"
+        )
+
+
+def _encode_filter(name: str | None, argument: str) -> str | None:
+    """The stored form of a name that a reader filters by."""
+    if name is None:
+        return None
+    check_name(name, argument)
+    # A name that decodes to something else is itself a stored form.
+    from quark_core.names import decode_name
+
+    return name if decode_name(name) != name else encode_name(name)

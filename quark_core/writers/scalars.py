@@ -1,0 +1,58 @@
+"""Numbers of any library as Python floats, without importing any."""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Real
+from typing import Any, NoReturn
+
+from quark_core.errors import SchemaValidationError
+
+__all__ = ["to_float"]
+
+_warned: set[str] = set()
+
+
+def to_float(value: Any, argument: str) -> float:
+    """A Python, numpy or 0-d torch number as a float.
+
+    A value on a GPU makes the caller wait for it; the first one is warned of.
+
+    Raises:
+        SchemaValidationError: A bool, a str, an array, a complex number or
+            anything else that is no real number, or one beyond float64.
+    """
+    kind = type(value)
+    if kind is int or (isinstance(value, Real) and not isinstance(value, bool)):
+        return _convert(value, argument)
+    if isinstance(value, (bool, str, bytes)) or value is None:
+        _refuse(value, argument)
+    dtype = str(getattr(value, "dtype", ""))
+    if not dtype or "bool" in dtype or "complex" in dtype or getattr(value, "ndim", 1) != 0:
+        _refuse(value, argument)
+    if getattr(value, "is_cuda", False) and argument not in _warned:
+        _warned.add(argument)
+        warnings.warn(
+            f"{argument} is a CUDA tensor, so this call waits for the GPU; "
+            "log less often, or detach and move values to the CPU together",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    if not hasattr(value, "item"):
+        _refuse(value, argument)
+    return _convert(value.item(), argument)
+
+
+def _convert(value: Any, argument: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise SchemaValidationError(f"{argument} is too large for a float") from None
+    except (TypeError, ValueError):
+        _refuse(value, argument)
+
+
+def _refuse(value: object, argument: str) -> NoReturn:
+    shape = getattr(value, "shape", None)
+    what = type(value).__name__ if not shape else f"{type(value).__name__} of shape {tuple(shape)}"
+    raise SchemaValidationError(f"{argument} must be a number, not {what}")

@@ -1,0 +1,1 @@
+"""PyTorch instrumentation; its hook engine and parameter diagnostics come with a later version."""
