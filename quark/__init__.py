@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from quark_core.schema import dump_record as dump_record
     from quark_core.schema import validate_record as validate_record
     from quark_core.session import TrainingSession as TrainingSession
-    from quark_core.session import add_log as add_log
-    from quark_core.session import add_tag as add_tag
-    from quark_core.session import end_run as end_run
-    from quark_core.session import open_run as open_run
-    from quark_core.session import resume_run as resume_run
-    from quark_core.session import start_run as start_run
+    from quark_core.shortcuts import add_log as add_log
+    from quark_core.shortcuts import add_tag as add_tag
+    from quark_core.shortcuts import end_run as end_run
+    from quark_core.shortcuts import open_run as open_run
+    from quark_core.shortcuts import resume_run as resume_run
+    from quark_core.shortcuts import start_run as start_run
     from quark_core.version import __version__ as __version__
     from quark_core.writers.events import EventLogger as EventLogger
     from quark_core.writers.metrics import MetricsLogger as MetricsLogger
@@ -59,13 +59,13 @@ _HOMES = {
     "SessionStoreError": "quark_core.errors",
     "TrainingSession": "quark_core.session",
     "__version__": "quark_core.version",
-    "add_log": "quark_core.session",
-    "add_tag": "quark_core.session",
+    "add_log": "quark_core.shortcuts",
+    "add_tag": "quark_core.shortcuts",
     "dump_record": "quark_core.schema",
-    "end_run": "quark_core.session",
-    "open_run": "quark_core.session",
-    "resume_run": "quark_core.session",
-    "start_run": "quark_core.session",
+    "end_run": "quark_core.shortcuts",
+    "open_run": "quark_core.shortcuts",
+    "resume_run": "quark_core.shortcuts",
+    "start_run": "quark_core.shortcuts",
     "validate_record": "quark_core.schema",
 }
 

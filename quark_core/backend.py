@@ -193,7 +193,7 @@ class RunLocation:
 
 
 @runtime_checkable
-class SupportsPrimary(SupportsRead, Protocol):
+class SupportsPrimary(Backend, SupportsRead, Protocol):
     """What a backend has that declares `Capability.PRIMARY`.
 
     `write` of a lifecycle `start` whose attempt another process has started

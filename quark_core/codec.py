@@ -21,7 +21,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 import msgspec
@@ -122,7 +122,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
             return out
         if self.encoding == "t":
             texts, width = self.head
-            return np.array(texts, dtype=object)[np.frombuffer(self.data, dtype=f"<i{width}")]
+            out = np.array(texts, dtype=object)
+            return np.asarray(out[np.frombuffer(self.data, dtype=f"<i{width}")])
         out = np.empty(count, dtype=object)
         out[:] = self.to_list(count)
         return out
@@ -323,9 +324,7 @@ def _encode_column(name: str, encoding: str, values: Sequence[Any]) -> Column:
     if encoding == "f":
         return Column(name, "f", None, nulls, _pack("d", values))
     start = values[0]
-    width, packed = _pack_narrow(
-        [0, *(b - a for a, b in zip(values, values[1:], strict=False))]  # pairs: one fewer
-    )
+    width, packed = _pack_narrow([0, *(after - before for before, after in pairwise(values))])
     return Column(name, "i", [start, width], nulls, packed)
 
 

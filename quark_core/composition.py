@@ -143,7 +143,7 @@ def open_reader(
 
 def make_lanes(
     plan: Plan,
-    primary: Backend | None,
+    primary: SupportsPrimary | None,
     config: BackendConfig,
     log: BatchLog,
     run_path: Path,

@@ -16,41 +16,12 @@ from quark_core.redaction import redact_arguments, redact_text
 
 __all__ = ["GitState", "capture_environment", "complete_environment", "read_git_state"]
 
-_PACKAGES = [
-    "quark-tracker",
-    "torch",
-    "torchvision",
-    "torchaudio",
-    "numpy",
-    "scipy",
-    "pandas",
-    "polars",
-    "scikit-learn",
-    "jax",
-    "jaxlib",
-    "flax",
-    "tensorflow",
-    "keras",
-    "transformers",
-    "datasets",
-    "tokenizers",
-    "accelerate",
-    "diffusers",
-    "peft",
-    "trl",
-    "lightning",
-    "pytorch-lightning",
-    "deepspeed",
-    "timm",
-    "torchmetrics",
-    "mlflow",
-    "wandb",
-    "xgboost",
-    "lightgbm",
-    "triton",
-    "hydra-core",
-    "omegaconf",
-]
+_PACKAGES = """
+    quark-tracker torch torchvision torchaudio numpy scipy pandas polars scikit-learn jax jaxlib
+    flax tensorflow keras transformers datasets tokenizers accelerate diffusers peft trl lightning
+    pytorch-lightning deepspeed timm torchmetrics mlflow wandb xgboost lightgbm triton hydra-core
+    omegaconf
+""".split()
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",

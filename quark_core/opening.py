@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import warnings
@@ -31,15 +32,18 @@ from quark_core.open_run import OpenRun, open_runs
 from quark_core.process import current_process
 from quark_core.ranks import RankInfo, detect_rank
 from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time, parse_time
-from quark_core.redaction import redact_text
+from quark_core.run_arguments import (
+    check_notes,
+    check_run_id,
+    check_tags,
+    resolve_storage_dir,
+    working_directory,
+)
 from quark_core.run_config import snapshot_config
 from quark_core.schema import TERMINAL_STATUSES
 from quark_core.times import now_us
 
 __all__ = ["attach_run", "open_for_reading", "resolve_target", "resume", "start"]
-
-_MAX_NOTES = 100_000
-_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def start(
@@ -58,8 +62,8 @@ def start(
     check_name(project, "project")
     if name is not None:
         check_name(name, "name")
-    checked_notes = _check_notes(notes)
-    checked_tags = _check_tags(tags)
+    checked_notes = check_notes(notes)
+    checked_tags = check_tags(tags)
     snapshot = snapshot_config(config)
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
@@ -68,7 +72,7 @@ def start(
     primary = _open_primary(plan, root)
     parent = _find_parent(primary, parent_run_id)
     location = composition.locate_run(primary, root, run_id or "unknown")
-    git = read_git_state(_working_directory())
+    git = read_git_state(working_directory())
     moment = format_time(now_us())
     record = RunRecord(
         id=run_id,
@@ -110,7 +114,7 @@ def resume(
     reopen: bool,
 ) -> OpenRun:
     """Continue a run; see `TrainingSession.resume_run` for arguments and errors."""
-    _check_run_id(run_id)
+    check_run_id(run_id)
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
     plan = composition.plan_backends(backends, rank)
@@ -126,7 +130,7 @@ def resume(
     stored = reader.load_run(run_id)
     _check_resumable(stored, reopen=reopen)
     primary = _open_primary(plan, root)
-    git = read_git_state(_working_directory())
+    git = read_git_state(working_directory())
     attempt = stored.run.attempt + 1
     record = msgspec.structs.replace(
         stored.run,
@@ -153,7 +157,7 @@ def resume(
 
 def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
     """Open a run without touching it; see `quark.open_run`."""
-    _check_run_id(run_id)
+    check_run_id(run_id)
     root = resolve_storage_dir(storage_dir)
     reader = composition.open_reader(root)
     return OpenRun(
@@ -223,23 +227,6 @@ def resolve_target(target: object) -> OpenRun:
             f"session must be a TrainingSession or a RunContext, not {type(target).__name__}"
         )
     return run
-
-
-def resolve_storage_dir(storage_dir: str | Path | None) -> Path:
-    """The storage root as an absolute path; None means the working directory.
-
-    Raises:
-        SchemaValidationError: Neither a path nor None.
-        SessionStoreError: It is a file.
-    """
-    if storage_dir is None:
-        return _working_directory()
-    if not isinstance(storage_dir, (str, Path)):
-        raise SchemaValidationError(f"storage_dir must be a path, not {type(storage_dir).__name__}")
-    root = Path(storage_dir).expanduser().resolve()
-    if root.exists() and not root.is_dir():
-        raise SessionStoreError(f"storage_dir {root} is a file, not a directory")
-    return root
 
 
 def _open(
@@ -353,16 +340,14 @@ def _open_primary(plan: Plan, root: Path) -> SupportsPrimary | None:
 def _find_parent(primary: SupportsPrimary | None, parent_run_id: str | None) -> RunRecord | None:
     if parent_run_id is None:
         return None
-    _check_run_id(parent_run_id, "parent_run_id")
+    check_run_id(parent_run_id, "parent_run_id")
     return None if primary is None else primary.load_run(parent_run_id).run
 
 
 def _choose_run_id(rank: RankInfo) -> str | None:
-    import os
-
     given = os.environ.get(settings.RUN_ID, "").strip()
     if given:
-        return _check_run_id(given, settings.RUN_ID)
+        return check_run_id(given, settings.RUN_ID)
     if rank.rank == 0:
         return secrets.token_hex(8)
     warnings.warn(
@@ -374,53 +359,6 @@ def _choose_run_id(rank: RankInfo) -> str | None:
     return None
 
 
-def _check_run_id(run_id: object, argument: str = "run_id") -> str:
-    if not isinstance(run_id, str) or not 0 < len(run_id) <= 128:
-        raise SchemaValidationError(f"{argument} must be a str of 1 to 128 characters")
-    if not set(run_id) <= _ID_CHARACTERS or run_id.startswith("."):
-        raise SchemaValidationError(
-            f"{argument} may hold letters, digits, '.', '_' and '-' and not begin with '.', "
-            f"got {run_id!r}"
-        )
-    return run_id
-
-
-def _check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
-    if tags is None:
-        return ()
-    if isinstance(tags, str):
-        raise SchemaValidationError("tags must be an iterable of str, not one str")
-    return tuple(sorted({check_tag(tag, "tags") for tag in tags}))
-
-
-def check_tag(tag: object, argument: str) -> str:
-    """Return a tag without space around it, or refuse it.
-
-    Raises:
-        SchemaValidationError: Not a str, empty, or too long.
-    """
-    return check_name(tag, argument).strip()
-
-
-def _check_notes(notes: str | None) -> str | None:
-    if notes is None:
-        return None
-    if not isinstance(notes, str):
-        raise SchemaValidationError(f"notes must be a str, not {type(notes).__name__}")
-    if len(notes) > _MAX_NOTES:
-        raise SchemaValidationError(f"notes has {len(notes)} characters; at most {_MAX_NOTES}")
-    return redact_text(notes)
-
-
 def _derive_project_id(project: str) -> str:
     """The same in every process, so that no one need ask the store for it."""
     return f"p{xxhash.xxh3_64_hexdigest(project.encode('utf-8', 'replace'))}"
-
-
-def _working_directory() -> Path:
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise SessionStoreError(
-            f"storage_dir was not given and there is no working directory: {error}"
-        ) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 __all__ = ["REDACTED", "redact_arguments", "redact_text", "redact_values"]
@@ -18,73 +19,33 @@ REDACTED = "[redacted]"
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS = frozenset(
-    [
-        "password",
-        "passwd",
-        "passphrase",
-        "pwd",
-        "secret",
-        "secrets",
-        "credential",
-        "credentials",
-        "apikey",
-        "authtoken",
-        "accesskey",
-        "privatekey",
-    ]
+    """
+    password passwd passphrase pwd secret secrets credential credentials apikey authtoken
+    accesskey privatekey
+    """.split()
 )
 _SECRET_PAIRS = frozenset(
-    [("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("auth", "key")]
-    + [("account", "key"), ("encryption", "key"), ("signing", "key"), ("ssh", "key")]
-    + [("user", "key"), ("connection", "string")]
+    {
+        ("access", "key"),
+        ("account", "key"),
+        ("api", "key"),
+        ("auth", "key"),
+        ("connection", "string"),
+        ("encryption", "key"),
+        ("private", "key"),
+        ("secret", "key"),
+        ("signing", "key"),
+        ("ssh", "key"),
+        ("user", "key"),
+    }
 )
 # A word before "token" that makes it a token of text, not of access.
 _TEXT_TOKENS = frozenset(
-    [
-        "cls",
-        "sep",
-        "pad",
-        "eos",
-        "bos",
-        "unk",
-        "mask",
-        "special",
-        "start",
-        "end",
-        "image",
-        "audio",
-        "video",
-        "stop",
-        "prompt",
-        "decoder",
-        "sos",
-        "newline",
-        "blank",
-        "empty",
-        "word",
-        "sub",
-        "target",
-        "source",
-        "tgt",
-        "src",
-        "prefix",
-        "suffix",
-        "forced",
-        "additional",
-        "new",
-        "next",
-        "first",
-        "last",
-        "per",
-        "num",
-        "max",
-        "min",
-        "text",
-        "vocab",
-        "class",
-        "cross",
-        "extra",
-    ]
+    """
+    additional audio blank bos class cls cross decoder empty end eos extra first forced image last
+    mask max min new newline next num pad per prefix prompt sep sos source special src start stop
+    sub suffix target text tgt unk video vocab word
+    """.split()
 )
 _SHAPES = re.compile(
     r"""
@@ -147,7 +108,7 @@ def is_secret_key(key: str, value: object) -> bool:
         return False
     if not _SECRET_WORDS.isdisjoint(words):
         return True
-    if any(pair in _SECRET_PAIRS for pair in zip(words, words[1:], strict=False)):
+    if any(pair in _SECRET_PAIRS for pair in pairwise(words)):
         return True
     if words[-1] == "token" and isinstance(value, str):
         looks_like_text = re.fullmatch(r"[<\[{(].*[>\]})]|.*\s.*", value) is not None

@@ -81,7 +81,8 @@ class BackendRegistry:
             found: list[BackendDefinition] = []
             for implementation in self._manager.hook.quark_register_backends.get_hookimpls():
                 if implementation.plugin is plugin:
-                    found.extend(implementation.function())
+                    declared: Any = implementation.function()
+                    found.extend(declared)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
@@ -145,8 +146,8 @@ class BackendRegistry:
             wanted = {name: arguments[name] for name in implementation.argnames}
             try:
                 implementation.function(**wanted)
-            except Exception:
-                _log.warning("plugin %s failed in %s", implementation.plugin_name, hook, exc_info=1)
+            except Exception:  # noqa: BLE001 - a plugin's bug must not reach the session
+                _log.exception("plugin %s failed in %s", implementation.plugin_name, hook)
 
     def _add(self, definition: BackendDefinition, origin: str) -> None:
         self._definitions[definition.name] = definition

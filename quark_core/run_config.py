@@ -94,7 +94,7 @@ def _convert_foreign(value: Any, path: str, notes: list[str]) -> Any:
             return f"{value.__module__}.{value.__qualname__}"
         if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
             return normalize_json(value.item(), path)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - foreign code
         return _fall_back(value, path, notes, f"{type(error).__name__}: {error}")
     return _fall_back(value, path, notes, f"{type(value).__name__} is not JSON")
 
@@ -118,7 +118,7 @@ def _plain_scalar(value: Any) -> Any:
 def _fall_back(value: Any, path: str, notes: list[str], reason: str) -> str:
     try:
         text = repr(value)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - foreign code
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     if len(text) > _MAX_REPR:
         text = text[:_MAX_REPR] + "…"

@@ -20,19 +20,12 @@ from quark_core.errors import InvalidRunStateError, SchemaValidationError
 from quark_core.open_run import OpenRun, open_runs
 from quark_core.records import EventRecord, RunStatus, format_time
 from quark_core.registry import default_registry
+from quark_core.run_arguments import check_tag
 from quark_core.schema import TERMINAL_STATUSES
 from quark_core.times import now_us
 from quark_core.writers.events import emit_log
 
-__all__ = [
-    "TrainingSession",
-    "add_log",
-    "add_tag",
-    "end_run",
-    "open_run",
-    "resume_run",
-    "start_run",
-]
+__all__ = ["TrainingSession"]
 
 _log = logging.getLogger("quark")
 _JOURNAL_TIMEOUT_S = 1.0
@@ -193,7 +186,7 @@ class TrainingSession:
             InvalidRunStateError: The run has ended.
         """
         run = self._run
-        checked = opening.check_tag(tag, "tag")
+        checked = check_tag(tag, "tag")
         if run.refusal is not None:
             run.refuse("add_tag")
         with run.lock:
@@ -306,7 +299,7 @@ class TrainingSession:
         try:
             self._log_error(error, status)
             self.end_run(status)
-        except Exception:
+        except Exception:  # noqa: BLE001
             # The user's exception is on its way; ours must not take its place.
             _log.exception("the end of run %s could not be recorded", self.run_id)
 
@@ -332,117 +325,6 @@ class TrainingSession:
         )
 
 
-def start_run(
-    *,
-    project: str,
-    config: object = None,
-    tags: Iterable[str] | None = None,
-    parent_run_id: str | None = None,
-    storage_dir: str | Path | None = None,
-    strict_mode: bool = False,
-    backends: str | Sequence[str] | None = None,
-    name: str | None = None,
-    notes: str | None = None,
-) -> TrainingSession:
-    """Start a new run; the same as `TrainingSession.start_run`."""
-    return TrainingSession.start_run(
-        project=project,
-        config=config,
-        tags=tags,
-        parent_run_id=parent_run_id,
-        storage_dir=storage_dir,
-        strict_mode=strict_mode,
-        backends=backends,
-        name=name,
-        notes=notes,
-    )
-
-
-def resume_run(
-    *,
-    run_id: str,
-    storage_dir: str | Path | None = None,
-    backends: str | Sequence[str] | None = None,
-    reopen: bool = False,
-) -> TrainingSession:
-    """Continue a run; the same as `TrainingSession.resume_run`."""
-    return TrainingSession.resume_run(
-        run_id=run_id, storage_dir=storage_dir, backends=backends, reopen=reopen
-    )
-
-
-def open_run(run_id: str, storage_dir: str | Path | None = None) -> TrainingSession:
-    """Look at a run without touching it: no status change, no event.
-
-    Every reader and analyzer works on what is returned; whatever would write
-    raises InvalidRunStateError.
-
-    Raises:
-        RunNotFoundError: The store has no such run.
-        SessionStoreError: There is no store, or it cannot be read.
-    """
-    return TrainingSession(opening.open_for_reading(run_id, storage_dir))
-
-
-def end_run(session: TrainingSession | None = None, status: RunStatus = "completed") -> RunContext:
-    """End a session's run; without a session, that of the one opened last.
-
-    Raises:
-        InvalidRunStateError: No session is open, or this one has ended.
-    """
-    return _choose_session(session, "end_run").end_run(status)
-
-
-def add_tag(session: TrainingSession | str | None = None, tag: str | None = None) -> RunContext:
-    """Add a tag to a session's run: `add_tag(session, tag)`, or `add_tag(tag)` for the latest.
-
-    Raises:
-        SchemaValidationError: No tag, or a bad one.
-        InvalidRunStateError: No session is open, or this one has ended.
-    """
-    chosen, text = _split_target(session, tag, "tag")
-    return _choose_session(chosen, "add_tag").add_tag(text)
-
-
-def add_log(
-    session: TrainingSession | str | None = None, message: str | None = None, **arguments: Any
-) -> EventRecord:
-    """Write a log line: `add_log(session, message, …)`, or `add_log(message, …)` for the latest.
-
-    Takes the keywords of `TrainingSession.add_log`.
-
-    Raises:
-        SchemaValidationError: No message, or a bad argument.
-        InvalidRunStateError: No session is open, or this one has ended.
-    """
-    chosen, text = _split_target(session, message, "message")
-    return _choose_session(chosen, "add_log").add_log(text, **arguments)
-
-
-def _split_target(
-    session: TrainingSession | str | None, text: str | None, argument: str
-) -> tuple[TrainingSession | None, str]:
-    """Tell `f(session, text)` from `f(text)`."""
-    if text is None and not isinstance(session, TrainingSession):
-        session, text = None, session
-    if text is None:
-        raise SchemaValidationError(f"{argument} must be given")
-    return session, text  # type: ignore[return-value]
-
-
-def _choose_session(session: TrainingSession | None, call: str) -> TrainingSession:
-    if session is not None:
-        if not isinstance(session, TrainingSession):
-            raise SchemaValidationError(
-                f"session must be a TrainingSession, not {type(session).__name__}"
-            )
-        return session
-    sessions = open_runs.sessions
-    if not sessions:
-        raise InvalidRunStateError(f"{call}: no session is open in this process")
-    return sessions[-1]
-
-
 @atexit.register
 def _end_open_runs() -> None:
     """End what the script left open: as failed where an exception ended it."""
@@ -455,7 +337,7 @@ def _end_open_runs() -> None:
             if failure is not None:
                 session._log_error(failure, status)
             session.end_run(status)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the other runs must still be ended
             _log.exception("the end of run %s could not be recorded", session.run_id)
     for run in open_runs.attached:
         run.end_stream("the process ends", settings.exit_timeout_s())

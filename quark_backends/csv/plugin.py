@@ -20,7 +20,7 @@ def quark_register_backends() -> list[BackendDefinition]:
     return [
         BackendDefinition(
             name="csv",
-            summary="metrics, events and config as CSV and JSON files in the run's folder, or csv:DIR",
+            summary="metrics, events and config as CSV and JSON, in the run's folder or csv:DIR",
             open=_open,
             capabilities=frozenset({Capability.READ, Capability.IDEMPOTENT}),
         )

@@ -13,7 +13,7 @@ import msgspec
 
 from quark_core.backend import StoredRun
 from quark_core.codec import ORIGIN_FIELDS, DecodedBody, column_types, decode_body
-from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.json_object import JsonObject
 from quark_core.liveness import find_lost_reason
 from quark_core.process import ProcessIdentity
@@ -260,3 +260,7 @@ def _to_config(text: str | None) -> ConfigSnapshot | None:
         return None
     data = json.loads(text)
     return ConfigSnapshot(JsonObject(data["values"]), tuple(data["notes"]))
+
+
+def _not_found(run_id: str) -> RunNotFoundError:
+    return RunNotFoundError(f"run_id {run_id}: this store has no such run")

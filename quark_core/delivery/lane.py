@@ -185,7 +185,7 @@ class Lane:
             else:
                 for batch in batches:
                     self._write_one(self._backend, batch)
-        except BaseException as error:  # SystemExit included: a backend must not end the lane
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: nothing may end the lane
             self._in_flight = []
             self._note_failure(error)
             self._pause(error)
@@ -262,6 +262,6 @@ class Lane:
         if self._backend is not None:
             try:
                 self._backend.close()
-            except BaseException as error:  # as in _deliver
+            except BaseException as error:  # noqa: BLE001 - as in _deliver
                 self._note_failure(error)
         self._state = "closed"

@@ -57,8 +57,10 @@ class Quarantine:
 
     def load(self) -> list[QuarantinedBatch]:
         """Every batch kept here, those of earlier processes included."""
-        found = []
+        found: list[QuarantinedBatch] = []
         if self._directory is not None and self._directory.is_dir():
-            for path in sorted(self._directory.glob("*.batch")):
-                found.append(msgspec.msgpack.decode(path.read_bytes(), type=QuarantinedBatch))
+            found = [
+                msgspec.msgpack.decode(path.read_bytes(), type=QuarantinedBatch)
+                for path in sorted(self._directory.glob("*.batch"))
+            ]
         return found + self._in_memory

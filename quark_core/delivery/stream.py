@@ -240,7 +240,7 @@ class RunStream:
             self._draining = records
             try:
                 count, body = _encode(channel.kind, items)
-            except Exception:
+            except Exception:  # noqa: BLE001
                 # Records are validated before they come here, so this is a bug of ours;
                 # it must cost this frame only, and be seen.
                 _log.exception("%d %s records could not be encoded", records, channel.kind)

@@ -218,7 +218,7 @@ def emit_log(
         raise SchemaValidationError(
             f"identifier must be one of {', '.join(LOG_IDENTIFIERS)}, got {identifier!r}"
         )
-    extra = normalize_object(payload, "payload") or {}
+    extra: Mapping[str, Any] = normalize_object(payload, "payload") or {}
     for key in RESERVED_LOG_KEYS:
         if key in extra:
             raise SchemaValidationError(f"payload must not hold the reserved key {key!r}")

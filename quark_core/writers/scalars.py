@@ -23,7 +23,7 @@ def to_float(value: Any, argument: str) -> float:
             anything else that is no real number, or one beyond float64.
     """
     kind = type(value)
-    if kind is int or (isinstance(value, Real) and not isinstance(value, bool)):
+    if kind is int or (isinstance(value, Real) and kind is not bool):
         return _convert(value, argument)
     if isinstance(value, (bool, str, bytes)) or value is None:
         _refuse(value, argument)

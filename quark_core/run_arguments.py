@@ -1,0 +1,107 @@
+"""Checks of what a run is started, resumed or opened with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.names import check_name
+from quark_core.redaction import redact_text
+
+__all__ = [
+    "check_notes",
+    "check_run_id",
+    "check_tag",
+    "check_tags",
+    "resolve_storage_dir",
+    "working_directory",
+]
+
+_MAX_NOTES = 100_000
+_ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def check_run_id(run_id: object, argument: str = "run_id") -> str:
+    """Return a run id, or refuse one that could not name a folder or a mirror's run.
+
+    Raises:
+        SchemaValidationError: Not a str of 1 to 128 letters, digits, `.`, `_`
+            and `-`, or it begins with a dot.
+    """
+    if not isinstance(run_id, str) or not 0 < len(run_id) <= 128:
+        raise SchemaValidationError(f"{argument} must be a str of 1 to 128 characters")
+    if not set(run_id) <= _ID_CHARACTERS or run_id.startswith("."):
+        raise SchemaValidationError(
+            f"{argument} may hold letters, digits, '.', '_' and '-' and not begin with '.', "
+            f"got {run_id!r}"
+        )
+    return run_id
+
+
+def check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
+    """Sorted tags without duplicates.
+
+    Raises:
+        SchemaValidationError: Not an iterable of good tags.
+    """
+    if tags is None:
+        return ()
+    if isinstance(tags, str):
+        raise SchemaValidationError("tags must be an iterable of str, not one str")
+    return tuple(sorted({check_tag(tag, "tags") for tag in tags}))
+
+
+def check_tag(tag: object, argument: str) -> str:
+    """Return a tag without space around it, or refuse it.
+
+    Raises:
+        SchemaValidationError: Not a str, empty, or too long.
+    """
+    return check_name(tag, argument).strip()
+
+
+def check_notes(notes: str | None) -> str | None:
+    """Notes with the secrets taken out.
+
+    Raises:
+        SchemaValidationError: Not a str, or too long.
+    """
+    if notes is None:
+        return None
+    if not isinstance(notes, str):
+        raise SchemaValidationError(f"notes must be a str, not {type(notes).__name__}")
+    if len(notes) > _MAX_NOTES:
+        raise SchemaValidationError(f"notes has {len(notes)} characters; at most {_MAX_NOTES}")
+    return redact_text(notes)
+
+
+def resolve_storage_dir(storage_dir: str | Path | None) -> Path:
+    """The storage root as an absolute path; None means the working directory.
+
+    Raises:
+        SchemaValidationError: Neither a path nor None.
+        SessionStoreError: It is a file.
+    """
+    if storage_dir is None:
+        return working_directory()
+    if not isinstance(storage_dir, (str, Path)):
+        raise SchemaValidationError(f"storage_dir must be a path, not {type(storage_dir).__name__}")
+    root = Path(storage_dir).expanduser().resolve()
+    if root.exists() and not root.is_dir():
+        raise SessionStoreError(f"storage_dir {root} is a file, not a directory")
+    return root
+
+
+def working_directory() -> Path:
+    """The working directory.
+
+    Raises:
+        SessionStoreError: It was deleted.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise SessionStoreError(
+            f"storage_dir was not given and there is no working directory: {error}"
+        ) from error
