@@ -1,0 +1,46 @@
+# make demo   sets up, then runs the main job on the embedded default store
+# make test   sets up, then runs the checks and the tests
+# make bench  measures; make clean takes away what the set-up made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/python examples/train_digits.py
+
+test: check
+	$(BIN)/python -m pytest -q -n $(JOBS)
+
+check: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/dev.stamp
+	$(BIN)/python benchmarks/hot_path.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# The base environment: Quark with PyTorch, and what the demo needs.
+$(VENV)/demo.stamp: pyproject.toml .ci/constraints.txt .ci/make_venv.sh
+	@PYTHON="$(PYTHON)" sh .ci/make_venv.sh $(VENV)
+	@echo "Installing Quark, PyTorch and scikit-learn into $(VENV) ..."
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt "torch>=2.4"
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[torch]" --group demo
+	@touch $@
+
+# What the checks and the tests need besides.
+$(VENV)/dev.stamp: $(VENV)/demo.stamp
+	@echo "Installing the development tools into $(VENV) ..."
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --group dev
+	@touch $@

@@ -1,0 +1,39 @@
+"""Root of the `quark` command: one module per group of commands."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from quark.cli.backends import backends
+from quark.cli.runs import runs
+from quark.cli.show import show
+from quark_core.errors import QuarkError
+from quark_core.version import __version__
+
+__all__ = ["cli", "main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="quark")
+def cli() -> None:
+    """Look at what your trainings have logged."""
+
+
+cli.add_command(backends)
+cli.add_command(runs)
+cli.add_command(show)
+
+
+def main() -> None:
+    """Entry point: an error of Quark's is one line on stderr and exit status 1."""
+    try:
+        cli()
+    except QuarkError as error:
+        click.echo(f"quark: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader (head, less) has left; Python must not complain at its exit.
+        sys.stderr.close()
+        sys.exit(141)

@@ -1,0 +1,270 @@
+"""`quark show`: one run, readable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from quark.cli.run_summary import MetricSummary
+    from quark_core.backend import StoredRun, SupportsRead
+    from quark_core.columns import Columns
+    from quark_core.session import TrainingSession
+
+__all__ = ["print_run", "print_session", "show"]
+
+_LOG_LINES = 8
+_CONFIG_LINES = 40
+_PLOTS = 8
+_PAYLOAD_CHARACTERS = 160
+_LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
+
+
+@click.command()
+@click.argument("run")
+@storage_option
+@click.option("--logs", type=click.IntRange(min=0), default=_LOG_LINES, show_default=True)
+@json_option
+def show(run: str, storage_dir: Path | None, logs: int, as_json: bool) -> None:
+    """Show RUN (its id, the beginning of it, or its name): summary, config, metrics, logs."""
+    store = open_store(storage_dir)
+    stored = find_run(store, run)
+    if as_json:
+        _print_as_json(store, stored, logs)
+    else:
+        print_run(store, stored, logs=logs)
+
+
+def print_run(
+    reader: SupportsRead,
+    stored: StoredRun,
+    *,
+    logs: int = _LOG_LINES,
+    console: Console | None = None,
+) -> None:
+    """Print a run to the terminal: summary, config, metrics with small plots, last logs.
+
+    Args:
+        reader: What the run is read from.
+        stored: The run.
+        logs: How many events, the newest of them.
+        console: Where to; stdout by default.
+    """
+    from rich.console import Console
+
+    from quark.cli.run_summary import summarize_metrics
+
+    console = console or Console()
+    run_id = str(stored.run.id)
+    summaries = summarize_metrics(reader, run_id)
+    console.print(_summary_panel(stored))
+    if stored.config is not None and stored.config.values:
+        console.print(_config_table(stored))
+    if summaries:
+        console.print(_metrics_table(summaries))
+        if not console.options.ascii_only:
+            _print_plots(console, summaries)
+    else:
+        console.print("No metrics yet.")
+    if logs:
+        _print_logs(console, _read_events(reader, run_id, logs))
+
+
+def print_session(session: TrainingSession) -> None:
+    """Print a session's run, as `quark show` does; nothing where nothing is kept."""
+    reader, run_id = session.open_run.reader, session.run_id
+    if reader is not None and run_id is not None:
+        print_run(reader, reader.load_run(run_id))
+
+
+def _read_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
+    from quark_core.query import Query
+    from quark_core.records import EventRecord
+
+    return reader.read(run_id, EventRecord.KIND, Query(limit=limit))
+
+
+def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
+    from quark.cli.run_summary import summarize_metrics
+
+    run_id = str(stored.run.id)
+    print_json(
+        {
+            **stored.to_dict(),
+            "metrics": [summary.to_dict() for summary in summarize_metrics(reader, run_id)],
+            "events": [r.to_dict() for r in _read_events(reader, run_id, logs).to_records()],
+        }
+    )
+
+
+def _summary_panel(stored: StoredRun) -> RenderableType:
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    from quark.cli.texts import describe_duration, describe_state, find_duration_s
+
+    run = stored.run
+    environment: dict[str, Any] = dict(stored.environment.values) if stored.environment else {}
+    git: dict[str, Any] = environment.get("git") or {}
+    commit = (run.git_commit or "")[:10]
+    if commit:
+        commit += f" ({git['branch']})" if git.get("branch") else ""
+        commit += " with local changes" if git.get("dirty") else ""
+    state = describe_state(stored.state)
+    if stored.lost_reason:
+        state.append(f" ({stored.lost_reason})", style="dim")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    duration = describe_duration(find_duration_s(stored))
+    verb = "running for" if stored.state == "running" else "took"
+    host = environment.get("host", {}).get("name")
+    python = environment.get("python", {}).get("version")
+    gpus = environment.get("gpus") or []
+    rows: list[tuple[str, str | Text | None]] = [
+        ("status", state),
+        ("started", f"{run.created_at[:19].replace('T', ' ')} UTC, {verb} {duration}"),
+        ("name", run.name),
+        ("tags", ", ".join(run.tags)),
+        ("notes", run.notes),
+        ("resumed", f"{run.resume_count} times" if run.resume_count else None),
+        ("parent", run.parent_run_id),
+        ("git", commit),
+        ("host", f"{host}, Python {python}" if host else None),
+        ("gpus", ", ".join(str(gpu.get("name")) for gpu in gpus)),
+        ("path", run.run_path),
+    ]
+    for label, value in rows:
+        if value:
+            grid.add_row(label, value if isinstance(value, Text) else Text(value))
+    title = Text.assemble((f"{stored.project.name} ", "bold"), (str(run.id), "bold cyan"))
+    return Panel(grid, title=title, title_align="left", expand=False)
+
+
+def _config_table(stored: StoredRun) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    assert stored.config is not None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    table.add_column("config")
+    table.add_column("value", overflow="fold")
+    lines = list(_flatten("", dict(stored.config.values)))
+    for key, value in lines[:_CONFIG_LINES]:
+        table.add_row(Text(key), Text(value))
+    if len(lines) > _CONFIG_LINES:
+        table.add_row("…", f"{len(lines) - _CONFIG_LINES} more; --json has them all")
+    return table
+
+
+def _flatten(prefix: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        return [
+            pair
+            for key, item in value.items()
+            for pair in _flatten(f"{prefix}.{key}" if prefix else str(key), item)
+        ]
+    return [(prefix, value if isinstance(value, str) else _compact(value))]
+
+
+def _compact(value: Any) -> str:
+    import json
+
+    return json.dumps(_round(value), ensure_ascii=False)
+
+
+def _round(value: Any) -> Any:
+    """Numbers as short as the eye wants them; --json has them whole."""
+    if isinstance(value, dict):
+        return {key: _round(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_round(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from quark.cli.texts import describe_number
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("metric", overflow="fold")
+    for header in ("points", "first", "last", "best", "at"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for item in summaries:
+        key = Text(item.key)
+        if item.non_finite:
+            key.append(f"  {item.non_finite} not finite", style="red")
+        arrow = {"min": "↓ ", "max": "↑ "}.get(item.direction or "", "")
+        table.add_row(
+            key,
+            str(item.count),
+            describe_number(item.first),
+            describe_number(item.last),
+            "-" if item.best is None else arrow + describe_number(item.best),
+            "-" if item.best_at is None else str(item.best_at),
+        )
+    return table
+
+
+def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
+    from rich.columns import Columns as SideBySide
+    from rich.text import Text
+
+    from quark.cli.plots import draw_curve
+    from quark.cli.texts import describe_number
+
+    # Those with a direction first: losses and scores are what one wants to see.
+    chosen = [s for s in summaries if s.count > 1 and s.low is not None]
+    chosen.sort(key=lambda summary: summary.direction is None)
+    blocks = []
+    for item in chosen[:_PLOTS]:
+        text = Text(f"{item.key}\n", style="bold", no_wrap=True)
+        text.append(draw_curve(item.x, item.y), style="not bold cyan")
+        text.append(
+            f"\n{describe_number(item.low)} … {describe_number(item.high)}"
+            f"   steps {int(item.x.min())} … {int(item.x.max())}\n",
+            style="not bold dim",
+        )
+        blocks.append(text)
+    console.print(SideBySide(blocks, padding=(0, 4)))
+    if len(chosen) > _PLOTS:
+        console.print(f"{len(chosen) - _PLOTS} more curves are not drawn.", style="dim")
+
+
+def _print_logs(console: Console, events: Columns) -> None:
+    from rich.text import Text
+
+    if events.count == 0:
+        return
+    console.print(Text("last events", style="bold"))
+    for record in events.to_records():
+        payload = dict(getattr(record, "payload", None) or {})
+        message = payload.pop("message", None)
+        payload.pop("identifier", None)
+        payload.pop("traceback", None)
+        severity = getattr(record, "severity", "")
+        line = Text.assemble(
+            (record.timestamp[11:19], "dim"),
+            f" {severity:<8} ",
+            (getattr(record, "event_type", ""), "bold"),
+            style=_LOG_STYLES.get(severity, ""),
+        )
+        step = getattr(record, "step", None)
+        if step is not None:
+            line.append(f" step {step}", style="dim")
+        if message:
+            line.append(f"  {message}")
+        if payload:
+            line.append(f"  {_compact(payload)[:_PAYLOAD_CHARACTERS]}", style="dim")
+        console.print(line, soft_wrap=True)
