@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,18 +154,24 @@ def make_lanes(
 ) -> list[Lane]:
     """One lane per backend, the primary's first; mirrors open on their lane's thread."""
     lanes: list[Lane] = []
+    choices = [*([plan.primary] if plan.primary else []), *plan.mirrors]
+    names = Counter(choice.definition.name for choice in choices)
 
     def add(choice: BackendChoice, opened: Backend | None) -> None:
         definition = choice.definition
+        name = definition.name
+        if names[name] > 1:
+            # Two mirrors of one kind: only what the user wrote tells them apart.
+            name = redact_text(choice.specification)
         its_config = replace(
             config, location=choice.location, options=dict(choice.options), run_path=run_path
         )
         lanes.append(
             Lane(
-                definition.name,
+                name,
                 lambda: opened if opened is not None else _open(definition, its_config),
                 log.open_cursor(),
-                Quarantine(run_path / "quarantine" / definition.name, definition.name),
+                Quarantine(run_path / "quarantine" / _as_folder(name), name),
                 primary=opened is not None,
                 idempotent=Capability.IDEMPOTENT in definition.capabilities,
                 retry=retry,
@@ -185,6 +192,10 @@ def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) 
         return primary.locate(run_id)
     root = storage_dir / ".quark"
     return RunLocation(store_root=root, db_path=None, run_path=str(root / "runs" / run_id))
+
+
+def _as_folder(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
 def _open(definition: BackendDefinition, config: BackendConfig) -> Backend:

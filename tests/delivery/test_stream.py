@@ -1,0 +1,125 @@
+"""The stream frames records into numbered batches and never loses one on the way."""
+
+import threading
+
+import pytest
+
+from quark_core.delivery.batch_log import BatchLog
+from quark_core.delivery.lane import Lane
+from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.stream import Origin, RunStream
+from quark_core.errors import SessionStoreError
+from quark_core.records import EventRecord, LifecycleRecord
+from quark_core.testing.faults import ScriptedBackend
+
+
+def open_stream(backend, **arguments):
+    log = BatchLog()
+    lane = Lane("primary", lambda: backend, log.open_cursor(), Quarantine(None, "x"), primary=True)
+    stream = RunStream(Origin("run0"), log, [lane], **arguments)
+    stream.start()
+    return stream
+
+
+def put_event(stream, event_type="e"):
+    channel, origin = stream.channel("event"), stream.origin
+    record = EventRecord(
+        origin.run_id, origin.writer_id, 0, 0, channel.take_sequence(), 1, event_type, "info"
+    )
+    channel.append(record)
+    return record
+
+
+def put_lifecycle(stream):
+    channel, origin = stream.channel("lifecycle"), stream.origin
+    channel.append(
+        LifecycleRecord(
+            origin.run_id, origin.writer_id, 0, 0, channel.take_sequence(), 1, "heartbeat"
+        )
+    )
+
+
+def test_batches_are_numbered_without_gaps_over_all_kinds():
+    backend = ScriptedBackend()
+    stream = open_stream(backend)
+    for _ in range(5):
+        put_lifecycle(stream)
+        put_event(stream)
+        stream.flush(5)
+    stream.close(5)
+    assert [batch.number for batch in backend.stored] == list(range(len(backend.stored)))
+    assert {batch.writer_id for batch in backend.stored} == {stream.origin.writer_id}
+
+
+def test_lifecycle_is_the_last_of_a_tick():
+    backend = ScriptedBackend()
+    stream = open_stream(backend, tick_s=60)
+    put_lifecycle(stream)
+    put_event(stream)
+    stream.flush(5)
+    stream.close(5)
+    assert [batch.kind for batch in backend.stored] == ["event", "lifecycle"]
+
+
+def test_records_survive_the_way_in_order():
+    backend = ScriptedBackend()
+    stream = open_stream(backend)
+    records = [put_event(stream, f"e{number}") for number in range(1000)]
+    report = stream.close(5)
+    stored = [record for batch in backend.stored for record in batch.to_records()]
+    assert stored == records
+    assert report.lanes[0].complete
+    assert max(batch.count for batch in backend.stored) <= 100
+
+
+def test_a_flush_that_is_not_answered_says_so_and_loses_nothing():
+    backend = ScriptedBackend(["hang"])
+    stream = open_stream(backend)
+    put_event(stream)
+    with pytest.raises(SessionStoreError, match="Nothing is lost"):
+        stream.flush(0.1)
+    assert stream.report().lanes[0].waiting == 1
+    backend.release.set()
+    stream.flush(5)
+    assert backend.count_records == 1
+    stream.close(5)
+
+
+def test_what_is_not_yet_framed_counts_as_waiting():
+    stream = open_stream(ScriptedBackend(), tick_s=60)
+    for _ in range(7):
+        put_event(stream)
+    lane = stream.report().lanes[0]
+    assert (lane.submitted, lane.waiting, lane.delivered) == (7, 7, 0)
+    stream.close(5)
+    assert stream.report().lanes[0].delivered == 7
+
+
+def test_a_frame_that_cannot_be_encoded_is_counted_and_costs_no_other(caplog):
+    backend = ScriptedBackend()
+    stream = open_stream(backend)
+    stream.channel("event").append(object())
+    stream.flush(5)
+    put_event(stream)
+    lane = stream.close(5).lanes[0]
+    assert (lane.submitted, lane.delivered, lane.dropped) == (2, 1, 1)
+    assert "could not be encoded" in caplog.text
+
+
+def test_a_stream_without_lanes_keeps_nothing_and_starts_no_thread():
+    before = threading.active_count()
+    stream = RunStream(Origin("run0"))
+    stream.start()
+    put_event(stream)
+    stream.flush(1)
+    assert len(stream.channel("event").items) == 0
+    assert stream.close(1).lanes == ()
+    assert threading.active_count() == before
+
+
+def test_closing_twice_gives_the_same_report():
+    stream = open_stream(ScriptedBackend())
+    put_event(stream)
+    assert stream.close(5) is stream.close(5)
+    stream.flush(5)
+    assert stream.report().lanes[0].delivered == 1
