@@ -62,6 +62,9 @@ def start(
     check_name(project, "project")
     if name is not None:
         check_name(name, "name")
+    if parent_run_id is not None:
+        check_run_id(parent_run_id, "parent_run_id")
+    settings.check_timeouts()
     checked_notes = check_notes(notes)
     checked_tags = check_tags(tags)
     snapshot = snapshot_config(config)
@@ -115,6 +118,7 @@ def resume(
 ) -> OpenRun:
     """Continue a run; see `TrainingSession.resume_run` for arguments and errors."""
     check_run_id(run_id)
+    settings.check_timeouts()
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
     plan = composition.plan_backends(backends, rank)
@@ -340,7 +344,6 @@ def _open_primary(plan: Plan, root: Path) -> SupportsPrimary | None:
 def _find_parent(primary: SupportsPrimary | None, parent_run_id: str | None) -> RunRecord | None:
     if parent_run_id is None:
         return None
-    check_run_id(parent_run_id, "parent_run_id")
     return None if primary is None else primary.load_run(parent_run_id).run
 
 

@@ -254,6 +254,7 @@ class TrainingSession:
             raise SchemaValidationError(
                 f"status must be one of {', '.join(TERMINAL_STATUSES)}, got {status!r}"
             )
+        timeout_s = settings.exit_timeout_s()
         with run.lock:
             if self not in open_runs.sessions:
                 raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
@@ -261,7 +262,7 @@ class TrainingSession:
         ended_us = now_us()
         run.emit_event("run_ended", "info", status=status, time_us=ended_us)
         run.emit_lifecycle("status", {"status": status}, time_us=ended_us)
-        report = run.end_stream(f"the run has ended ({status})", settings.exit_timeout_s())
+        report = run.end_stream(f"the run has ended ({status})", timeout_s)
         with run.lock:
             moment = format_time(ended_us)
             self._change_run(status=status, updated_at=moment, ended_at=moment)

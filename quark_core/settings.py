@@ -13,6 +13,7 @@ __all__ = [
     "PERSISTENCE_URL",
     "REQUIRE_SERVICE",
     "RUN_ID",
+    "check_timeouts",
     "exit_timeout_s",
     "persistence_timeout_s",
 ]
@@ -33,6 +34,16 @@ def persistence_timeout_s() -> float:
 def exit_timeout_s() -> float:
     """How long the end of a run waits for delivery; 10 s by default."""
     return _read_seconds(EXIT_TIMEOUT, 10.0)
+
+
+def check_timeouts() -> None:
+    """Refuse a bad timeout where a run begins, not hours later where it ends.
+
+    Raises:
+        SchemaValidationError: One of them is no number of seconds.
+    """
+    persistence_timeout_s()
+    exit_timeout_s()
 
 
 def _read_seconds(name: str, default: float) -> float:

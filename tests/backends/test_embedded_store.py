@@ -1,4 +1,4 @@
-"""The embedded store: made whole or not at all, refuses what it must, keeps what it acknowledged."""
+"""The embedded store: made whole or not at all, and what it refuses."""
 
 import json
 import os

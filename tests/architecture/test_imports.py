@@ -1,0 +1,97 @@
+"""Which module may import which, and what importing costs."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ["torch", "httpx", "mlflow", "wandb", "sqlalchemy", "alembic", "numpy", "rich", "psutil"]
+
+
+def loaded_after(program, *arguments):
+    """Which of the heavy modules are loaded after a program, in a process of its own."""
+    code = f"{program}\nimport sys\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "quark",
+        "quark_core",
+        "quark_core.session",
+        "quark_core.writers.metrics",
+        "quark_core.registry",
+        "quark_core.composition",
+        "quark_backends.embedded.backend",
+        "quark_backends.csv.backend",
+        "quark_torch",
+    ],
+)
+def test_importing_brings_in_nothing_heavy(module):
+    assert loaded_after(f"import {module}") == []
+
+
+def test_nothing_heavy_comes_before_the_first_log(tmp_path):
+    program = (
+        "import sys, quark\n"
+        "session = quark.start_run(project='p', storage_dir=sys.argv[1])\n"
+        "metrics = quark.MetricsLogger(session)\n"
+        "metrics.log('m', 1.0, step=0)\n"
+    )
+    assert loaded_after(program, str(tmp_path)) == []
+
+
+def lint(folder):
+    script = Path(sys.executable).with_name("lint-imports")
+    return subprocess.run([script, "--no-cache"], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "statement", "contract"),
+    [
+        ("quark_core/errors.py", "import quark_backends.csv", "The face above"),
+        ("quark_core/query.py", "import quark_torch", "The face above"),
+        ("quark_torch/__init__.py", "import quark_backends", "The face above"),
+        ("quark_backends/csv/wide.py", "import quark", "The face above"),
+        ("quark_backends/csv/wide.py", "import quark_backends.embedded.plugin", "know nothing"),
+        ("quark_core/codec.py", "import quark_core.session", "Records and the contract"),
+        ("quark_core/delivery/lane.py", "import quark_core.open_run", "Delivery knows nothing"),
+    ],
+)
+def test_a_planted_import_breaks_its_contract(tmp_path, place, statement, contract):
+    for package in ("quark", "quark_backends", "quark_core", "quark_torch"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / place).open("a") as file:
+        file.write(f"\n{statement}\n")
+    done = lint(tmp_path)
+    assert done.returncode == 1
+    broken = [line for line in done.stdout.splitlines() if line.endswith("BROKEN")]
+    assert any(contract in line for line in broken), done.stdout
+
+
+def test_the_contracts_hold():
+    assert lint(ROOT).returncode == 0
+
+
+def test_files_stay_short():
+    long = [
+        str(path.relative_to(ROOT))
+        for package in ("quark", "quark_backends", "quark_core", "quark_torch")
+        for path in (ROOT / package).rglob("*.py")
+        if len(path.read_text().splitlines()) > 400
+    ]
+    # The kit is one class by design: an author subclasses it as a whole.
+    assert long in ([], ["quark_core/testing/conformance.py"])
+
+
+def test_every_package_is_typed():
+    for package in ("quark", "quark_backends", "quark_core", "quark_torch"):
+        assert (ROOT / package / "py.typed").is_file()

@@ -1,0 +1,77 @@
+"""What the tests of the command line share: small runs, and the command in and out of process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import quark
+from quark.cli.main import cli
+
+_SCRIPT = str(Path(sys.executable).with_name("quark"))
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in [*os.environ]:
+        if name.startswith("QUARK_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Starts a run under an id of one's choice."""
+
+    def start_it(storage_dir, run_id, project="vision", **arguments):
+        monkeypatch.setenv("QUARK_RUN_ID", run_id)
+        return quark.start_run(project=project, storage_dir=storage_dir, **arguments)
+
+    return start_it
+
+
+@pytest.fixture
+def log_run(start):
+    """Makes one ended run: its values by metric key, in steps from 0."""
+
+    def log(storage_dir, run_id, project="vision", *, status="completed", values=(), **arguments):
+        session = start(storage_dir, run_id, project, **arguments)
+        metrics = quark.MetricsLogger(session)
+        for key, points in dict(values).items():
+            for step, value in enumerate(points):
+                metrics.log(key, value, step=step)
+        session.end_run(status)
+
+    return log
+
+
+@pytest.fixture
+def invoke():
+    """Runs a command in this process; an error that it raises comes through."""
+
+    def call(*arguments, columns=200):
+        return CliRunner().invoke(
+            cli, list(map(str, arguments)), env={"COLUMNS": str(columns)}, catch_exceptions=False
+        )
+
+    return call
+
+
+@pytest.fixture
+def quark_command(tmp_path):
+    """Runs the installed `quark` in a process of its own, in an empty folder."""
+
+    def call(*arguments, **environment):
+        folder = tmp_path / "elsewhere"
+        folder.mkdir(exist_ok=True)
+        return subprocess.run(
+            [_SCRIPT, *map(str, arguments)],
+            capture_output=True,
+            cwd=folder,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", **environment},
+            encoding="utf-8",
+        )
+
+    return call

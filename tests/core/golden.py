@@ -1,0 +1,74 @@
+"""Records whose encoded form of every schema version is kept in `tests/assets`.
+
+Run as a script after the schema version has grown, to add files of the new one.
+"""
+
+from pathlib import Path
+
+from quark_core.codec import encode_records
+from quark_core.json_object import JsonObject
+from quark_core.records import EventRecord, LifecycleRecord, MetricRecord
+from quark_core.schema import CURRENT_SCHEMA_VERSION
+
+ASSETS = Path(__file__).parent.parent / "assets"
+ORIGIN = {"run_id": "run-0", "writer_id": "writer-0", "attempt": 1, "rank": 2}
+
+_FIRST_TIME_US = 1_767_225_600_000_000
+_VALUES = [0.5, -0.0, 5e-324, 1.7976931348623157e308, float("inf"), float("-inf"), 0.1, 2.0]
+
+
+def _head(sequence):
+    return (*ORIGIN.values(), sequence, _FIRST_TIME_US + 1_000 * sequence)
+
+
+RECORDS = {
+    "metric": [
+        MetricRecord(
+            *_head(i),
+            metric_key=("train/loss", "lr", "mean_x40_1")[i % 3],
+            namespace=("train", None, None)[i % 3],
+            metric_name=("loss", "lr", "mean_x40_1")[i % 3],
+            value=_VALUES[i % 8],
+            step=None if i % 5 == 4 else 2**62 * (i == 9) + 100 * i,
+            epoch=i // 8 if i % 5 == 4 or i % 2 else None,
+            description=(None, "per batch", "é 😀")[i % 3],
+            metadata=None if i % 4 else JsonObject({"i": i, "nested": [{"lr": 1e-3}, None]}),
+        )
+        for i in range(24)
+    ],
+    "event": [
+        EventRecord(*_head(0), "training_started", "info"),
+        EventRecord(
+            *_head(4), "user_log", "error", 7, 1, "bad", JsonObject({"message": "loss is NaN 😀"})
+        ),
+    ],
+    "lifecycle": [
+        LifecycleRecord(
+            *_head(0),
+            "start",
+            JsonObject(
+                {
+                    "project": {"id": "p-0", "name": "vision", "root_path": "/data/runs"},
+                    "run": {"name": "first", "tags": ["a", "b"], "strict_mode": False},
+                    "process": {"host": "node|boot|pid", "pid": 42, "started": "1234"},
+                }
+            ),
+        ),
+        LifecycleRecord(*_head(1), "tag", JsonObject({"tag": "good"})),
+        LifecycleRecord(*_head(2), "heartbeat"),
+        LifecycleRecord(*_head(3), "status", JsonObject({"status": "completed"})),
+    ],
+}
+"""Kind -> the records that every stored file of that kind holds."""
+
+
+def write_files(folder):
+    """Encode the records into files of a new version; a file that is there is never replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, records in RECORDS.items():
+        with (folder / f"{kind}_batch.body").open("xb") as file:
+            file.write(encode_records(records))
+
+
+if __name__ == "__main__":
+    write_files(ASSETS / str(CURRENT_SCHEMA_VERSION))

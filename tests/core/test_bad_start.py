@@ -1,0 +1,81 @@
+"""What `start_run` refuses, and how it says so."""
+
+import pytest
+
+import quark
+from quark_core.errors import BackendError, SchemaValidationError, UnknownBackendError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"project": ""}, "project"),
+        ({"project": None}, "project"),
+        ({"project": "x" * 251}, "project"),
+        ({"config": [1, 2]}, "config"),
+        ({"config": "lr=1"}, "config"),
+        ({"tags": "baseline"}, "tags"),
+        ({"tags": ["ok", 3]}, "tags"),
+        ({"tags": [""]}, "tags"),
+        ({"parent_run_id": "../x"}, "parent_run_id"),
+        ({"storage_dir": 7}, "storage_dir"),
+        ({"name": ""}, "name"),
+        ({"notes": 3}, "notes"),
+        ({"backends": 3}, "backends"),
+        ({"backends": [3]}, "backends"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_named_and_leave_nothing_behind(tmp_path, arguments, named):
+    given = {"project": "p", "storage_dir": tmp_path, **arguments}
+    with pytest.raises(SchemaValidationError, match=named):
+        quark.start_run(**given)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("backends", ["nowhere", "csv,nowhere", ["nowhere:x"], "no where", ":x"])
+def test_unknown_backends_list_what_is_installed(tmp_path, backends):
+    with pytest.raises(UnknownBackendError, match=r"installed: csv, embedded") as caught:
+        quark.start_run(project="p", storage_dir=tmp_path, backends=backends)
+    assert isinstance(caught.value, (BackendError, ValueError))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backend_of_an_extra_says_what_to_install(tmp_path):
+    for name in ("mlflow", "mlflow+sqlite:///x.db", "wandb"):
+        with pytest.raises(
+            UnknownBackendError, match=r'pip install "quark-tracker\[(mlflow|wandb)'
+        ):
+            quark.start_run(project="p", storage_dir=tmp_path, backends=name)
+
+
+def test_a_required_service_must_be_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUARK_REQUIRE_SERVICE", "1")
+    with pytest.raises(quark.SessionStoreError, match="QUARK_PERSISTENCE_URL"):
+        quark.start_run(project="p", storage_dir=tmp_path)
+
+
+def test_a_service_that_this_installation_cannot_reach_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", "https://quark.example.invalid")
+    with pytest.raises(quark.QuarkError, match="service"):
+        quark.start_run(project="p", storage_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["QUARK_EXIT_TIMEOUT_SECONDS", "QUARK_PERSISTENCE_TIMEOUT_SECONDS"]
+)
+@pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf"])
+def test_bad_timeouts_are_named(tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SchemaValidationError, match=name):
+        quark.start_run(project="p", storage_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_status_is_named(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        for status in ("lost", "running", "done", None):
+            with pytest.raises(SchemaValidationError, match="status"):
+                session.end_run(status)
+        assert session.status == "running"
