@@ -104,6 +104,8 @@ def train(arguments: argparse.Namespace) -> str | None:
                 best_accuracy = scores["val/accuracy"]
                 events.log("best_accuracy", step=step - 1, epoch=epoch, payload=scores)
         session.add_log(f"Best validation accuracy {best_accuracy:.3f}.")
+    for lane in session.report_delivery().lanes:
+        print(lane.describe())
     return session.run_id
 
 

@@ -90,7 +90,7 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
         except (KeyError, TypeError):
             key = self._resolve(metric, namespace)
         if type(value) is not float:
-            value = to_float(value, "value")
+            value = to_float(value, "value", "metrics.log")
         if type(step) is not int or step < 0 or step > _INT64_MAX:
             step = check_index(step, "step")
             if step is None and epoch is None:
@@ -168,7 +168,7 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
             if not values:
                 return
             values = [
-                to_float(value, f"metrics[{name!r}]")
+                to_float(value, f"metrics[{name!r}]", "metrics.log_many")
                 for name, value in zip(names, values, strict=True)
             ]
         if type(step) is not int or step < 0 or step > _INT64_MAX:

@@ -13,10 +13,15 @@ __all__ = ["to_float"]
 _warned: set[str] = set()
 
 
-def to_float(value: Any, argument: str) -> float:
+def to_float(value: Any, argument: str, call: str) -> float:
     """A Python, numpy or 0-d torch number as a float.
 
-    A value on a GPU makes the caller wait for it; the first one is warned of.
+    A value on a GPU makes the caller wait for it; the first one of each call is warned of.
+
+    Args:
+        value: The number.
+        argument: How errors name it.
+        call: The public call that it was given to, such as "metrics.log".
 
     Raises:
         SchemaValidationError: A bool, a str, an array, a complex number or
@@ -30,11 +35,11 @@ def to_float(value: Any, argument: str) -> float:
     dtype = str(getattr(value, "dtype", ""))
     if not dtype or "bool" in dtype or "complex" in dtype or getattr(value, "ndim", 1) != 0:
         _refuse(value, argument)
-    if getattr(value, "is_cuda", False) and argument not in _warned:
-        _warned.add(argument)
+    if getattr(value, "is_cuda", False) and call not in _warned:
+        _warned.add(call)
         warnings.warn(
-            f"{argument} is a CUDA tensor, so this call waits for the GPU; "
-            "log less often, or detach and move values to the CPU together",
+            f"{argument} is a CUDA tensor, so {call}() waits for the GPU at every such call; "
+            "log less often, or move the values to the CPU together",
             RuntimeWarning,
             stacklevel=4,
         )
