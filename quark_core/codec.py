@@ -289,7 +289,7 @@ def decode_body(body: bytes) -> DecodedBody:
         elif marker != _PLAIN:
             raise SchemaValidationError(f"body begins with the unknown marker {marker!r}")
         decoded = msgspec.msgpack.decode(rest, type=_Body)
-    except (zstd.ZstdError, msgspec.DecodeError, RecursionError) as error:
+    except (zstd.ZstdError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaValidationError(f"body is damaged: {error}") from error
     if decoded.version > BODY_VERSION:
         raise SchemaValidationError(

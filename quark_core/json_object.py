@@ -64,7 +64,8 @@ class JsonObject(dict[str, Any]):
         return JsonObject, (dict(self),)
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(self._encoded)
+        # Equal objects may be encoded differently: {"a": 1} and {"a": 1.0}, or in another order.
+        return hash(frozenset(self))
 
 
 def normalize_object(value: Mapping[str, Any] | None, argument: str) -> JsonObject | None:
@@ -104,7 +105,7 @@ def _normalize(value: Any, path: str, depth: int) -> Any:
     if kind is bool or value is None:
         return value
     if kind is int:
-        return value if -_INT64_MAX <= value <= _INT64_MAX else str(value)
+        return value if -_INT64_MAX - 1 <= value <= _INT64_MAX else _spell_integer(value, path)
     if kind is float:
         return value if math.isfinite(value) else _name_non_finite(value)
     if depth >= _MAX_DEPTH:
@@ -120,9 +121,13 @@ def _normalize(value: Any, path: str, depth: int) -> Any:
 
 
 def _normalize_key(key: object, path: str) -> str:
+    if isinstance(key, Enum):
+        key = key.value
     if isinstance(key, str):
         return _clean_text(str(key))
-    if isinstance(key, (bool, int, float)):
+    if isinstance(key, int) and not isinstance(key, bool):
+        return _spell_integer(key, path)
+    if isinstance(key, (bool, float)):
         return str(key)
     raise SchemaValidationError(f"{path} has a key of type {type(key).__name__}; JSON needs str")
 
@@ -156,6 +161,16 @@ def _clean_text(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-8", "replace").decode()
     return text
+
+
+def _spell_integer(value: int, path: str) -> str:
+    try:
+        return str(value)
+    except ValueError:
+        # Python refuses to spell out integers of thousands of digits.
+        raise SchemaValidationError(
+            f"{path} has an integer of {value.bit_length()} bits, which JSON cannot hold"
+        ) from None
 
 
 def _name_non_finite(value: float) -> str:

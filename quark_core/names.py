@@ -18,6 +18,7 @@ look-alike encoded, so that no two keys ever share an encoding:
 from __future__ import annotations
 
 import re
+import sys
 
 from quark_core.errors import SchemaValidationError
 
@@ -103,4 +104,9 @@ def _encode_segment(segment: str) -> str:
 def _decode_segment(segment: str) -> str:
     if segment == "x_":
         return ""
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), segment)
+    return _ESCAPE.sub(_decode_escape, segment)
+
+
+def _decode_escape(match: re.Match[str]) -> str:
+    code = int(match[1], 16)
+    return chr(code) if code <= sys.maxunicode else match[0]

@@ -33,6 +33,7 @@ __all__ = [
     "EnvironmentSnapshot",
     "EventRecord",
     "EventSeverity",
+    "LifecycleAction",
     "LifecycleRecord",
     "LogIdentifier",
     "MetricRecord",
@@ -57,7 +58,7 @@ _MICROSECOND = timedelta(microseconds=1)
 def format_time(time_us: int) -> str:
     """ISO 8601 in UTC with microseconds, such as `2026-05-07T09:30:00.000000Z`."""
     moment = _EPOCH + timedelta(microseconds=time_us)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return f"{moment.isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
 
 
 def parse_time(text: str) -> int:
@@ -65,11 +66,13 @@ def parse_time(text: str) -> int:
 
     Raises:
         ValueError: Not an ISO 8601 date and time.
+        OverflowError: Before the year 1 or after 9999 in UTC.
     """
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // _MICROSECOND
+    # Through UTC, so that a moment that UTC cannot show is refused here.
+    return (moment.astimezone(UTC) - _EPOCH) // _MICROSECOND
 
 
 class _DataclassFields:

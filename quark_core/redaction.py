@@ -20,8 +20,8 @@ REDACTED = "[redacted]"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS = frozenset(
     """
-    password passwd passphrase pwd secret secrets credential credentials apikey authtoken
-    accesskey privatekey
+    password passwords passwd passphrase pwd secret secrets credential credentials apikey apikeys
+    authtoken accesskey privatekey
     """.split()
 )
 _SECRET_PAIRS = frozenset(
@@ -49,7 +49,7 @@ _TEXT_TOKENS = frozenset(
 )
 _SHAPES = re.compile(
     r"""
-      \bsk-[A-Za-z0-9_-]{16,}                        # OpenAI, Anthropic
+      \bsk-(?=[\w-]*\d)[A-Za-z0-9_-]{16,}            # OpenAI, Anthropic
     | \bhf_[A-Za-z0-9]{20,}                          # Hugging Face
     | \bgh[pousr]_[A-Za-z0-9]{20,}                   # GitHub
     | \bgithub_pat_[A-Za-z0-9_]{20,}
@@ -58,13 +58,13 @@ _SHAPES = re.compile(
     | \bAIza[0-9A-Za-z_-]{30,}                       # Google
     | \bxox[abeprs]-[A-Za-z0-9-]{10,}                # Slack
     | \bnpm_[A-Za-z0-9]{30,}
-    | \bqk_[A-Za-z0-9]+_[A-Za-z0-9_-]{16,}           # Quark
+    | \bqk_[A-Za-z0-9]+_(?=[\w-]*\d)[A-Za-z0-9_-]{16,}   # Quark
     | \beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}   # JSON Web Token
     | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----[\s\S]*?(?:-----END\ [A-Z ]*PRIVATE\ KEY-----|\Z)
     """,
     re.VERBOSE,
 )
-_USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^\s/@?#]+@")
+_USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#]+@")
 _URL_SECRET = re.compile(r"(?P<name>[?&;]([A-Za-z_-]+)=)[^\s&;#]+")
 
 
@@ -108,7 +108,7 @@ def is_secret_key(key: str, value: object) -> bool:
         return False
     if not _SECRET_WORDS.isdisjoint(words):
         return True
-    if any(pair in _SECRET_PAIRS for pair in pairwise(words)):
+    if any((a, b.removesuffix("s")) in _SECRET_PAIRS for a, b in pairwise(words)):
         return True
     if words[-1] == "token" and isinstance(value, str):
         looks_like_text = re.fullmatch(r"[<\[{(].*[>\]})]|.*\s.*", value) is not None
@@ -117,7 +117,7 @@ def is_secret_key(key: str, value: object) -> bool:
 
 
 def _redact(key: str, value: Any) -> Any:
-    if is_secret_key(key, value) and not isinstance(value, (Mapping, list)):
+    if is_secret_key(key, value):
         return REDACTED
     if isinstance(value, Mapping):
         return {name: _redact(name, item) for name, item in value.items()}

@@ -13,11 +13,14 @@ from quark_core.names import check_name, join_name
 from quark_core.records import (
     EventRecord,
     EventSeverity,
+    LifecycleAction,
+    LifecycleRecord,
     MetricRecord,
     Record,
     RunRecord,
     RunStatus,
     StreamRecord,
+    format_time,
 )
 
 __all__ = [
@@ -46,17 +49,17 @@ RESERVED_LOG_KEYS = ("message", "identifier")
 _EVENT_TYPE = re.compile(r"[a-z][a-z0-9_./-]*")
 
 
-def check_event_type(event_type: object) -> str:
+def check_event_type(event_type: object, argument: str = "event_type") -> str:
     """Return the event type, or refuse it.
 
     Raises:
         SchemaValidationError: Not a lowercase letter followed by lowercase
             letters, digits, `_`, `.`, `/` or `-`, or too long.
     """
-    name = check_name(event_type, "event_type")
+    name = check_name(event_type, argument)
     if _EVENT_TYPE.fullmatch(name) is None:
         raise SchemaValidationError(
-            f"event_type must begin with a lowercase letter and go on with lowercase letters, "
+            f"{argument} must begin with a lowercase letter and go on with lowercase letters, "
             f"digits, '_', '.', '/' or '-', got {name!r}"
         )
     return name
@@ -80,19 +83,26 @@ def validate_record(record: Record) -> Record:
     for field, annotation in get_type_hints(type(record)).items():
         if field in record.__struct_fields__:
             _check_field(f"{name}.{field}", getattr(record, field), annotation)
+    _check_counters(name, record)
     if isinstance(record, StreamRecord):
-        _check_indexed(name, record)
+        try:
+            format_time(record.time_us)
+        except OverflowError:
+            raise SchemaValidationError(
+                f"{name}.time_us must lie in the years 1 to 9999, got {record.time_us}"
+            ) from None
     if isinstance(record, MetricRecord):
         check_name(record.metric_key, f"{name}.metric_key")
         if record.metric_key != join_name(record.namespace, record.metric_name):
             raise SchemaValidationError(
                 f"{name}.metric_key {record.metric_key!r} is not namespace and metric_name joined"
             )
-        if not math.isfinite(record.value):
-            raise SchemaValidationError(f"{name}.value must be finite, got {record.value}")
+        _check_finite(f"{name}.value", record.value)
     elif isinstance(record, EventRecord):
-        check_event_type(record.event_type)
+        check_event_type(record.event_type, f"{name}.event_type")
         _check_literal(f"{name}.severity", record.severity, EVENT_SEVERITIES)
+    elif isinstance(record, LifecycleRecord):
+        _check_literal(f"{name}.action", record.action, get_args(LifecycleAction))
     elif isinstance(record, RunRecord):
         _check_literal(f"{name}.status", record.status, RUN_STATUSES)
     return record
@@ -107,13 +117,22 @@ def dump_record(record: Record) -> dict[str, Any]:
     return validate_record(record).to_dict()
 
 
-def _check_indexed(name: str, record: StreamRecord) -> None:
-    for field in ("attempt", "rank", "sequence", "step", "epoch"):
+def _check_counters(name: str, record: Record) -> None:
+    for field in ("attempt", "rank", "sequence", "step", "epoch", "resume_count"):
         value = getattr(record, field, None)
         if value is not None and value < 0:
             raise SchemaValidationError(f"{name}.{field} must not be negative, got {value}")
     if isinstance(record, MetricRecord) and record.step is None and record.epoch is None:
         raise SchemaValidationError(f"{name} needs a step or an epoch")
+
+
+def _check_finite(where: str, value: float) -> None:
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise SchemaValidationError(f"{where} must be a finite float64, got {value!r:.40}")
 
 
 def _check_literal(where: str, value: str, allowed: tuple[str, ...]) -> None:
