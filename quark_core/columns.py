@@ -161,13 +161,14 @@ def match_rows(
         if mask is False:
             return False
     for name in ("step", "epoch"):
-        exact = getattr(query, name)
-        low = exact if exact is not None else getattr(query, f"{name}_min")
-        high = exact if exact is not None else getattr(query, f"{name}_max")
-        if low is None and high is None:
+        exact, low, high = (getattr(query, name + end) for end in ("", "_min", "_max"))
+        if (exact, low, high) == (None, None, None):
             continue
         column = get(name)
+        # A missing step is -1, so a lower bound of 0 leaves it out.
         mask = mask & (column >= (0 if low is None else low))
+        if exact is not None:
+            mask = mask & (column == exact)
         if high is not None:
             mask = mask & (column <= high)
     if not query.include_non_finite and kind == "metric":

@@ -157,7 +157,7 @@ def test_brackets_in_names_are_shown_as_they_are(invoke, tmp_path, log_run):
     assert row.split()[-1] == "[bold]x"
 
 
-@pytest.mark.parametrize("columns", [40, 200])
+@pytest.mark.parametrize("columns", [80, 200])
 def test_an_ascii_terminal_is_enough(quark_command, tmp_path, log_run, columns):
     log_run(
         tmp_path, "run-odd", "proyecto-é", name="日本 " * 9, tags=["naïve"], values={"loss": [1]}

@@ -29,7 +29,7 @@ def store(tmp_path, start):
 
 
 def find_metric(text, key):
-    (line,) = [line for line in text.splitlines() if line.split()[:1] == [key] and "…" not in line]
+    (line,) = [line for line in text.splitlines() if line.startswith(f" {key} ")]
     return line.replace(key, "", 1).split()
 
 
@@ -154,8 +154,9 @@ def test_json_is_whole_and_strict(invoke, store):
     assert shown["config"]["values"]["model"] == {"depth": 3, "name": "resnet"}
     assert shown["project"]["name"] == "vision"
     assert shown["environment"]["values"]["process"]["pid"] > 0
-    assert shown["events"][-1]["event_type"] == "run_ended"
-    assert len(shown["events"]) == 8 - sum(1 for _ in shown["events"][8:])
+    types = [event["event_type"] for event in shown["events"]]
+    assert (types[0], types[-1]) == ("run_started", "run_ended")
+    assert {"checkpoint_saved", "user_log"} < set(types)
 
 
 def test_a_run_without_metrics_and_config_is_shown(invoke, store):
@@ -198,7 +199,7 @@ def test_an_ascii_terminal_is_enough(quark_command, tmp_path, log_run):
         "проект",
         name="naïve",
         config={"größe": "très"},
-        values={"loss": [1.0, 0.5], "perte_é": [1.0, 2.0]},
+        values={"loss": [1.0, 0.5]},
     )
     done = quark_command("show", "run", "-d", tmp_path, LC_ALL="C", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")

@@ -205,7 +205,7 @@ def test_every_timestamp_that_is_taken_can_be_formatted(moment, offset_min):
     ["9999-12-31T23:30:00-01:00", "0001-01-01T00:30:00+01:00", "soon", "", 1_778_146_200, None],
 )
 def test_a_timestamp_that_no_record_could_show_is_refused(timestamp):
-    with pytest.raises(SchemaValidationError, match="^timestamp "):
+    with pytest.raises(SchemaValidationError, match=r"^timestamp "):
         check_timestamp(timestamp)
 
 
