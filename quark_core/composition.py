@@ -99,7 +99,8 @@ def plan_backends(
     wanted = _split(backends)
     if wanted == [_KEEP_NOTHING]:
         return Plan(None, ())
-    choices = [_choose(text, registry) for text in dict.fromkeys(wanted)]
+    chosen = [_choose(text, registry) for text in wanted]
+    choices = list({(c.definition.name, c.location, c.options): c for c in chosen}.values())
     primaries = [c for c in choices if Capability.PRIMARY in c.definition.capabilities]
     if len(primaries) > 1:
         names = " and ".join(choice.definition.name for choice in primaries)

@@ -27,12 +27,12 @@ from quark_core.environment import (
     read_git_state,
 )
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
-from quark_core.names import check_name
 from quark_core.open_run import OpenRun, open_runs
 from quark_core.process import current_process
 from quark_core.ranks import RankInfo, detect_rank
 from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time, parse_time
 from quark_core.run_arguments import (
+    check_label,
     check_notes,
     check_run_id,
     check_tags,
@@ -59,9 +59,9 @@ def start(
     notes: str | None,
 ) -> OpenRun:
     """Start a new run; see `TrainingSession.start_run` for arguments and errors."""
-    check_name(project, "project")
+    check_label(project, "project")
     if name is not None:
-        check_name(name, "name")
+        check_label(name, "name")
     if parent_run_id is not None:
         check_run_id(parent_run_id, "parent_run_id")
     settings.check_timeouts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from quark_core.errors import BackendContractError, UnknownBackendError
 __all__ = ["BackendRegistry", "LeftOut", "default_registry"]
 
 _log = logging.getLogger("quark")
+_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
 # Backends that an extra brings: what to say when one is asked for and absent.
 _EXTRAS = {"mlflow": "mlflow", "wandb": "wandb", "service": "service", "http": "service"}
@@ -86,7 +88,7 @@ class BackendRegistry:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            if self._manager.has_plugin(name):
+            if self._manager.get_plugin(name) is plugin:
                 self._manager.unregister(name=name)
             self._leave_out(name, origin, _describe(error))
             return
@@ -95,7 +97,7 @@ class BackendRegistry:
             if reason is None:
                 self._add(definition, origin)
             else:
-                self._leave_out(getattr(definition, "name", name), origin, reason)
+                self._leave_out(str(getattr(definition, "name", name)), origin, reason)
 
     def find(self, name: str) -> BackendDefinition:
         """The backend of this name or URI scheme.
@@ -146,7 +148,7 @@ class BackendRegistry:
             wanted = {name: arguments[name] for name in implementation.argnames}
             try:
                 implementation.function(**wanted)
-            except Exception:  # noqa: BLE001 - a plugin's bug must not reach the session
+            except (Exception, SystemExit):  # noqa: BLE001 - a plugin must not end a session
                 _log.exception("plugin %s failed in %s", implementation.plugin_name, hook)
 
     def _add(self, definition: BackendDefinition, origin: str) -> None:
@@ -158,6 +160,12 @@ class BackendRegistry:
     def _refusal(self, definition: object) -> str | None:
         if not isinstance(definition, BackendDefinition):
             return f"it declared a {type(definition).__name__}, not a BackendDefinition"
+        if not isinstance(definition.name, str) or not _NAME.fullmatch(definition.name):
+            return f"its name {definition.name!r} is not a lowercase word that one could type"
+        for field in ("schemes", "capabilities"):
+            value = getattr(definition, field)
+            if not isinstance(value, Iterable) or isinstance(value, str):
+                return f"its {field} are {value!r}, not a collection"
         if definition.api_version != API_VERSION:
             return (
                 f"it speaks version {definition.api_version} of the backend contract; "

@@ -10,6 +10,7 @@ from quark_core.names import check_name
 from quark_core.redaction import redact_text
 
 __all__ = [
+    "check_label",
     "check_notes",
     "check_run_id",
     "check_tag",
@@ -58,7 +59,21 @@ def check_tag(tag: object, argument: str) -> str:
     Raises:
         SchemaValidationError: Not a str, empty, or too long.
     """
-    return check_name(tag, argument).strip()
+    return check_label(tag, argument).strip()
+
+
+def check_label(label: object, argument: str) -> str:
+    """Return a text that people see, or refuse one that no store could hold.
+
+    Raises:
+        SchemaValidationError: Not a str, empty, too long, or no Unicode text.
+    """
+    text = check_name(label, argument)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise SchemaValidationError(f"{argument} holds half of a surrogate pair") from None
+    return text
 
 
 def check_notes(notes: str | None) -> str | None:
@@ -73,7 +88,7 @@ def check_notes(notes: str | None) -> str | None:
         raise SchemaValidationError(f"notes must be a str, not {type(notes).__name__}")
     if len(notes) > _MAX_NOTES:
         raise SchemaValidationError(f"notes has {len(notes)} characters; at most {_MAX_NOTES}")
-    return redact_text(notes)
+    return redact_text(notes.encode("utf-8", "replace").decode())
 
 
 def resolve_storage_dir(storage_dir: str | Path | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 import click
 
@@ -28,6 +29,10 @@ cli.add_command(show)
 
 def main() -> None:
     """Entry point: an error of Quark's is one line on stderr and exit status 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # What a terminal cannot show becomes "?", which is better than no answer.
+            stream.reconfigure(errors="replace")
     try:
         cli()
     except QuarkError as error:

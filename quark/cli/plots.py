@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_curve"]
 
-_DOTS_PER_CELL = 2
+_DOTS_ACROSS = 2
+_DOTS_UP = 4
 
 
 def draw_curve(x: NDArray[Any], y: NDArray[Any], *, width: int = 36, height: int = 4) -> str:
@@ -23,37 +24,50 @@ def draw_curve(x: NDArray[Any], y: NDArray[Any], *, width: int = 36, height: int
     """
     import plotille
 
-    finite = np.isfinite(y)
-    x, y = x[finite].astype(float), y[finite].astype(float)
-    if len(y) == 0:
+    y = np.asarray(y, dtype=float)
+    if not np.isfinite(y).any():
         return "\n".join([" " * width] * height)
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
-    low, high = float(y.min()), float(y.max())
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    left, right = float(x[0]), float(x[-1])
-    if right == left:
-        left, right = left - 1.0, right + 1.0
-    canvas = plotille.Canvas(width, height, left, low - margin, right, high + margin)
-    points = _reduce(x, y, left, right, width * _DOTS_PER_CELL)
-    for (x0, y0), (x1, y1) in zip(points, points[1:] or points, strict=False):
-        canvas.line(x0, y0, x1, y1)
+    finite = np.isfinite(y)
+    # In dots of the canvas, so that its own arithmetic meets no value that is too large or small.
+    columns, rows = width * _DOTS_ACROSS, height * _DOTS_UP
+    across = _scale(x, finite, columns - 1)
+    up = _scale(y, finite, rows - 1)
+    canvas = plotille.Canvas(width, height, 0, 0, columns, rows)
+    for start, stop in _find_stretches(finite):
+        points = _reduce(across[start:stop], up[start:stop])
+        for (x0, y0), (x1, y1) in zip(points, points[1:] or points, strict=False):
+            canvas.line(x0, y0, x1, y1)
     text: str = canvas.plot()
     # Braille blanks are spaces that do not look like spaces in every font.
     return text.replace("\u2800", " ")
 
 
-def _reduce(
-    x: NDArray[Any], y: NDArray[Any], left: float, right: float, columns: int
-) -> list[tuple[float, float]]:
+def _scale(values: NDArray[Any], known: NDArray[Any], dots: int) -> NDArray[Any]:
+    """Values as places among so many dots; in the middle where they are all the same."""
+    # Halved, so that the difference of the two widest floats is one too.
+    halves = values / 2
+    low, high = halves[known].min(), halves[known].max()
+    if not high > low:
+        return np.full(len(values), dots / 2)
+    with np.errstate(invalid="ignore"):  # what is not finite is not drawn
+        return np.asarray((halves - low) / (high - low) * dots)
+
+
+def _find_stretches(finite: NDArray[Any]) -> list[tuple[int, int]]:
+    """Where values are finite without a break."""
+    edges = np.flatnonzero(np.diff(np.r_[False, finite, False].astype(np.int8)))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _reduce(across: NDArray[Any], up: NDArray[Any]) -> list[tuple[float, float]]:
     """At most two points per column of dots: its extremes, in the order they came."""
-    if len(y) <= 2 * columns:
-        return list(zip(x.tolist(), y.tolist(), strict=True))
-    position = np.minimum(((x - left) / (right - left) * columns).astype(int), columns - 1)
-    starts = np.flatnonzero(np.r_[True, position[1:] != position[:-1]])
+    column = np.rint(across).astype(int)
+    starts = np.flatnonzero(np.r_[True, column[1:] != column[:-1]])
     points: list[tuple[float, float]] = []
-    for start, stop in zip(starts, np.r_[starts[1:], len(y)], strict=True):
-        part = y[start:stop]
+    for start, stop in zip(starts, np.r_[starts[1:], len(up)], strict=True):
+        part = up[start:stop]
         extremes = sorted({int(part.argmin()), int(part.argmax())})
-        points.extend((float(x[start + index]), float(part[index])) for index in extremes)
+        points.extend((float(column[start]), float(part[index])) for index in extremes)
     return points

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["MetricSummary", "find_direction", "last_loss", "summarize_metrics"]
 
 _LOSS_KEYS = ("train/loss", "training/loss", "loss", "val/loss", "validation/loss")
-_DOWN = re.compile(r"loss|error|err\b|perplexity|ppl|mse|mae|rmse|nll|wer\b|cer\b|fid\b", re.I)
-_UP = re.compile(
-    r"acc|accuracy|f1|auc|precision|recall|score|bleu|rouge|reward|return|iou|map\b|psnr|r2\b", re.I
+_WORDS = re.compile(r"[a-z]+[0-9]*")
+_DOWN = frozenset("loss error err perplexity ppl mse mae rmse nll wer cer fid".split())
+_UP = frozenset(
+    "acc accuracy f1 auc auroc precision recall score bleu rouge reward return iou miou map psnr"
+    " ssim r2 top1 top5".split()
 )
 
 
@@ -65,10 +67,10 @@ class MetricSummary:
 
 def find_direction(key: str) -> str | None:
     """Whether less ("min") or more ("max") of a metric is better, by its name; None if unknown."""
-    name = key.rpartition("/")[2]
-    if _DOWN.search(name):
+    words = set(_WORDS.findall(key.rpartition("/")[2].lower()))
+    if not words.isdisjoint(_DOWN):
         return "min"
-    return "max" if _UP.search(name) else None
+    return None if words.isdisjoint(_UP) else "max"
 
 
 def summarize_metrics(reader: SupportsRead, run_id: str) -> list[MetricSummary]:

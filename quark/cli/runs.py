@@ -68,6 +68,7 @@ def _print_table(rows: list[tuple[StoredRun, float, float | None]], found: int) 
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from quark.cli.texts import describe_age, describe_duration, describe_number, describe_state
 
@@ -89,17 +90,17 @@ def _print_table(rows: list[tuple[StoredRun, float, float | None]], found: int) 
     ids = [str(stored.run.id) for stored, _, _ in rows]
     shown = _shorten(ids)
     for (stored, duration_s, loss), run_id in zip(rows, shown, strict=True):
-        cells = [run_id]
+        cells = [Text(run_id)]
         if named:
-            cells.append(stored.run.name or "")
+            cells.append(Text(stored.run.name or ""))
         table.add_row(
             *cells,
-            stored.project.name,
+            Text(stored.project.name),
             describe_state(stored.state),
             describe_age(stored.run.created_at),
             describe_duration(duration_s),
             describe_number(loss),
-            ", ".join(stored.run.tags),
+            Text(", ".join(stored.run.tags)),
         )
     console.print(table)
     if found > len(rows):

@@ -264,7 +264,8 @@ def _print_logs(console: Console, events: Columns) -> None:
         if step is not None:
             line.append(f" step {step}", style="dim")
         if message:
-            line.append(f"  {message}")
+            # A log line must not command the terminal that shows it.
+            line.append(f"  {message}".replace("\x1b", "?"))
         if payload:
             line.append(f"  {_compact(payload)[:_PAYLOAD_CHARACTERS]}", style="dim")
         console.print(line, soft_wrap=True)

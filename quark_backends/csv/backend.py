@@ -89,10 +89,13 @@ class CsvBackend:
         if config.read_only or config.run_id is None:
             return
         self._folder = self._reader.folder_of(config.run_id)
-        suffix = claim_folder(self._folder)
-        self._owns_derived = suffix == ""
-        self._state_path = self._folder / f"state{suffix}.json"
-        self._state = MirrorState.load(self._state_path)
+        try:
+            suffix = claim_folder(self._folder)
+            self._owns_derived = suffix == ""
+            self._state_path = self._folder / f"state{suffix}.json"
+            self._state = MirrorState.load(self._state_path)
+        except OSError as error:
+            raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
         self._tables = {
             kind: AppendOnlyTable(
                 self._folder / f"{name}{suffix}.csv",
@@ -117,7 +120,8 @@ class CsvBackend:
         """
         if self._folder is None:
             raise BackendUnavailable("the CSV mirror was opened for reading only", backend="csv")
-        writer = self._state.writers.get(batch.writer_id)
+        state = self._state
+        writer = state.writers.get(batch.writer_id)
         digest = xxhash.xxh3_64_hexdigest(batch.body)
         if writer is not None and batch.number <= writer.head:
             if batch.number == writer.head and digest != writer.digest:
@@ -131,19 +135,18 @@ class CsvBackend:
             records: Any = batch.to_records()
         except SchemaValidationError as error:
             raise BackendRejected(str(error), backend="csv") from error
-        if writer is None:
-            started_us = min(record.time_us for record in records)
-            writer = WriterState(batch.attempt, batch.rank, started_us)
+        started_us = writer.started_us if writer else min(r.time_us for r in records)
         try:
-            self._store(batch.kind, records)
-            writer.head, writer.digest = batch.number, digest
-            self._state.writers[batch.writer_id] = writer
-            write_atomically(self._state_path, msgspec.json.encode(self._state))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            sizes = {**state.sizes_bytes, **self._store(batch.kind, records)}
+            latest = WriterState(batch.attempt, batch.rank, started_us, batch.number, digest)
+            state = MirrorState({**state.writers, batch.writer_id: latest}, sizes)
+            write_atomically(self._state_path, msgspec.json.encode(state))
         except OSError as error:
-            self._state = MirrorState.load(self._state_path)
             raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
+        self._state = state
         for kind, table in self._tables.items():
-            table.size_bytes = self._state.sizes_bytes.get(kind, 0)
+            table.size_bytes = sizes.get(kind, 0)
         if self._wide_stale and time.monotonic() >= self._wide_due:
             self._derive()
 
@@ -166,16 +169,17 @@ class CsvBackend:
         """See `SupportsRead`."""
         return self._reader.list_runs(project=project, limit=limit)
 
-    def _store(self, kind: str, records: list[Any]) -> None:
+    def _store(self, kind: str, records: list[Any]) -> dict[str, int]:
+        """Store the records; returns the new size of the file they went to."""
         if kind == MetricRecord.KIND:
-            rows = map(_metric_row, records)
-            self._state.sizes_bytes[kind] = self._tables[kind].append(rows)
             self._wide_stale = True
-        elif kind == EventRecord.KIND:
-            self._state.sizes_bytes[kind] = self._tables[kind].append(map(_event_row, records))
-        elif kind == LifecycleRecord.KIND:
+            return {kind: self._tables[kind].append(map(_metric_row, records))}
+        if kind == EventRecord.KIND:
+            return {kind: self._tables[kind].append(map(_event_row, records))}
+        if kind == LifecycleRecord.KIND:
             for record in records:
                 self._run_file.apply(record)
+        return {}
 
     def _derive(self) -> None:
         assert self._folder is not None

@@ -16,6 +16,8 @@ from quark_core.process import ProcessIdentity, current_process, is_alive
 __all__ = ["AppendOnlyTable", "MirrorState", "WriterState", "claim_folder", "write_atomically"]
 
 _OWNER = "owner.json"
+# Windows would translate line ends without it.
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
 class WriterState(msgspec.Struct):
@@ -62,16 +64,12 @@ class AppendOnlyTable:
 
         The new size counts only when the caller has saved it and sets `size_bytes`.
         """
-        buffer = io.StringIO(newline="")
-        writer = csv.writer(buffer, lineterminator="\n")
-        if self.size_bytes == 0:
-            writer.writerow(self._header)
-        writer.writerows(rows)
-        data = buffer.getvalue().encode("utf-8", "replace")
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
         try:
+            size_bytes = self._find_end(descriptor)
+            data = self._encode(rows, header=size_bytes == 0)
             # An attempt that failed half way has left rows that nobody acknowledged.
-            os.ftruncate(descriptor, self.size_bytes)
+            os.ftruncate(descriptor, size_bytes)
             os.lseek(descriptor, 0, os.SEEK_END)
             view = memoryview(data)
             while view:
@@ -79,7 +77,26 @@ class AppendOnlyTable:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        return self.size_bytes + len(data)
+        return size_bytes + len(data)
+
+    def _find_end(self, descriptor: int) -> int:
+        """Where to go on: after what is acknowledged, or what somebody has left of it."""
+        there = os.fstat(descriptor).st_size
+        if there >= self.size_bytes:
+            return self.size_bytes
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        left = b""
+        while len(left) < there and (piece := os.read(descriptor, there - len(left))):
+            left += piece
+        return left.rfind(b"\n") + 1
+
+    def _encode(self, rows: Iterable[Sequence[Any]], *, header: bool) -> bytes:
+        buffer = io.StringIO(newline="")
+        writer = csv.writer(buffer, lineterminator="\n")
+        if header:
+            writer.writerow(self._header)
+        writer.writerows(rows)
+        return buffer.getvalue().encode("utf-8", "replace")
 
 
 def claim_folder(folder: Path) -> str:
@@ -108,6 +125,7 @@ def release_folder(folder: Path) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file whole: a reader sees the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.part{os.getpid()}")
     with scratch.open("wb") as file:
         file.write(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quark_core.columns import Columns
     from quark_core.query import Query
 
-__all__ = ["CsvReader", "read_rows"]
+__all__ = ["CsvReader", "read_in_order", "read_rows"]
 
 _FILES = {MetricRecord.KIND: "metrics_long", EventRecord.KIND: "events"}
 _RUN_FOLDER = "csv"
@@ -58,18 +58,10 @@ class CsvReader:
         parse: Callable[[str, dict[str, str]], StreamRecord] = (
             _to_metric if kind == MetricRecord.KIND else _to_event
         )
-        started = _find_starts(folder)
         try:
-            records = [
-                parse(run_id, row)
-                for path in sorted(folder.glob(f"{_FILES[kind]}*.csv"))
-                for row in read_rows(path)
-            ]
+            records = [parse(run_id, row) for row in read_in_order(folder, _FILES[kind])]
         except (OSError, ValueError, KeyError, csv.Error) as error:
             raise SessionStoreError(f"the CSV mirror {folder} cannot be read: {error}") from error
-        records.sort(
-            key=lambda r: (r.attempt, r.rank, started.get(r.writer_id, 0), r.writer_id, r.sequence)
-        )
         return Columns.from_records(kind, records).select(query)
 
     def load_run(self, run_id: str) -> StoredRun:
@@ -100,9 +92,29 @@ class CsvReader:
 def read_rows(path: Path) -> Iterator[dict[str, str]]:
     """Rows of one of the mirror's files; an unfinished last line is left out."""
     with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
+        for row in csv.DictReader(_finished_lines(file)):
             if None not in row.values():
                 yield row
+
+
+def _finished_lines(lines: Iterable[str]) -> Iterator[str]:
+    return (line for line in lines if line.endswith("\n"))
+
+
+def read_in_order(folder: Path, name: str) -> list[dict[str, str]]:
+    """Rows of all processes' files of one name, in persistence order."""
+    started = _find_starts(folder)
+    rows = [row for path in sorted(folder.glob(f"{name}*.csv")) for row in read_rows(path)]
+    rows.sort(
+        key=lambda row: (
+            int(row["attempt"]),
+            int(row["rank"]),
+            started.get(row["writer"], 0),
+            row["writer"],
+            int(row["sequence"]),
+        )
+    )
+    return rows
 
 
 def _find_starts(folder: Path) -> dict[str, int]:

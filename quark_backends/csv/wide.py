@@ -7,7 +7,7 @@ import io
 from pathlib import Path
 
 from quark_backends.csv.files import write_atomically
-from quark_backends.csv.reader import read_rows
+from quark_backends.csv.reader import read_in_order
 
 __all__ = ["write_wide_table"]
 
@@ -21,13 +21,12 @@ def write_wide_table(folder: Path) -> None:
     cells: dict[tuple[int, int], dict[str, str]] = {}
     epochs: dict[tuple[int, int], str] = {}
     keys: dict[str, None] = {}
-    for path in sorted(folder.glob("metrics_long*.csv")):
-        for row in read_rows(path):
-            position = (0, int(row["step"])) if row["step"] else (1, int(row["epoch"]))
-            cells.setdefault(position, {})[row["key"]] = row["value"]
-            if row["epoch"]:
-                epochs[position] = row["epoch"]
-            keys[row["key"]] = None
+    for row in read_in_order(folder, "metrics_long"):
+        position = (0, int(row["step"])) if row["step"] else (1, int(row["epoch"]))
+        cells.setdefault(position, {})[row["key"]] = row["value"]
+        if row["epoch"]:
+            epochs[position] = row["epoch"]
+        keys[row["key"]] = None
     names = sorted(keys)
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")

@@ -121,6 +121,7 @@ class RunStream:
         self._draining = 0
         self._lost = 0
         self._closing = False
+        self._ended = False
         self._closed_report: DeliveryReport | None = None
         self._thread: threading.Thread | None = None
 
@@ -147,13 +148,17 @@ class RunStream:
 
         Returns the position in the log after it, or None where that took longer.
         """
-        if self._thread is None:
+        thread = self._thread
+        if thread is None or not thread.is_alive():
             return self._log.end
         with self._ticked:
             self._asked += 1
             ticket = self._asked
             self._wake.set()
-            if not self._ticked.wait_for(lambda: self._answered >= ticket, timeout_s):
+            answered = self._ticked.wait_for(
+                lambda: self._answered >= ticket or self._ended, timeout_s
+            )
+            if not answered:
                 return None
         return self._log.end
 
@@ -225,6 +230,10 @@ class RunStream:
                 with self._ticked:
                     self._answered = asked
                     self._ticked.notify_all()
+        with self._ticked:
+            # Whoever still waits for a tick would wait in vain.
+            self._ended = True
+            self._ticked.notify_all()
 
     def _drain(self, channel: Channel) -> None:
         take = channel.items.popleft

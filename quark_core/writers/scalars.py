@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from numbers import Real
 from typing import Any, NoReturn
@@ -28,11 +29,13 @@ def to_float(value: Any, argument: str, call: str) -> float:
             anything else that is no real number, or one beyond float64.
     """
     kind = type(value)
+    dtype = str(getattr(value, "dtype", ""))
+    if "time" in dtype:
+        _refuse(value, argument)  # numpy counts its durations among the integers
     if kind is int or (isinstance(value, Real) and kind is not bool):
         return _convert(value, argument)
     if isinstance(value, (bool, str, bytes)) or value is None:
         _refuse(value, argument)
-    dtype = str(getattr(value, "dtype", ""))
     if not dtype or "bool" in dtype or "complex" in dtype or getattr(value, "ndim", 1) != 0:
         _refuse(value, argument)
     if getattr(value, "is_cuda", False) and call not in _warned:
@@ -45,16 +48,26 @@ def to_float(value: Any, argument: str, call: str) -> float:
         )
     if not hasattr(value, "item"):
         _refuse(value, argument)
-    return _convert(value.item(), argument)
+    try:
+        item = value.item()
+    except (RuntimeError, TypeError, ValueError):
+        _refuse(value, argument)  # such as a tensor on the meta device, which has no value
+    if not isinstance(item, (int, float)) or isinstance(item, bool):
+        _refuse(value, argument)
+    return _convert(item, argument)
 
 
 def _convert(value: Any, argument: str) -> float:
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
-        raise SchemaValidationError(f"{argument} is too large for a float") from None
+        number = math.inf
     except (TypeError, ValueError):
         _refuse(value, argument)
+    # A longer float than ours becomes infinite silently; an infinity was one before.
+    if math.isinf(number) and abs(value) != math.inf:
+        raise SchemaValidationError(f"{argument} is too large for a float64")
+    return number
 
 
 def _refuse(value: object, argument: str) -> NoReturn:

@@ -1,0 +1,188 @@
+"""The schema: what validates, and that every bad field is refused by its name."""
+
+import dataclasses
+import json
+
+import pytest
+
+from quark_core.errors import SchemaValidationError
+from quark_core.json_object import JsonObject
+from quark_core.records import (
+    ConfigSnapshot,
+    EnvironmentSnapshot,
+    EventRecord,
+    LifecycleRecord,
+    MetricRecord,
+    ProjectRecord,
+    RunRecord,
+)
+from quark_core.schema import (
+    EVENT_SEVERITIES,
+    LOG_IDENTIFIERS,
+    RUN_STATUSES,
+    TERMINAL_STATUSES,
+    check_event_type,
+    dump_record,
+    validate_record,
+)
+
+TIME = "2026-05-07T09:30:00.000000Z"
+HEAD = ("r1", "w1", 0, 0, 0, 1_778_146_200_000_000)
+METRIC = MetricRecord(*HEAD, "train/loss", "train", "loss", 0.5, step=10)
+EVENT = EventRecord(*HEAD, "checkpoint_saved", "info")
+LIFECYCLE = LifecycleRecord(*HEAD, "tag", JsonObject({"tag": "good"}))
+PROJECT = ProjectRecord("p1", "vision", "/data/runs", TIME, TIME)
+RUN = RunRecord(
+    id="r1",
+    project_id="p1",
+    project_name="vision",
+    status="running",
+    parent_run_id=None,
+    lineage_root_run_id="r1",
+    resume_count=0,
+    run_path="/data/runs/r1",
+    git_commit=None,
+    strict_mode=False,
+    tags=("a", "b"),
+    attempt=0,
+    name=None,
+    notes=None,
+    created_at=TIME,
+    updated_at=TIME,
+    ended_at=None,
+)
+CONFIG = ConfigSnapshot(JsonObject({"lr": 0.1}))
+ENVIRONMENT = EnvironmentSnapshot(JsonObject())
+ALL = [METRIC, EVENT, LIFECYCLE, PROJECT, RUN, CONFIG, ENVIRONMENT]
+
+
+def change(record, **fields):
+    return dataclasses.replace(record, **fields)
+
+
+@pytest.mark.parametrize("record", ALL, ids=lambda record: type(record).__name__)
+def test_a_good_record_is_returned_as_it_is(record):
+    assert validate_record(record) is record
+    assert dump_record(record) == record.to_dict()
+    json.dumps(dump_record(record), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        change(METRIC, run_id=None),
+        change(METRIC, value=3),
+        change(METRIC, step=None, epoch=0),
+        change(METRIC, step=2**63 - 1),
+        change(METRIC, metric_key="loss", namespace=None),
+        change(METRIC, metric_key="a/b/loss", namespace="a/b"),
+        change(METRIC, metadata=JsonObject()),
+        change(EVENT, event_type="eval/done-2.b", step=0, epoch=0, status="ok"),
+        change(RUN, id=None, tags=()),
+        change(CONFIG, notes=("config.x was kept as its repr",)),
+        *(change(EVENT, severity=severity) for severity in EVENT_SEVERITIES),
+        *(change(RUN, status=status) for status in RUN_STATUSES),
+    ],
+)
+def test_the_borders_of_what_is_allowed_are_allowed(record):
+    assert validate_record(record) is record
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value"),
+    [
+        (METRIC, "run_id", 1),
+        (METRIC, "writer_id", None),
+        (METRIC, "attempt", -1),
+        (METRIC, "attempt", None),
+        (METRIC, "rank", -1),
+        (METRIC, "rank", "0"),
+        (METRIC, "sequence", -1),
+        (METRIC, "sequence", True),
+        (METRIC, "time_us", 1.5),
+        (METRIC, "metric_key", ""),
+        (METRIC, "metric_key", "another/loss"),
+        (METRIC, "metric_key", "n" * 251),
+        (METRIC, "metric_key", None),
+        (METRIC, "value", "0.5"),
+        (METRIC, "value", True),
+        (METRIC, "value", None),
+        (METRIC, "value", float("nan")),
+        (METRIC, "value", float("inf")),
+        (METRIC, "value", -float("inf")),
+        (METRIC, "value", 10**400),
+        (METRIC, "step", -1),
+        (METRIC, "step", 1.0),
+        (METRIC, "step", True),
+        (METRIC, "epoch", -1),
+        (METRIC, "description", 3),
+        (METRIC, "metadata", [1]),
+        (METRIC, "metadata", "{}"),
+        (EVENT, "event_type", "Checkpoint"),
+        (EVENT, "event_type", ""),
+        (EVENT, "event_type", "a b"),
+        (EVENT, "severity", "fatal"),
+        (EVENT, "severity", "INFO"),
+        (EVENT, "severity", None),
+        (EVENT, "status", 200),
+        (EVENT, "payload", ["a"]),
+        (LIFECYCLE, "action", None),
+        (LIFECYCLE, "action", "explode"),
+        (LIFECYCLE, "data", "good"),
+        (PROJECT, "name", None),
+        (RUN, "status", "lost"),
+        (RUN, "status", "Running"),
+        (RUN, "status", None),
+        (RUN, "tags", ["a"]),
+        (RUN, "tags", ("a", 1)),
+        (RUN, "strict_mode", 1),
+        (RUN, "attempt", -1),
+        (RUN, "resume_count", -1),
+        (RUN, "resume_count", False),
+        (RUN, "created_at", None),
+        (CONFIG, "values", None),
+        (CONFIG, "notes", "one"),
+        (ENVIRONMENT, "values", []),
+    ],
+    ids=lambda value: type(value).__name__ if dataclasses.is_dataclass(value) else repr(value)[:20],
+)
+def test_a_bad_field_is_refused_by_record_and_field(record, field, value):
+    with pytest.raises(SchemaValidationError) as caught:
+        validate_record(change(record, **{field: value}))
+
+    assert str(caught.value).startswith(f"{type(record).__name__}.{field} ")
+
+
+def test_a_metric_needs_a_step_or_an_epoch():
+    with pytest.raises(SchemaValidationError, match=r"^MetricRecord .*step or an epoch"):
+        validate_record(change(METRIC, step=None, epoch=None))
+
+
+@pytest.mark.parametrize("record", [None, {}, {"value": 1.0}, "record", MetricRecord])
+def test_what_is_no_record_is_refused(record):
+    with pytest.raises(SchemaValidationError, match=r"^record must be"):
+        validate_record(record)
+
+
+@pytest.mark.parametrize("field", [{"value": "high"}, {"time_us": 2**62}, {"time_us": -(2**62)}])
+def test_nothing_bad_is_dumped(field):
+    with pytest.raises(SchemaValidationError):
+        dump_record(change(METRIC, **field))
+
+
+@pytest.mark.parametrize("name", ["a", "user_log", "eval/done", "a.b-c_d/2"])
+def test_an_event_type_within_the_rule_is_returned(name):
+    assert check_event_type(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "A", "1a", "_a", "a b", "a\n", "é", "a@", "a" * 251, None, 3, b"a"]
+)
+def test_an_event_type_outside_the_rule_is_refused(name):
+    with pytest.raises(SchemaValidationError, match=r"^event_type "):
+        check_event_type(name)
+
+
+def test_the_constants_agree_with_each_other():
+    assert set(TERMINAL_STATUSES) == set(RUN_STATUSES) - {"running"}
+    assert set(LOG_IDENTIFIERS.values()) <= set(EVENT_SEVERITIES)

@@ -1,0 +1,146 @@
+"""The examples run as they are, in a process and a folder of their own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quark
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# Registers one more check with the example, as a broken installation would have it fail.
+PLANTED = """
+import runpy, sys
+path = sys.argv.pop(1)
+example = runpy.run_path(path)
+
+@example["check"]("events")
+def planted_check(folder):
+    example["expect"](False, "planted failure")
+
+sys.exit(example["main"]())
+"""
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Runs Python with arguments in an empty folder."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("QUARK_")}
+    folder = tmp_path / "work"
+    folder.mkdir()
+
+    def run(*arguments, **variables):
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            capture_output=True,
+            cwd=folder,
+            env={**environment, "PYTHONIOENCODING": "utf-8", "COLUMNS": "200", **variables},
+            encoding="utf-8",
+            timeout=100,
+        )
+
+    run.folder = folder
+    return run
+
+
+def test_the_lifecycle_example_interrupts_and_resumes_a_run(run_python):
+    # What has ended must not be waited for, however long a wait would be allowed.
+    done = run_python(EXAMPLES / "session_lifecycle.py", QUARK_EXIT_TIMEOUT_SECONDS="3600")
+    assert (done.returncode, done.stderr) == (0, "")
+    run_id = re.search(r"^started and interrupted: (\w+) \(interrupted\)$", done.stdout, re.M)[1]
+    assert "values over both attempts: 11" in done.stdout
+    assert "tags: baseline, example, recovered" in done.stdout
+    events = re.search(r"^events: (.*)$", done.stdout, re.M)[1].split(", ")
+    assert events == "run_started user_log run_ended run_resumed user_log run_ended".split()
+    session = quark.open_run(run_id, run_python.folder / "quark-runs")
+    assert (session.status, session.context.run.resume_count) == ("completed", 1)
+    assert [r.attempt for r in quark.MetricsLogger(session).read()] == [0] * 10 + [1]
+    assert f"the run lies in {session.run_path}" in done.stdout
+
+
+def test_the_lifecycle_example_takes_a_folder(run_python, tmp_path):
+    done = run_python(EXAMPLES / "session_lifecycle.py", tmp_path / "own")
+    assert done.returncode == 0
+    assert (tmp_path / "own" / ".quark" / "quark.db").is_file()
+    assert list(run_python.folder.iterdir()) == []
+
+
+def test_the_smoke_tests_pass_and_leave_nothing_behind(run_python):
+    done = run_python(EXAMPLES / "smoke_tests.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    *checks, last = done.stdout.splitlines()
+    assert last == "Quark works here."
+    assert {line.split()[0] for line in checks} == {
+        *("imports", "session", "metrics", "events", "backends", "faults")
+    }
+    assert all(line.endswith(" ok") for line in checks)
+    assert list(run_python.folder.iterdir()) == []
+
+
+def test_a_group_of_smoke_tests_can_be_chosen(run_python):
+    done = run_python(EXAMPLES / "smoke_tests.py", "imports", "events")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["imports", "events", "Quark"]
+
+
+def test_a_failing_check_is_shown_and_makes_the_smoke_tests_fail(run_python):
+    done = run_python("-c", PLANTED, EXAMPLES / "smoke_tests.py", "events", "imports")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert re.search(r"^events +planted check +FAILED$", done.stdout, re.M)
+    assert "AssertionError: planted failure" in lines
+    assert lines[-1] == "1 failed"
+    assert lines[-2].startswith("imports")
+    assert lines[-2].endswith(" ok")
+
+
+def test_an_unknown_group_of_smoke_tests_is_refused(run_python):
+    done = run_python(EXAMPLES / "smoke_tests.py", "imports", "absent")
+    assert done.returncode == 2
+    assert done.stdout.startswith("unknown group absent; there are imports, session")
+
+
+@pytest.mark.slow
+def test_the_demo_trains_and_leaves_a_run_that_can_be_read(run_python):
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    done = run_python(EXAMPLES / "train_digits.py", "--epochs", "2", "--backends", "csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = run_python.folder
+    (run_path,) = (folder / ".quark" / "runs").iterdir()
+    session = quark.open_run(run_path.name, folder)
+    assert f"See it again with: quark runs, quark show {session.run_id[:6]}" in done.stdout
+    assert f"The run lies in {run_path}" in done.stdout
+    assert "Best validation accuracy 0." in done.stdout
+
+    assert (session.status, session.project_name) == ("completed", "digits")
+    assert session.context.run.tags == ("demo", "mlp")
+    config = session.open_run.reader.load_run(session.run_id).config.values
+    assert (config["epochs"], config["batch_size"], config["backends"]) == (2, 64, "csv")
+
+    metrics = quark.MetricsLogger(session)
+    steps = 2 * 22
+    for key in ("train/loss", "train/accuracy", "optimizer/lr"):
+        records = metrics.read(metric_key=key)
+        assert [record.step for record in records] == list(range(steps))
+        assert [record.epoch for record in records] == [0] * 22 + [1] * 22
+        assert f" {key} " in done.stdout
+    losses = [record.value for record in metrics.read(metric_key="train/loss")]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    rates = [record.value for record in metrics.read(metric_key="optimizer/lr")]
+    assert rates[0] == 3e-3
+    assert rates == sorted(rates, reverse=True)
+    for key in ("val/loss", "val/accuracy"):
+        assert [record.step for record in metrics.read(metric_key=key)] == [21, 43]
+    assert metrics.read(metric_key="val/accuracy")[-1].value > 0.5
+
+    events = quark.EventLogger(session).read()
+    types = [event.event_type for event in events]
+    assert (types[0], types[-1], types.count("user_log")) == ("run_started", "run_ended", 2)
+    best = [event for event in events if event.event_type == "best_accuracy"]
+    assert best[0].step == 21
+    assert set(best[0].payload) == {"val/loss", "val/accuracy"}
+    assert len((run_path / "csv" / "metrics.csv").read_text().splitlines()) == steps + 1
