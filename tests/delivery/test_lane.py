@@ -171,7 +171,8 @@ def test_the_end_does_not_wait_longer_than_it_may_for_an_outage():
     lane = make_lane(backend, log, retry=RetryPolicy(first_s=60.0, cap_s=60.0))
     fill(log, 2)
     lane.start()
-    assert finish(lane, timeout_s=0.3)
+    lane.close(time.monotonic() + 0.3)
+    assert lane.join(30)
     report = lane.report()
     assert (report.waiting, report.state) == (4, "closed")
     assert backend.closed
