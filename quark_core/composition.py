@@ -5,10 +5,11 @@ It knows backends only through their definitions, so it imports none.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -25,14 +26,35 @@ from quark_core.backend import (
     check_capabilities,
 )
 from quark_core.delivery.batch_log import BatchLog
+from quark_core.delivery.journal import Journal
+from quark_core.delivery.journal_folder import (
+    JournalFolder,
+    LaneEntry,
+    Manifest,
+    journal_directory,
+)
 from quark_core.delivery.lane import Lane, RetryPolicy
+from quark_core.delivery.lane_files import lane_folder_name
+from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.stream import RunStream
 from quark_core.errors import SchemaValidationError, SessionStoreError, UnknownBackendError
 from quark_core.ranks import RankInfo
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
 
-__all__ = ["BackendChoice", "Plan", "open_primary", "open_reader", "plan_backends"]
+__all__ = [
+    "BackendChoice",
+    "Plan",
+    "locate_run",
+    "open_lane",
+    "open_primary",
+    "open_reader",
+    "open_stream",
+    "plan_backends",
+]
+
+_log = logging.getLogger("quark")
 
 _SPECIFICATION = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?:(?P<mark>[+:])(?P<rest>.*))?")
 _DEFAULT_PRIMARY = "embedded"
@@ -143,48 +165,121 @@ def open_reader(
     return open_primary(choice, config)
 
 
-def make_lanes(
+def open_stream(
     plan: Plan,
     primary: SupportsPrimary | None,
     config: BackendConfig,
-    log: BatchLog,
+    origin: Origin,
     run_path: Path,
     *,
-    on_primary_failure: object = None,
+    on_primary_failure: Callable[[BaseException], None] | None = None,
+    on_beat: Callable[[], None] | None = None,
+    on_gap: Callable[[Mapping[str, int]], None] | None = None,
     retry: RetryPolicy | None = None,
-) -> list[Lane]:
-    """One lane per backend, the primary's first; mirrors open on their lane's thread."""
-    lanes: list[Lane] = []
-    choices = [*([plan.primary] if plan.primary else []), *plan.mirrors]
-    names = Counter(choice.definition.name for choice in choices)
+) -> RunStream:
+    """A stream with its journal and one lane per backend; not started yet.
 
-    def add(choice: BackendChoice, opened: Backend | None) -> None:
-        definition = choice.definition
-        name = definition.name
-        if names[name] > 1:
-            # Two mirrors of one kind: only what the user wrote tells them apart.
-            name = redact_text(choice.specification)
-        its_config = replace(
-            config, location=choice.location, options=dict(choice.options), run_path=run_path
-        )
+    The primary is open already; mirrors open on their lane's thread. Where
+    there is no backend, there is no journal either.
+    """
+    choices = [*([plan.primary] if plan.primary else []), *plan.mirrors]
+    if not choices:
+        return RunStream(origin)
+    names = _name_lanes(choices)
+    entries = tuple(
+        LaneEntry(name, redact_text(choice.specification), choice is plan.primary)
+        for name, choice in zip(names, choices, strict=True)
+    )
+    folder = _open_journal_folder(config, origin, run_path, entries)
+    journal = None if folder is None else Journal(folder.path, origin)
+    log = BatchLog(journal=journal)
+    lanes, leases = [], []
+    for entry, choice in zip(entries, choices, strict=True):
+        if folder is not None:
+            lease = folder.lease(entry.name)
+            lease.take()
+            leases.append(lease)
+        opened = primary if entry.primary else None
         lanes.append(
             Lane(
-                name,
-                lambda: opened if opened is not None else _open(definition, its_config),
+                entry.name,
+                _opener(choice, replace(config, run_path=run_path), opened),
                 log.open_cursor(),
-                Quarantine(run_path / "quarantine" / _as_folder(name), name),
-                primary=opened is not None,
-                idempotent=Capability.IDEMPOTENT in definition.capabilities,
+                Quarantine(run_path / "quarantine" / lane_folder_name(entry.name), entry.name),
+                primary=entry.primary,
+                idempotent=Capability.IDEMPOTENT in choice.definition.capabilities,
+                mark=None if folder is None else folder.mark(entry.name),
                 retry=retry,
-                on_failure=on_primary_failure if opened is not None else None,  # type: ignore[arg-type]
+                on_failure=on_primary_failure if entry.primary else None,
             )
         )
+    return RunStream(
+        origin, log, lanes, folder=folder, leases=leases, on_beat=on_beat, on_gap=on_gap
+    )
 
-    if plan.primary is not None:
-        add(plan.primary, primary)
-    for mirror in plan.mirrors:
-        add(mirror, None)
-    return lanes
+
+def open_lane(
+    manifest: Manifest, entry: LaneEntry, registry: BackendRegistry | None = None
+) -> tuple[Backend, bool]:
+    """Open the backend of a lane that a process left behind; for `sync_folder`.
+
+    Returns:
+        The backend, and whether a batch may be sent to it twice.
+
+    Raises:
+        UnknownBackendError: The backend is not installed here.
+        Exception: Whatever the backend raises when it cannot be opened.
+    """
+    choice = _choose(entry.specification, registry or default_registry())
+    config = replace(
+        choice.configure(
+            Path(manifest.storage_dir), run_id=manifest.run_id, project=manifest.project
+        ),
+        run_path=Path(manifest.run_path),
+    )
+    backend = _open(choice.definition, config)
+    return backend, Capability.IDEMPOTENT in choice.definition.capabilities
+
+
+def _name_lanes(choices: Sequence[BackendChoice]) -> list[str]:
+    """The backends' names; two mirrors of one kind are told apart by what the user wrote."""
+    counts = Counter(choice.definition.name for choice in choices)
+    return [
+        choice.definition.name
+        if counts[choice.definition.name] == 1
+        else redact_text(choice.specification)
+        for choice in choices
+    ]
+
+
+def _open_journal_folder(
+    config: BackendConfig, origin: Origin, run_path: Path, entries: tuple[LaneEntry, ...]
+) -> JournalFolder | None:
+    run_id = origin.run_id or ""
+    folder = JournalFolder(journal_directory(run_path, run_id) / origin.writer_id)
+    manifest = Manifest(
+        run_id=run_id,
+        writer_id=origin.writer_id,
+        attempt=origin.attempt,
+        rank=origin.rank,
+        project=config.project or "",
+        storage_dir=str(config.storage_dir),
+        run_path=str(run_path),
+        lanes=entries,
+    )
+    try:
+        folder.write_manifest(manifest)
+    except OSError as error:
+        _log.warning("there is no journal for this run: %s cannot be made: %s", folder.path, error)
+        return None
+    return folder
+
+
+def _opener(
+    choice: BackendChoice, config: BackendConfig, opened: Backend | None
+) -> Callable[[], Backend]:
+    its_config = replace(config, location=choice.location, options=dict(choice.options))
+    return lambda: opened if opened is not None else _open(choice.definition, its_config)
 
 
 def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) -> RunLocation:
@@ -193,10 +288,6 @@ def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) 
         return primary.locate(run_id)
     root = storage_dir / ".quark"
     return RunLocation(store_root=root, db_path=None, run_path=str(root / "runs" / run_id))
-
-
-def _as_folder(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
 
 
 def _open(definition: BackendDefinition, config: BackendConfig) -> Backend:

@@ -8,6 +8,7 @@ QuarkError
 │   └── InvalidRunStateError  the run's state does not allow this call
 └── BackendError              .backend says which one
     ├── BackendUnavailable    retry later
+    │   └── BackendUnauthorized   the credentials are refused; retry much later
     ├── BackendRejected       never retry this batch
     ├── BackendContractError  a bug in the plugin
     └── UnknownBackendError   (ValueError) nothing installed answers to that name
@@ -19,6 +20,7 @@ __all__ = [
     "BackendContractError",
     "BackendError",
     "BackendRejected",
+    "BackendUnauthorized",
     "BackendUnavailable",
     "InvalidRunStateError",
     "QuarkError",
@@ -76,6 +78,10 @@ class BackendError(QuarkError):
 
 class BackendUnavailable(BackendError):
     """The backend cannot take this batch now; the lane tries again, for ever."""
+
+
+class BackendUnauthorized(BackendUnavailable):
+    """The backend refuses our credentials; the lane pauses and asks again every few minutes."""
 
 
 class BackendRejected(BackendError):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from quark_core import settings
 from quark_core.backend import SupportsRead
 from quark_core.context import RunContext
+from quark_core.delivery.origin import Origin
 from quark_core.delivery.report import DeliveryReport
-from quark_core.delivery.stream import Origin, RunStream
+from quark_core.delivery.stream import RunStream
 from quark_core.errors import InvalidRunStateError, SessionStoreError
 from quark_core.json_object import JsonObject
 from quark_core.records import EventRecord, LifecycleRecord
@@ -132,6 +133,11 @@ class OpenRun:
                 None if data is None else JsonObject(data),
             )
         )
+
+    def emit_gap(self, gaps: Mapping[str, int]) -> None:
+        """Put into the stream what is missing from it: records by kind."""
+        self.emit_lifecycle("gap", {"records": dict(gaps), "reason": "memory ran out"})
+        self.emit_event("records_dropped", "error", payload=JsonObject({"records": dict(gaps)}))
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until the primary has everything that this process logged so far.

@@ -18,8 +18,8 @@ from quark_core import composition, settings
 from quark_core.backend import BackendConfig, StoredRun, SupportsPrimary
 from quark_core.composition import Plan
 from quark_core.context import RunContext
-from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.stream import Origin, RunStream
+from quark_core.delivery.origin import Origin
+from quark_core.delivery.stream import RunStream
 from quark_core.environment import (
     GitState,
     capture_environment,
@@ -236,10 +236,8 @@ def resolve_target(target: object) -> OpenRun:
 def _open(
     context: RunContext, plan: Plan, primary: SupportsPrimary | None, rank: RankInfo
 ) -> OpenRun:
-    origin = Origin(context.run_id, attempt=context.run.attempt, rank=rank.rank)
-    log = BatchLog()
     found: list[OpenRun] = []
-    lanes = composition.make_lanes(
+    stream = composition.open_stream(
         plan,
         primary,
         BackendConfig(
@@ -247,15 +245,23 @@ def _open(
             run_id=context.run_id,
             project=context.project.name,
         ),
-        log,
-        Path(context.run.run_path) if "://" not in context.run.run_path else context.storage_dir,
+        Origin(context.run_id, attempt=context.run.attempt, rank=rank.rank),
+        _local_run_path(context),
         on_primary_failure=lambda error: found[0].note_failure(error),
+        on_beat=lambda: found[0].emit_lifecycle("heartbeat"),
+        on_gap=lambda gaps: found[0].emit_gap(gaps),
     )
-    stream = RunStream(origin, log, lanes, heartbeat=lambda: found[0].emit_lifecycle("heartbeat"))
     run = OpenRun(context, stream, primary)
     found.append(run)
     stream.start()
     return run
+
+
+def _local_run_path(context: RunContext) -> Path:
+    """Where this process puts the run's own files: the run's path, where that is a directory."""
+    if "://" in context.run.run_path:
+        return context.storage_dir / ".quark" / "runs" / (context.run_id or "unknown")
+    return Path(context.run.run_path)
 
 
 def _announce(
@@ -298,6 +304,7 @@ def _announce(
         _check_accepted(run)
     except BaseException:
         run.end_stream("the run could not be started", 0.5)
+        run.stream.discard()
         raise
     run.emit_event(event_type, "info", status="running")
     run.background = threading.Thread(

@@ -49,7 +49,7 @@ __all__ = [
 RunStatus = Literal["running", "completed", "failed", "interrupted"]
 EventSeverity = Literal["debug", "info", "warning", "error", "critical"]
 LogIdentifier = Literal["Info", "Warning", "Error"]
-LifecycleAction = Literal["start", "config", "environment", "tag", "status", "heartbeat"]
+LifecycleAction = Literal["start", "config", "environment", "tag", "status", "heartbeat", "gap"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -201,7 +201,8 @@ class LifecycleRecord(StreamRecord, frozen=True, gc=False):
     Attributes:
         action: `start` opens an attempt (data: project, run, process),
             `config` and `environment` carry snapshots, `tag` adds one tag,
-            `status` sets the attempt's status, `heartbeat` says it is alive.
+            `status` sets the attempt's status, `heartbeat` says it is alive,
+            `gap` counts records that are missing.
         data: What the action needs, as JSON values.
     """
 

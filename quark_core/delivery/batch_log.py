@@ -2,53 +2,150 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 from quark_core.backend import Batch
+from quark_core.delivery.journal import Journal, JournalReader
 
 __all__ = ["BatchLog", "Cursor"]
 
+_log = logging.getLogger("quark")
+
 DEFAULT_CAPACITY_BYTES = 64 * 1024 * 1024
+# Lanes that are this far behind read from the journal instead.
+_WINDOW_BYTES = 8 * 1024 * 1024
+_JOURNAL_RETRY_S = 0.2
 
 
 class BatchLog:
-    """An ordered log of batches in memory, bounded in bytes.
+    """One writer's batches in the order of their numbers, from 0 on.
 
-    Any thread may append; each cursor belongs to one reader. A batch is
-    released when all cursors have passed it. Beyond the capacity the oldest
-    batches go, and each cursor that had not passed them counts their records
-    as dropped.
+    With a journal, batches are written there first; memory holds the newest
+    of them, and a lane that is further behind reads the journal. While the
+    journal cannot be written, batches wait in memory, up to the capacity,
+    and lanes are served from there. Without a journal memory is all there is:
+    beyond the capacity the oldest go, and each cursor that had not passed
+    them counts their records as dropped.
+
+    One thread appends; cursors may be used from any.
+
+    Args:
+        capacity_bytes: Bound of what is held in memory alone.
+        journal: Where batches are written first.
+        window_bytes: How much of what is journaled is kept in memory as well.
     """
 
-    def __init__(self, capacity_bytes: int = DEFAULT_CAPACITY_BYTES) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
+        journal: Journal | None = None,
+        *,
+        window_bytes: int = _WINDOW_BYTES,
+    ) -> None:
         self._capacity_bytes = capacity_bytes
+        self._window_bytes = window_bytes
+        self._journal = journal
         self._changed = threading.Condition()
         self._batches: deque[Batch] = deque()
         self._base = 0
-        self._base_records = 0
-        self._end_records = 0
         self._size_bytes = 0
+        # Records up to each position are what reports are made of: one total per batch
+        # that some cursor has not passed.
+        self._totals: deque[int] = deque([0])
+        self._totals_base = 0
+        self._released = 0
+        self._unwritten: list[Batch] = []
+        self._unwritten_bytes = 0
+        self._retry_at = 0.0
+        self._journal_error: str | None = None
         self._cursors: list[Cursor] = []
 
-    def open_cursor(self) -> Cursor:
-        """A new reader, placed at the oldest batch that is still here."""
+    def open_cursor(self, position: int = 0) -> Cursor:
+        """A new reader at a position; opened before the first append."""
         with self._changed:
-            cursor = Cursor(self, self._base, self._base_records)
+            cursor = Cursor(self, position)
             self._cursors.append(cursor)
             return cursor
 
-    def append(self, batch: Batch) -> None:
-        """Add a batch and wake the readers."""
+    def append(self, *batches: Batch) -> None:
+        """Add batches, to the journal first where there is one, and wake the readers."""
+        if not self._cursors:
+            return
+        if self._journal is not None:
+            self._unwritten += batches
+            self._unwritten_bytes += sum(len(batch.body) for batch in batches)
+            self.write_journal()
         with self._changed:
-            if not self._cursors:
-                return
-            self._batches.append(batch)
-            self._end_records += batch.count
-            self._size_bytes += len(batch.body)
-            while self._size_bytes > self._capacity_bytes and len(self._batches) > 1:
-                self._drop_first()
+            for batch in batches:
+                self._batches.append(batch)
+                self._totals.append(self._totals[-1] + batch.count)
+                self._size_bytes += len(batch.body)
+            self._evict()
             self._changed.notify_all()
+
+    def write_journal(self, *, now: bool = False) -> bool:
+        """Write to the journal what is not there yet; whether all of it is.
+
+        While the journal fails it is tried a few times a second, not at every call.
+
+        Args:
+            now: Try even if the last try was a moment ago.
+        """
+        if self._journal is None or not self._unwritten:
+            return self._journal is not None
+        if not now and time.monotonic() < self._retry_at:
+            return False
+        try:
+            self._journal.append(self._unwritten)
+        except OSError as error:
+            self._retry_at = time.monotonic() + _JOURNAL_RETRY_S
+            reason = error.strerror or str(error)
+            if reason != self._journal_error:
+                _log.warning(
+                    "the journal %s cannot be written (%s); records wait in memory",
+                    self._journal.directory,
+                    reason,
+                )
+            self._journal_error = reason
+            return False
+        if self._journal_error is not None:
+            _log.warning("the journal %s is written again", self._journal.directory)
+            self._journal_error = None
+        self._unwritten = []
+        self._unwritten_bytes = 0
+        return True
+
+    def sync_journal(self) -> bool:
+        """Bring the journal to the disk; whether all that was appended is there."""
+        if not self.write_journal(now=True):
+            return False
+        assert self._journal is not None
+        try:
+            self._journal.sync()
+        except OSError as error:
+            _log.debug("syncing the journal %s: %s", self._journal.directory, error)
+            return False
+        return True
+
+    def close_journal(self) -> None:
+        """Bring the journal to the disk and close it; by the appending thread."""
+        if self._journal is not None:
+            self.write_journal(now=True)
+            self._journal.close()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether memory holds all it may because the journal cannot be written."""
+        return self._journal is not None and self._unwritten_bytes >= self._capacity_bytes
+
+    @property
+    def journal_error(self) -> str | None:
+        """Why the journal cannot be written now, or None."""
+        return self._journal_error
 
     @property
     def end(self) -> int:
@@ -56,16 +153,45 @@ class BatchLog:
         with self._changed:
             return self._base + len(self._batches)
 
-    def _drop_first(self) -> None:
+    @property
+    def all_passed(self) -> bool:
+        """Whether every cursor is at the end."""
+        with self._changed:
+            end = self._base + len(self._batches)
+            return all(cursor.position >= end for cursor in self._cursors)
+
+    def _evict(self) -> None:
+        """Keep memory within its bounds."""
+        if self._journal is None:
+            while self._size_bytes > self._capacity_bytes and len(self._batches) > 1:
+                self._forget_first()
+            return
+        written = self._journal.end
+        while self._size_bytes > self._window_bytes and self._base < written and self._batches:
+            self._forget_first()
+
+    def _forget_first(self) -> None:
         batch = self._batches.popleft()
         self._base += 1
-        self._base_records += batch.count
         self._size_bytes -= len(batch.body)
 
     def _release(self) -> None:
+        """Forget what every cursor has passed."""
         passed = min(cursor.position for cursor in self._cursors)
-        while self._base < passed:
-            self._drop_first()
+        while self._base < passed and self._batches:
+            self._forget_first()
+        while self._totals_base < passed:
+            self._totals.popleft()
+            self._totals_base += 1
+        self._released = passed
+
+    def release_journal(self) -> None:
+        """Delete the journal's segments that every cursor has passed; by the appending thread."""
+        if self._journal is not None:
+            self._journal.release(self._released)
+
+    def _total(self, position: int) -> int:
+        return self._totals[position - self._totals_base]
 
 
 class Cursor:
@@ -76,11 +202,11 @@ class Cursor:
         dropped_records: Records that went before this reader had them.
     """
 
-    def __init__(self, log: BatchLog, position: int, records: int) -> None:
+    def __init__(self, log: BatchLog, position: int) -> None:
         self._log = log
-        self._opened_at = records
-        self._records = records
         self._woken = False
+        self._behind: Iterator[Batch] | None = None
+        self._read_ahead: deque[Batch] = deque()
         self.position = position
         self.dropped_records = 0
 
@@ -103,21 +229,40 @@ class Cursor:
         """The next batches, oldest first, without passing them."""
         log = self._log
         with log._changed:
-            self._skip_dropped()
-            start = self.position - log._base
-            stop = min(start + limit, len(log._batches))
-            return [log._batches[index] for index in range(start, stop)]
+            if log._journal is None:
+                self._skip_dropped()
+            if self.position >= log._base:
+                self._behind = None
+                self._read_ahead.clear()
+                start = self.position - log._base
+                stop = min(start + limit, len(log._batches))
+                return [log._batches[index] for index in range(start, stop)]
+            assert log._journal is not None
+            directory, files = log._journal.directory, log._journal.files
+        return self._peek_journal(lambda: JournalReader(directory, files=files), limit)
 
-    def advance(self, batches: list[Batch]) -> None:
+    def _peek_journal(self, open_reader: Callable[[], JournalReader], limit: int) -> list[Batch]:
+        """The next batches out of the journal, read without holding the log's lock."""
+        while self._read_ahead and self._read_ahead[0].number < self.position:
+            self._read_ahead.popleft()
+        while len(self._read_ahead) < limit:
+            if self._behind is None:
+                start = self._read_ahead[-1].number + 1 if self._read_ahead else self.position
+                self._behind = open_reader().read(start)
+            batch = next(self._behind, None)
+            if batch is None:
+                self._behind = None
+                break
+            self._read_ahead.append(batch)
+        if not self._read_ahead:
+            self._skip_unreadable()
+        return list(self._read_ahead)[:limit]
+
+    def advance(self, batches: Sequence[Batch]) -> None:
         """Pass batches that `peek` returned and that are done with."""
         log = self._log
         with log._changed:
-            self.position += len(batches)
-            self._records += sum(batch.count for batch in batches)
-            # A batch that was dropped while it was being delivered counts as delivered.
-            if self.position >= log._base:
-                log._release()
-            log._changed.notify_all()
+            self._pass_to(batches[-1].number + 1, sum(batch.count for batch in batches))
 
     def wait_passed(self, position: int, timeout_s: float) -> bool:
         """Wait until this reader has passed a position; whether it has."""
@@ -125,15 +270,35 @@ class Cursor:
             return self._log._changed.wait_for(lambda: self.position >= position, timeout_s)
 
     def count_records(self) -> tuple[int, int, int]:
-        """Records submitted since this reader was opened, waiting for it, and dropped."""
-        with self._log._changed:
-            self._skip_dropped()
-            end = self._log._end_records
-            return end - self._opened_at, end - self._records, self.dropped_records
+        """Records submitted to this reader, waiting for it, and dropped."""
+        log = self._log
+        with log._changed:
+            if log._journal is None:
+                self._skip_dropped()
+            submitted = log._totals[-1]
+            return submitted, submitted - log._total(self.position), self.dropped_records
+
+    def _pass_to(self, position: int, delivered: int) -> None:
+        """Move on; what lies between and was not delivered counts as dropped."""
+        log = self._log
+        if position <= self.position:
+            # They were counted as dropped while they were being delivered.
+            self.dropped_records -= delivered
+            return
+        between = log._total(position) - log._total(self.position)
+        self.dropped_records += between - delivered
+        self.position = position
+        log._release()
+        log._changed.notify_all()
 
     def _skip_dropped(self) -> None:
+        if self.position < self._log._base:
+            self._pass_to(self._log._base, 0)
+
+    def _skip_unreadable(self) -> None:
+        """The journal has lost what this reader needs; go on with what memory holds."""
         log = self._log
-        if self.position < log._base:
-            self.dropped_records += log._base_records - self._records
-            self.position = log._base
-            self._records = log._base_records
+        with log._changed:
+            if self.position < log._base:
+                _log.warning("batches %d to %d are gone", self.position, log._base - 1)
+                self._pass_to(log._base, 0)

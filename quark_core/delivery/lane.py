@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from quark_core.backend import Backend, Batch, SupportsGroups
 from quark_core.delivery.batch_log import Cursor
+from quark_core.delivery.lane_files import LaneMark
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.report import LaneReport
-from quark_core.errors import BackendRejected, BackendUnavailable
+from quark_core.errors import BackendRejected, BackendUnauthorized, BackendUnavailable
 
 __all__ = ["Lane", "RetryPolicy"]
 
@@ -34,12 +35,14 @@ class RetryPolicy:
         failures_before_rest: Unexpected errors in a row after which the lane
             rests instead.
         rest_s: How long it rests before it probes.
+        paused_s: How long it waits after its credentials were refused.
     """
 
     first_s: float = 0.5
     cap_s: float = 60.0
     failures_before_rest: int = 5
     rest_s: float = 60.0
+    paused_s: float = 300.0
 
 
 class Lane:
@@ -57,6 +60,7 @@ class Lane:
         quarantine: Where refused batches go.
         primary: Whether the backend is the run's primary.
         idempotent: Whether a batch may be sent twice.
+        mark: Where to keep on disk how far the lane is.
         retry: When to try again.
         on_failure: Called with each failure of a write or an open, from the
             lane's thread.
@@ -71,6 +75,7 @@ class Lane:
         *,
         primary: bool = False,
         idempotent: bool = False,
+        mark: LaneMark | None = None,
         retry: RetryPolicy | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
@@ -80,6 +85,7 @@ class Lane:
         self._cursor = cursor
         self._quarantine = quarantine
         self._idempotent = idempotent
+        self._mark = mark
         self._retry = retry or RetryPolicy()
         self._on_failure = on_failure
         self._backend: Backend | None = None
@@ -195,7 +201,7 @@ class Lane:
         return True
 
     def _write_group(self, backend: SupportsGroups, batches: list[Batch]) -> None:
-        self._in_flight = batches
+        self._begin(batches)
         try:
             backend.write_group(batches)
         except BackendRejected:
@@ -205,8 +211,14 @@ class Lane:
             return
         self._acknowledge(batches)
 
+    def _begin(self, batches: list[Batch]) -> None:
+        self._in_flight = batches
+        if self._mark is not None and not self._idempotent:
+            # After a crash, what was begun and not finished may be there already.
+            self._mark.begin(batches[-1].number + 1)
+
     def _write_one(self, backend: Backend, batch: Batch) -> None:
-        self._in_flight = [batch]
+        self._begin([batch])
         try:
             backend.write(batch)
         except BackendRejected as error:
@@ -229,6 +241,8 @@ class Lane:
 
     def _pass(self, batches: list[Batch]) -> None:
         self._in_flight = []
+        if self._mark is not None:
+            self._mark.finish(batches[-1].number + 1)
         self._cursor.advance(batches)
 
     def _note_failure(self, error: BaseException) -> None:
@@ -242,7 +256,10 @@ class Lane:
     def _pause(self, error: BaseException) -> None:
         policy = self._retry
         self._unexpected = 0 if isinstance(error, BackendUnavailable) else self._unexpected + 1
-        if self._unexpected >= policy.failures_before_rest:
+        if isinstance(error, BackendUnauthorized):
+            self._state = "paused"
+            wait_s = policy.paused_s
+        elif self._unexpected >= policy.failures_before_rest:
             self._state = "resting"
             wait_s = policy.rest_s
         else:
@@ -264,4 +281,6 @@ class Lane:
                 self._backend.close()
             except BaseException as error:  # noqa: BLE001 - as in _deliver
                 self._note_failure(error)
+        if self._mark is not None:
+            self._mark.close()
         self._state = "closed"

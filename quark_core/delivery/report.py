@@ -19,7 +19,7 @@ class LaneReport:
     Attributes:
         backend: Name of the backend.
         primary: Whether it is the run's primary.
-        state: opening, ready, retrying, resting or closed.
+        state: opening, ready, retrying, resting, paused (credentials refused) or closed.
         submitted: Records handed to the lane.
         delivered: Acknowledged by the backend.
         waiting: Not yet acknowledged.

@@ -4,97 +4,58 @@ from __future__ import annotations
 
 import itertools
 import logging
-import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from quark_core import metric_rows
 from quark_core.backend import Batch
 from quark_core.codec import column_types, encode_columns
 from quark_core.delivery.batch_log import BatchLog
+from quark_core.delivery.channel import DROP_ORDER, ITEM_BYTES, Channel
+from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.lane import Lane
+from quark_core.delivery.lane_files import Lease
+from quark_core.delivery.origin import Origin
 from quark_core.delivery.report import DeliveryReport, LaneReport
 from quark_core.errors import SessionStoreError
 from quark_core.records import RECORD_TYPES
 
-__all__ = ["Channel", "Origin", "RunStream", "make_writer_id"]
+__all__ = ["FlushLevel", "RunStream"]
 
 _log = logging.getLogger("quark")
 
+FlushLevel = Literal["journaled", "durable", "stored"]
+
 TICK_S = 0.02
 HEARTBEAT_S = 10.0
-_DEFAULT_FRAME_RECORDS = 100
+SYNC_S = 1.0
+CAPACITY_BYTES = 64 * 1024 * 1024
 
 # Lifecycle comes last in a tick: a status must not overtake what was logged before it.
 _KIND_ORDER = sorted(RECORD_TYPES, key=lambda kind: kind == "lifecycle")
-
-
-def make_writer_id() -> str:
-    """A new id for one process's stream; it sorts by nothing and is never used twice."""
-    return secrets.token_hex(6)
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What all records of one stream have in common."""
-
-    run_id: str | None
-    writer_id: str = field(default_factory=make_writer_id)
-    attempt: int = 0
-    rank: int = 0
-
-
-class Channel:
-    """The records of one kind on their way out of the training thread.
-
-    Attributes:
-        append: Hands over one record (for metrics: or one row). Takes no
-            lock, makes no system call; safe in any thread, signal handler or
-            finalizer.
-        take_sequence: The next sequence number. Atomic.
-        sequence: The counter itself, for who needs several at once.
-        frame_records: A batch is closed when it holds this many records.
-    """
-
-    __slots__ = ("_fitted", "append", "frame_records", "items", "kind", "sequence", "take_sequence")
-
-    def __init__(self, kind: str, *, keep: bool) -> None:
-        self.kind = kind
-        self.items: deque[Any] = deque(maxlen=None if keep else 0)
-        self.append = self.items.append
-        self.sequence = itertools.count()
-        self.take_sequence = self.sequence.__next__
-        self.frame_records = _DEFAULT_FRAME_RECORDS
-        self._fitted = False
-
-    def fit_frames(self, records: int) -> None:
-        """Let batches hold as many records as the largest of the channel's writers wants."""
-        self.frame_records = records if not self._fitted else max(self.frame_records, records)
-        self._fitted = True
-
-    def count_records(self) -> int:
-        """Records that wait in here."""
-        if self.kind != "metric":
-            return len(self.items)
-        return sum(map(metric_rows.count_items, list(self.items)))
 
 
 class RunStream:
     """Moves records from the channels into batches and hands them to the lanes.
 
     The delivery thread alone numbers batches; every tick it closes one frame
-    per kind, or several where a frame is full. Without lanes nothing is kept
-    and no thread is started: that is the stream of a rank that only listens.
+    per kind, or several where a frame is full, and writes them to the journal.
+    Without lanes nothing is kept and no thread is started: that is the stream
+    of a rank that only listens.
 
     Args:
         origin: What all records have in common.
         log: The log that the lanes read.
         lanes: One lane per backend, the primary's first where there is one.
-        heartbeat: Called by the delivery thread every 10 s.
+        folder: The journal's folder, removed when every lane has everything.
+        leases: Leases of the lanes, given up at the end.
+        on_beat: Called by the delivery thread every 10 s.
+        on_gap: Called by it with the number of records, by kind, that went
+            because memory ran out.
+        tick_s: Time between two ticks.
+        capacity_bytes: Bound of what waits in the channels.
     """
 
     def __init__(
@@ -103,23 +64,41 @@ class RunStream:
         log: BatchLog | None = None,
         lanes: Sequence[Lane] = (),
         *,
-        heartbeat: Callable[[], None] | None = None,
+        folder: JournalFolder | None = None,
+        leases: Sequence[Lease] = (),
+        on_beat: Callable[[], None] | None = None,
+        on_gap: Callable[[Mapping[str, int]], None] | None = None,
         tick_s: float = TICK_S,
+        capacity_bytes: int = CAPACITY_BYTES,
     ) -> None:
         self.origin = origin
         self._log = log or BatchLog()
         self._lanes = tuple(lanes)
         self._primary = next((lane for lane in lanes if lane.primary), None)
-        self._channels = {kind: Channel(kind, keep=bool(lanes)) for kind in _KIND_ORDER}
-        self._heartbeat = heartbeat
+        self._folder = folder
+        self._leases = tuple(leases)
+        self._capacity_items = capacity_bytes // ITEM_BYTES
+        self._channels = {
+            kind: Channel(kind, capacity_items=self._capacity_items if lanes else 0)
+            for kind in _KIND_ORDER
+        }
+        self._on_beat = on_beat
+        self._on_gap = on_gap
+        self._told_gaps: dict[str, int] = dict.fromkeys(_KIND_ORDER, 0)
         self._tick_s = tick_s
         self._numbers = itertools.count()
         self._wake = threading.Event()
         self._ticked = threading.Condition()
         self._asked = 0
         self._answered = 0
+        self._sync_asked = 0
+        self._journaled_end = 0
+        self._durable_end = 0
+        # Plain numbers, so that a signal handler can ask without any lock.
+        self._signal_asked = 0
+        self._signal_answered = 0
         self._draining = 0
-        self._lost = 0
+        self._unencodable = 0
         self._closing = False
         self._ended = False
         self._closed_report: DeliveryReport | None = None
@@ -144,35 +123,108 @@ class RunStream:
         return bool(self._lanes)
 
     def hand_over(self, timeout_s: float) -> int | None:
-        """Wait until everything accepted so far is on its way to the lanes.
+        """Wait until everything accepted so far is framed, and journaled if that is possible.
 
         Returns the position in the log after it, or None where that took longer.
         """
-        thread = self._thread
-        if thread is None or not thread.is_alive():
-            return self._log.end
-        with self._ticked:
-            self._asked += 1
-            ticket = self._asked
-            self._wake.set()
-            answered = self._ticked.wait_for(
-                lambda: self._answered >= ticket or self._ended, timeout_s
-            )
-            if not answered:
-                return None
-        return self._log.end
+        return self._ask(timeout_s, sync=False)
 
-    def flush(self, timeout_s: float) -> None:
-        """Wait until the primary has acknowledged everything accepted before this call.
+    def flush(self, timeout_s: float, level: FlushLevel = "stored") -> None:
+        """Wait until everything accepted before this call is as safe as `level` says.
+
+        Args:
+            timeout_s: How long.
+            level: "journaled" survives the process, "durable" the machine,
+                "stored" has been acknowledged by the primary.
 
         Raises:
-            SessionStoreError: It did not within `timeout_s`; the records stay
-                queued and are delivered later.
+            SessionStoreError: It took longer; the records stay queued and are
+                delivered later.
         """
-        if self._primary is None or self._closed_report is not None:
+        if not self._lanes or self._closed_report is not None:
             return
         deadline = time.monotonic() + timeout_s
-        position = self.hand_over(timeout_s)
+        position = self._ask(timeout_s, sync=level == "durable")
+        if level == "stored":
+            self._flush_primary(position, deadline, timeout_s)
+            return
+        while position is None or self._safe_end(level) < position:
+            if time.monotonic() >= deadline:
+                raise SessionStoreError(
+                    f"the journal did not get there within {timeout_s:g} s "
+                    f"({self._log.journal_error or 'there is no journal or its disk is slow'}). "
+                    "Nothing is lost: the records wait in memory."
+                )
+            time.sleep(min(0.02, timeout_s))
+            remaining_s = max(0.0, deadline - time.monotonic())
+            asked = self._ask(remaining_s, sync=level == "durable")
+            position = asked if position is None else position
+
+    def close(self, timeout_s: float) -> DeliveryReport:
+        """Deliver what is left within a time, close the lanes, and say what became of it all.
+
+        A second call returns the first one's report.
+        """
+        if self._closed_report is not None:
+            return self._closed_report
+        deadline = time.monotonic() + timeout_s
+        self._ask(timeout_s, sync=False)
+        for lane in self._lanes:
+            lane.close(deadline)
+        for lane in self._lanes:
+            lane.join(deadline - time.monotonic())
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(max(0.2, deadline - time.monotonic()))
+        for lease in self._leases:
+            lease.release()
+        if self._folder is not None and self._log.all_passed:
+            self._folder.remove()
+        self._closed_report = self.report()
+        return self._closed_report
+
+    def ask_from_signal(self) -> int:
+        """Ask, without any lock, that everything accepted so far be brought to the disk."""
+        self._signal_asked += 1
+        return self._signal_asked
+
+    def is_answered(self, ticket: int) -> bool:
+        """Whether what `ask_from_signal` asked for is done, or there is nobody to do it."""
+        return self._thread is None or self._signal_answered >= ticket
+
+    def report(self) -> DeliveryReport:
+        """What each lane has delivered so far, and what not."""
+        if self._closed_report is not None:
+            return self._closed_report
+        channels = self._channels.values()
+        pending = self._draining + sum(channel.count_records() for channel in channels)
+        lost = self._unencodable + sum(channel.lost for channel in channels)
+        return DeliveryReport(tuple(lane.report(pending, lost) for lane in self._lanes))
+
+    def report_primary(self) -> LaneReport | None:
+        """The primary's lane, or None where there is none."""
+        return None if self._primary is None else self._primary.report()
+
+    @property
+    def left_behind(self) -> JournalFolder | None:
+        """The journal, where it holds what some lane has not got; after `close`."""
+        return None if self._log.all_passed else self._folder
+
+    def discard(self) -> None:
+        """Delete the journal and what is left in it; after `close`, of a run that never began."""
+        if self._folder is not None:
+            self._folder.remove()
+
+    def abandon(self) -> None:
+        """Forget everything without touching a file: this is a forked child."""
+        self._thread = None
+        for lease in self._leases:
+            lease.forget()
+
+    def _flush_primary(self, position: int | None, deadline: float, timeout_s: float) -> None:
+        if self._primary is None:
+            return
         self._primary.nudge()
         remaining_s = max(0.0, deadline - time.monotonic())
         if position is None or not self._primary.wait_passed(position, remaining_s):
@@ -183,69 +235,86 @@ class RunStream:
                 "Nothing is lost: the records wait and are delivered when it answers."
             )
 
-    def close(self, timeout_s: float) -> DeliveryReport:
-        """Deliver what is left within a time, close the lanes, and say what became of it all.
+    def _safe_end(self, level: FlushLevel) -> int:
+        return self._durable_end if level == "durable" else self._journaled_end
 
-        A second call returns the first one's report.
-        """
-        if self._closed_report is not None:
-            return self._closed_report
-        deadline = time.monotonic() + timeout_s
-        self.hand_over(timeout_s)
-        self._closing = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(max(0.0, deadline - time.monotonic()))
-        for lane in self._lanes:
-            lane.close(deadline)
-        for lane in self._lanes:
-            lane.join(deadline - time.monotonic())
-        self._closed_report = self.report()
-        return self._closed_report
-
-    def report(self) -> DeliveryReport:
-        """What each lane has delivered so far, and what not."""
-        if self._closed_report is not None:
-            return self._closed_report
-        pending = self._draining + sum(c.count_records() for c in self._channels.values())
-        return DeliveryReport(tuple(lane.report(pending, self._lost) for lane in self._lanes))
-
-    def report_primary(self) -> LaneReport | None:
-        """The primary's lane, or None where there is none."""
-        return None if self._primary is None else self._primary.report()
+    def _ask(self, timeout_s: float, *, sync: bool) -> int | None:
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return self._log.end
+        with self._ticked:
+            self._asked += 1
+            ticket = self._asked
+            if sync:
+                self._sync_asked = ticket
+            self._wake.set()
+            answered = self._ticked.wait_for(
+                lambda: self._answered >= ticket or self._ended, timeout_s
+            )
+            if not answered:
+                return None
+        return self._log.end
 
     def _run(self) -> None:
         next_beat = time.monotonic() + HEARTBEAT_S
+        next_sync = time.monotonic() + SYNC_S
         while not self._closing:
             self._wake.wait(self._tick_s)
             self._wake.clear()
-            asked = self._asked
-            if self._heartbeat is not None and time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + HEARTBEAT_S
-                self._heartbeat()
-            for channel in self._channels.values():
-                if channel.items:
-                    self._drain(channel)
+            asked, signal_asked = self._asked, self._signal_asked
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + HEARTBEAT_S
+                self._beat()
+            sync = (
+                now >= next_sync
+                or self._sync_asked > self._answered
+                or signal_asked > self._signal_answered
+            )
+            try:
+                self._tick(sync=sync)
+            except Exception:  # noqa: BLE001 - the thread must outlive a bug of ours
+                _log.exception("the delivery thread failed in a tick")
+            if sync:
+                next_sync = time.monotonic() + SYNC_S
+            self._signal_answered = signal_asked
             if self._answered < asked:
                 with self._ticked:
                     self._answered = asked
                     self._ticked.notify_all()
+        self._log.close_journal()
         with self._ticked:
             # Whoever still waits for a tick would wait in vain.
             self._ended = True
             self._ticked.notify_all()
 
+    def _tick(self, *, sync: bool) -> None:
+        if not self._log.is_full:
+            for channel in self._channels.values():
+                self._drain(channel)
+        self._bound_memory()
+        written = self._log.write_journal()
+        end = self._log.end
+        if written:
+            self._journaled_end = end
+        if sync and self._log.sync_journal():
+            self._journaled_end = self._durable_end = end
+        self._log.release_journal()
+
+    def _beat(self) -> None:
+        for lease in self._leases:
+            lease.beat()
+        if self._on_beat is not None:
+            self._on_beat()
+
     def _drain(self, channel: Channel) -> None:
-        take = channel.items.popleft
+        # What comes while this goes on waits for the next tick, so that a tick ends.
         remaining = len(channel.items)
-        while remaining:
-            items: list[Any] = []
-            records = 0
-            while remaining and records < channel.frame_records:
-                item = take()
-                items.append(item)
-                records += metric_rows.count_items(item)
-                remaining -= 1
+        while remaining > 0 and not self._log.is_full:
+            items, records = channel.take_frame()
+            if not items:
+                return
+            remaining -= len(items)
             self._draining = records
             try:
                 count, body = _encode(channel.kind, items)
@@ -253,15 +322,16 @@ class RunStream:
                 # Records are validated before they come here, so this is a bug of ours;
                 # it must cost this frame only, and be seen.
                 _log.exception("%d %s records could not be encoded", records, channel.kind)
+                self._unencodable += records
                 self._draining = 0
-                self._lost += records
                 continue
+            origin = self.origin
             self._log.append(
                 Batch(
-                    self.origin.run_id or "",
-                    self.origin.writer_id,
-                    self.origin.attempt,
-                    self.origin.rank,
+                    origin.run_id or "",
+                    origin.writer_id,
+                    origin.attempt,
+                    origin.rank,
                     next(self._numbers),
                     channel.kind,
                     count,
@@ -269,6 +339,31 @@ class RunStream:
                 )
             )
             self._draining = 0
+
+    def _bound_memory(self) -> None:
+        """Let the lowest kinds go where the channels hold too much, and tell what went."""
+        excess = sum(len(c.items) for c in self._channels.values()) - self._capacity_items
+        for kind in DROP_ORDER:
+            channel = self._channels.get(kind)
+            if channel is None:
+                continue
+            if excess > 0:
+                dropped = min(excess, len(channel.items))
+                channel.drop_oldest(dropped)
+                excess -= dropped
+            channel.count_overflow()
+        if self._log.is_full or self._on_gap is None:
+            return
+        gaps = {
+            kind: channel.lost - self._told_gaps[kind]
+            for kind, channel in self._channels.items()
+            if channel.lost > self._told_gaps[kind]
+        }
+        if gaps:
+            for kind, count in gaps.items():
+                self._told_gaps[kind] += count
+            _log.warning("memory ran out; these records are gone: %s", gaps)
+            self._on_gap(gaps)
 
 
 def _encode(kind: str, items: list[Any]) -> tuple[int, bytes]:

@@ -6,8 +6,9 @@ import pytest
 
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.lane import Lane
+from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
-from quark_core.delivery.stream import Origin, RunStream
+from quark_core.delivery.stream import RunStream
 from quark_core.errors import SessionStoreError
 from quark_core.records import EventRecord, LifecycleRecord
 from quark_core.testing.faults import ScriptedBackend

@@ -1,0 +1,120 @@
+"""The records of one kind on their way out of the training thread."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import Any
+
+from quark_core import metric_rows
+
+__all__ = ["DROP_ORDER", "Channel"]
+
+DROP_ORDER = (
+    "parameter_distribution",
+    "layer",
+    "parameter",
+    "telemetry",
+    "batch",
+    "artifact",
+    "metric",
+    "event",
+    "lifecycle",
+)
+"""Which kinds go first where memory runs out: what sums up the network before what users say."""
+
+_DEFAULT_FRAME_RECORDS = 100
+# What a record weighs in memory, measured over metrics with step and epoch.
+ITEM_BYTES = 256
+
+
+class Channel:
+    """A queue of records (for metrics: also of rows) that never makes its writer wait.
+
+    Attributes:
+        append: Hands over one record or row. Takes no lock, makes no system
+            call; safe in any thread, signal handler or finalizer. Where the
+            queue is full, its oldest item goes, and is counted later.
+        take_sequence: The next sequence number. Atomic.
+        sequence: The counter itself, for who needs several at once.
+        frame_records: A batch is closed when it holds this many records.
+        lost: Records that went because memory ran out.
+    """
+
+    __slots__ = (
+        "_drained",
+        "_fitted",
+        "_missing",
+        "append",
+        "frame_records",
+        "items",
+        "kind",
+        "lost",
+        "sequence",
+        "take_sequence",
+    )
+
+    def __init__(self, kind: str, *, capacity_items: int) -> None:
+        self.kind = kind
+        self.items: deque[Any] = deque(maxlen=capacity_items)
+        self.append = self.items.append
+        self.sequence = itertools.count()
+        self.take_sequence = self.sequence.__next__
+        self.frame_records = _DEFAULT_FRAME_RECORDS
+        self.lost = 0
+        self._fitted = False
+        self._drained = 0
+        self._missing = 0
+
+    def fit_frames(self, records: int) -> None:
+        """Let batches hold as many records as the largest of the channel's writers wants."""
+        self.frame_records = records if not self._fitted else max(self.frame_records, records)
+        self._fitted = True
+
+    def count_records(self) -> int:
+        """Records that wait in here."""
+        if self.kind != "metric":
+            return len(self.items)
+        return sum(map(metric_rows.count_items, self.items.copy()))
+
+    def take_frame(self) -> tuple[list[Any], int]:
+        """The next items that go into one batch, and how many records they are."""
+        items: list[Any] = []
+        records = 0
+        while records < self.frame_records:
+            try:
+                item = self.items.popleft()
+            except IndexError:
+                break
+            items.append(item)
+            records += metric_rows.count_items(item)
+        self._drained += records
+        return items, records
+
+    def drop_oldest(self, count: int) -> None:
+        """Let the oldest items go, counted."""
+        for _ in range(count):
+            try:
+                item = self.items.popleft()
+            except IndexError:
+                return
+            records = metric_rows.count_items(item)
+            self._drained += records
+            self.lost += records
+
+    def count_overflow(self) -> int:
+        """Find records that the full queue let go; returns how many were found now.
+
+        Every record drew a number, so what drew one and is neither drained
+        nor waiting is gone. A thread that has drawn a number and not appended
+        yet looks the same for a moment, so a difference counts when it is
+        there twice in a row.
+        """
+        # repr() is the one way to look at a counter without moving it.
+        drawn = int(repr(self.sequence)[len("count(") : -1])
+        missing = max(0, drawn - self._drained - self.count_records())
+        found = missing if missing == self._missing else 0
+        self._missing = missing - found
+        self._drained += found
+        self.lost += found
+        return found

@@ -1,0 +1,124 @@
+"""One writer's folder in the journal: what it is, its lanes, and whether it is done with."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from quark_core import settings
+from quark_core.delivery.lane_files import LaneMark, Lease, lane_folder_name
+
+__all__ = ["JournalFolder", "LaneEntry", "Manifest", "find_folders", "journal_directory"]
+
+_log = logging.getLogger("quark")
+_MANIFEST = "journal.json"
+_LANES = "lanes"
+
+
+class LaneEntry(msgspec.Struct, frozen=True):
+    """A lane of a journal.
+
+    Attributes:
+        name: Its name.
+        specification: How to ask for its backend, without secrets.
+        primary: Whether it is the run's primary.
+    """
+
+    name: str
+    specification: str
+    primary: bool = False
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What another process needs to deliver a journal.
+
+    Attributes:
+        run_id, writer_id, attempt, rank: Whose journal it is.
+        project: Name of the run's project.
+        storage_dir: The user's storage root.
+        run_path: The run's own directory.
+        lanes: Where it goes.
+    """
+
+    run_id: str
+    writer_id: str
+    attempt: int
+    rank: int
+    project: str
+    storage_dir: str
+    run_path: str
+    lanes: tuple[LaneEntry, ...]
+
+
+class JournalFolder:
+    """The folder of one writer's journal.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Say what the journal is; before its first segment is begun.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        scratch = self.path / f"{_MANIFEST}.part"
+        scratch.write_bytes(msgspec.json.encode(manifest))
+        os.replace(scratch, self.path / _MANIFEST)
+
+    def read_manifest(self) -> Manifest | None:
+        """What the journal is, or None where that cannot be read."""
+        try:
+            return msgspec.json.decode((self.path / _MANIFEST).read_bytes(), type=Manifest)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def lease(self, lane: str) -> Lease:
+        """The lease of a lane."""
+        return Lease(self.path / _LANES / f"{lane_folder_name(lane)}.lease")
+
+    def mark(self, lane: str) -> LaneMark:
+        """How far a lane is."""
+        return LaneMark(self.path / _LANES / f"{lane_folder_name(lane)}.mark")
+
+    def remove(self) -> None:
+        """Delete the journal, which every lane has passed, and the folders it leaves empty."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for parent in (self.path.parent, self.path.parent.parent):
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+
+def journal_directory(run_path: Path, run_id: str) -> Path:
+    """Where the journals of a run lie: under its directory, or under QUARK_JOURNAL_DIR."""
+    root = os.environ.get(settings.JOURNAL_DIR, "").strip()
+    if root:
+        return Path(root).expanduser().resolve() / run_id
+    return run_path / "journal"
+
+
+def find_folders(storage_dir: Path) -> Iterator[JournalFolder]:
+    """Every journal of a storage root, and those under QUARK_JOURNAL_DIR that belong to it."""
+    candidates = sorted((storage_dir / ".quark" / "runs").glob(f"*/journal/*/{_MANIFEST}"))
+    root = os.environ.get(settings.JOURNAL_DIR, "").strip()
+    if root:
+        candidates += sorted(Path(root).expanduser().resolve().glob(f"*/*/{_MANIFEST}"))
+    for path in candidates:
+        folder = JournalFolder(path.parent)
+        manifest = folder.read_manifest()
+        if manifest is None:
+            _log.warning("the journal %s has no readable manifest; it is left alone", path.parent)
+        elif Path(manifest.storage_dir) == storage_dir:
+            yield folder

@@ -1,0 +1,187 @@
+"""What a lane keeps on disk: how far it is, and who drives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import struct
+import time
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from quark_core.process import ProcessIdentity, current_process, is_alive
+
+__all__ = ["LEASE_STALE_S", "LaneMark", "Lease", "lane_folder_name"]
+
+LEASE_STALE_S = 60.0
+"""A lease of another host is stale after this long without a beat; they come every 10 s."""
+
+_MARK = struct.Struct("<QQQ")
+
+
+def lane_folder_name(lane: str) -> str:
+    """Name of a lane as a file name."""
+    kept = "".join(c if c.isalnum() or c in "._-" else "_" for c in lane)
+    if kept == lane:
+        return kept
+    return f"{kept}-{xxhash.xxh3_64_hexdigest(lane.encode())[:8]}"
+
+
+class LaneMark:
+    """How far a lane is: what was acknowledged, and up to where sending was begun.
+
+    Rewritten in place, with a checksum and without a sync: where it is lost,
+    batches are sent again, which a backend that is idempotent does not mind.
+
+    Args:
+        path: The mark's file; made at the first change.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self.done = 0
+        """Number after the last acknowledged batch."""
+        self.begun = 0
+        """Number after the last batch whose sending was begun."""
+        self._load()
+
+    def _load(self) -> None:
+        try:
+            data = self._path.read_bytes()
+        except OSError:
+            return
+        if len(data) == _MARK.size:
+            done, begun, checksum = _MARK.unpack(data)
+            if checksum == xxhash.xxh3_64_intdigest(data[:16]):
+                self.done, self.begun = done, max(done, begun)
+
+    def begin(self, number: int) -> None:
+        """Note that batches before a number are about to be sent."""
+        self.begun = max(self.begun, number)
+        self._save()
+
+    def finish(self, number: int) -> None:
+        """Note that batches before a number are done with."""
+        self.done = number
+        self.begun = max(self.begun, number)
+        self._save()
+
+    def close(self) -> None:
+        """Give up the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _save(self) -> None:
+        head = struct.pack("<QQ", self.done, self.begun)
+        data = head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
+        try:
+            if self._descriptor is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                binary = getattr(os, "O_BINARY", 0)
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | binary, 0o666)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, data)
+        except OSError:
+            # A mark that is behind only costs that batches are sent again.
+            self.close()
+
+
+class Lease:
+    """Who drives a lane: one process at a time, told by a file that is made exclusively.
+
+    No file locks, which network file systems may lack. A lease is stale when
+    its process is gone or, on another host, when its heartbeat has stopped.
+
+    Args:
+        path: The lease's file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._token: str | None = None
+
+    def take(self) -> bool:
+        """Take the lease if it is free or stale; whether it is ours now."""
+        if self._token is not None:
+            return True
+        token = secrets.token_hex(8)
+        if not self._make(token):
+            if not self.is_stale():
+                return False
+            aside = self._path.with_name(f"{self._path.name}.stale-{token}")
+            try:
+                # Of several that find it stale, one moves it away.
+                os.rename(self._path, aside)
+            except OSError:
+                return False
+            aside.unlink(missing_ok=True)
+            if not self._make(token):
+                return False
+        self._token = token
+        return True
+
+    def beat(self) -> None:
+        """Say that the holder lives."""
+        if self._token is not None:
+            try:
+                os.utime(self._path)
+            except OSError:
+                # Somebody removed the folder; what follows will say so.
+                return
+
+    def release(self) -> None:
+        """Give the lease up, if it is still ours."""
+        if self._token is not None:
+            if self._read()[1] == self._token:
+                self._path.unlink(missing_ok=True)
+            self._token = None
+
+    def forget(self) -> None:
+        """Drop the lease without touching the file: it is a parent process's."""
+        self._token = None
+
+    def is_stale(self) -> bool:
+        """Whether nobody drives the lane any more."""
+        holder, _ = self._read()
+        try:
+            age_s = time.time() - self._path.stat().st_mtime
+        except OSError:
+            return True
+        if holder is None:
+            # Torn while it was made; the maker would have finished it by now.
+            return age_s > 1.0
+        alive = is_alive(holder)
+        return not alive if alive is not None else age_s > LEASE_STALE_S
+
+    @property
+    def holder(self) -> ProcessIdentity | None:
+        """The process that holds the lease, or None."""
+        return self._read()[0]
+
+    def _make(self, token: str) -> bool:
+        data = {"process": msgspec.to_builtins(current_process()), "token": token}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except OSError:
+            return False
+        try:
+            os.write(descriptor, json.dumps(data).encode())
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _read(self) -> tuple[ProcessIdentity | None, str | None]:
+        try:
+            data = json.loads(self._path.read_text())
+            return msgspec.convert(data["process"], ProcessIdentity), data["token"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, None

@@ -1,0 +1,192 @@
+"""Delivers what processes have left behind in their journals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from quark_core.backend import Backend, Batch, SupportsGroups
+from quark_core.delivery.journal import JournalReader
+from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
+from quark_core.delivery.lane_files import lane_folder_name
+from quark_core.delivery.quarantine import Quarantine
+from quark_core.errors import BackendRejected
+
+__all__ = ["LaneSync", "OpenLane", "count_waiting", "sync_folder"]
+
+_log = logging.getLogger("quark")
+_GROUP_LIMIT = 64
+
+OpenLane = Callable[[Manifest, LaneEntry], tuple[Backend, bool]]
+"""Opens the backend of a lane; returns it and whether a batch may be sent to it twice."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LaneSync:
+    """What became of one lane of one journal. All counts are records.
+
+    Attributes:
+        run_id: The run.
+        writer_id: The writer.
+        backend: Name of the lane.
+        state: delivered, waiting (the backend does not take it now), held
+            (another process drives the lane) or pending (a dry run).
+        delivered: Acknowledged now.
+        waiting: Still to be delivered.
+        quarantined: Refused for good, by reason.
+        unknown: In flight when the writer died, to a backend that may have them.
+        damage: Damaged segments, each with what is wrong.
+        reason: Why it waits, or who holds it.
+    """
+
+    run_id: str
+    writer_id: str
+    backend: str
+    state: str = "pending"
+    delivered: int = 0
+    waiting: int = 0
+    quarantined: dict[str, int] = field(default_factory=dict)
+    unknown: int = 0
+    damage: list[str] = field(default_factory=list)
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def count_waiting(folder: JournalFolder, manifest: Manifest) -> list[LaneSync]:
+    """What waits in a journal for each of its lanes, without touching it."""
+    found = []
+    for entry in manifest.lanes:
+        result = LaneSync(run_id=manifest.run_id, writer_id=manifest.writer_id, backend=entry.name)
+        mark = folder.mark(entry.name)
+        reader = JournalReader(folder.path, on_damage=_note_damage(result))
+        result.waiting = sum(batch.count for batch in reader.read(mark.done))
+        lease = folder.lease(entry.name)
+        if not lease.is_stale():
+            result.state = "held"
+            result.reason = f"process {lease.holder.pid if lease.holder else '?'} delivers it"
+        elif result.waiting == 0:
+            result.state = "delivered"
+        found.append(result)
+    return found
+
+
+def sync_folder(
+    folder: JournalFolder,
+    manifest: Manifest,
+    open_lane: OpenLane,
+    *,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[LaneSync]:
+    """Deliver one journal to all of its lanes that nobody else drives, and delete it when done.
+
+    May be repeated, and run beside the journal's own process, at any time.
+
+    Args:
+        folder: The journal.
+        manifest: What it says of itself.
+        open_lane: Opens backends.
+        on_progress: Told of each number of records that are done with.
+    """
+    results = []
+    for entry in manifest.lanes:
+        result = LaneSync(run_id=manifest.run_id, writer_id=manifest.writer_id, backend=entry.name)
+        results.append(result)
+        lease = folder.lease(entry.name)
+        if not lease.take():
+            holder = lease.holder
+            result.state = "held"
+            result.reason = f"process {holder.pid if holder else '?'} delivers it"
+            continue
+        try:
+            _sync_lane(folder, manifest, entry, open_lane, result, on_progress)
+        finally:
+            lease.release()
+    if all(result.state == "delivered" for result in results):
+        if any(result.damage for result in results):
+            _log.warning("the journal %s is damaged; its files are kept", folder.path)
+        else:
+            folder.remove()
+    return results
+
+
+def _sync_lane(
+    folder: JournalFolder,
+    manifest: Manifest,
+    entry: LaneEntry,
+    open_lane: OpenLane,
+    result: LaneSync,
+    on_progress: Callable[[int], None] | None,
+) -> None:
+    mark = folder.mark(entry.name)
+    reader = JournalReader(folder.path, on_damage=_note_damage(result))
+    quarantine = Quarantine(
+        Path(manifest.run_path) / "quarantine" / lane_folder_name(entry.name), entry.name
+    )
+    backend: Backend | None = None
+    try:
+        batches = reader.read(mark.done)
+        first = next(batches, None)
+        if first is not None:
+            backend, idempotent = open_lane(manifest, entry)
+            for group in _group(chain([first], batches), _GROUP_LIMIT if idempotent else 1):
+                if idempotent or group[0].number >= mark.begun:
+                    mark.begin(group[-1].number + 1)
+                    _write(backend, group, quarantine, result)
+                else:
+                    # Sent once already, perhaps: sending it again could store it twice.
+                    result.unknown += group[0].count
+                mark.finish(group[-1].number + 1)
+                if on_progress is not None:
+                    on_progress(sum(batch.count for batch in group))
+        result.state = "delivered"
+    except Exception as error:  # noqa: BLE001 - the other lanes must still be delivered
+        result.state = "waiting"
+        result.reason = f"{type(error).__name__}: {error}"
+        result.waiting = sum(batch.count for batch in reader.read(mark.done))
+    finally:
+        mark.close()
+        if backend is not None:
+            backend.close()
+
+
+def _write(
+    backend: Backend, batches: list[Batch], quarantine: Quarantine, result: LaneSync
+) -> None:
+    if len(batches) > 1 and isinstance(backend, SupportsGroups):
+        try:
+            backend.write_group(batches)
+        except BackendRejected:
+            # Which of them is refused shows when they go singly.
+            _log.debug("a group was refused; its batches go one by one")
+        else:
+            result.delivered += sum(batch.count for batch in batches)
+            return
+    for batch in batches:
+        try:
+            backend.write(batch)
+        except BackendRejected as error:
+            quarantine.put(batch, str(error))
+            reasons = result.quarantined
+            reasons[str(error)] = reasons.get(str(error), 0) + batch.count
+        else:
+            result.delivered += batch.count
+
+
+def _group(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    iterator = iter(batches)
+    while group := list(islice(iterator, size)):
+        yield group
+
+
+def _note_damage(result: LaneSync) -> Callable[[str, str], None]:
+    def note(name: str, damage: str) -> None:
+        result.damage.append(f"{name}: {damage}")
+
+    return note
