@@ -12,7 +12,7 @@ from quark_core.backend import SupportsRead
 from quark_core.context import RunContext
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.report import DeliveryReport
-from quark_core.delivery.stream import RunStream
+from quark_core.delivery.stream import FlushLevel, RunStream
 from quark_core.errors import InvalidRunStateError, SessionStoreError
 from quark_core.json_object import JsonObject
 from quark_core.records import EventRecord, LifecycleRecord
@@ -139,13 +139,14 @@ class OpenRun:
         self.emit_lifecycle("gap", {"records": dict(gaps), "reason": "memory ran out"})
         self.emit_event("records_dropped", "error", payload=JsonObject({"records": dict(gaps)}))
 
-    def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until the primary has everything that this process logged so far.
+    def flush(self, timeout_s: float | None = None, level: FlushLevel = "stored") -> None:
+        """Wait until everything that this process logged so far is as safe as `level` says.
 
         Raises:
             SessionStoreError: It does not answer in time; nothing is lost.
         """
-        self.stream.flush(settings.persistence_timeout_s() if timeout_s is None else timeout_s)
+        timeout_s = settings.persistence_timeout_s() if timeout_s is None else timeout_s
+        self.stream.flush(timeout_s, level)
 
     def read(self, kind: str, query: Query) -> Columns:
         """Flush, then read rows of one kind in persistence order; none where nothing is kept."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from quark_core import composition, settings
+from quark_core import composition, recovery, settings
 from quark_core.backend import BackendConfig, StoredRun, SupportsPrimary
 from quark_core.composition import Plan
 from quark_core.context import RunContext
@@ -307,6 +307,7 @@ def _announce(
         run.stream.discard()
         raise
     run.emit_event(event_type, "info", status="running")
+    recovery.adopt_orphans(run.context.storage_dir)
     run.background = threading.Thread(
         target=_complete_environment,
         args=(run, environment, git),

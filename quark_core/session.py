@@ -9,13 +9,14 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import msgspec
 
 from quark_core import opening, settings
 from quark_core.context import RunContext
 from quark_core.delivery.report import DeliveryReport
+from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
 from quark_core.open_run import OpenRun, open_runs
 from quark_core.records import EventRecord, RunStatus, format_time
@@ -266,11 +267,28 @@ class TrainingSession:
         with run.lock:
             moment = format_time(ended_us)
             self._change_run(status=status, updated_at=moment, ended_at=moment)
-        for lane in report.lanes:
-            if not lane.complete:
-                _log.warning("run %s: %s", run.context.run_id, lane.describe())
+        self._say_what_is_left(report)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
+
+    def flush(self, level: FlushLevel = "stored", timeout_s: float | None = None) -> None:
+        """Wait until everything that this process logged so far is as safe as `level` says.
+
+        Args:
+            level: "journaled": it survives the death of this process;
+                "durable": it survives the loss of power of this machine;
+                "stored": the primary store has acknowledged it.
+            timeout_s: How long; QUARK_PERSISTENCE_TIMEOUT_SECONDS (15) by default.
+
+        Raises:
+            SchemaValidationError: An unknown level.
+            SessionStoreError: It took longer; nothing is lost.
+        """
+        if level not in get_args(FlushLevel):
+            raise SchemaValidationError(
+                f"level must be one of {', '.join(get_args(FlushLevel))}, got {level!r}"
+            )
+        self._run.flush(timeout_s, level)
 
     def report_delivery(self) -> DeliveryReport:
         """What each backend has got so far, what waits, and what was refused and why."""
@@ -318,6 +336,15 @@ class TrainingSession:
             event_type="runtime_error" if failed else "runtime_interruption",
             always=True,
         )
+
+    def _say_what_is_left(self, report: DeliveryReport) -> None:
+        if report.complete:
+            return
+        lanes = "; ".join(lane.describe() for lane in report.lanes if not lane.complete)
+        hint = ""
+        if self._run.stream.left_behind is not None:
+            hint = f". Deliver what waits with: quark sync {self._run.context.storage_dir}"
+        _log.warning("run %s: %s%s", self.run_id, lanes, hint)
 
     def _change_run(self, **changes: Any) -> None:
         context = self._run.context

@@ -8,8 +8,10 @@ from io import TextIOWrapper
 import click
 
 from quark.cli.backends import backends
+from quark.cli.doctor import doctor
 from quark.cli.runs import runs
 from quark.cli.show import show
+from quark.cli.sync import sync
 from quark_core.errors import QuarkError
 from quark_core.version import __version__
 
@@ -24,7 +26,9 @@ def cli() -> None:
 
 cli.add_command(backends)
 cli.add_command(runs)
+cli.add_command(doctor)
 cli.add_command(show)
+cli.add_command(sync)
 
 
 def main() -> None:

@@ -1,0 +1,118 @@
+"""Finds the journals that processes left behind, and delivers them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quark_core.composition import open_lane
+from quark_core.delivery.journal_folder import JournalFolder, find_folders
+from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.sync import LaneSync, count_waiting, sync_folder
+
+__all__ = ["QuarantinedCount", "adopt_orphans", "count_quarantined", "survey", "sync"]
+
+_log = logging.getLogger("quark")
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedCount:
+    """Records of one run that one backend refused for one reason."""
+
+    run_id: str
+    backend: str
+    reason: str
+    batches: int
+    records: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def survey(storage_dir: Path) -> list[LaneSync]:
+    """What waits in each journal of a storage root, for each lane; touches nothing."""
+    found = []
+    for folder in find_folders(storage_dir):
+        manifest = folder.read_manifest()
+        if manifest is not None:
+            found += count_waiting(folder, manifest)
+    return found
+
+
+def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None) -> list[LaneSync]:
+    """Deliver every journal of a storage root, as far as the backends take it.
+
+    Lanes that a living process drives are left to it. May be repeated, and run
+    at any time, by several processes at once.
+
+    Args:
+        storage_dir: The storage root.
+        on_progress: Told of each number of records that are done with.
+    """
+    found = []
+    for folder in find_folders(storage_dir):
+        manifest = folder.read_manifest()
+        if manifest is not None:
+            found += sync_folder(folder, manifest, open_lane, on_progress=on_progress)
+    return found
+
+
+def adopt_orphans(storage_dir: Path) -> threading.Thread | None:
+    """Deliver, in the background, what processes that are gone have left behind.
+
+    Returns:
+        The thread that does it, or None where there is nothing to adopt.
+    """
+    orphans = [folder for folder in find_folders(storage_dir) if _is_orphan(folder)]
+    if not orphans:
+        return None
+    thread = threading.Thread(target=_adopt, args=(orphans,), name="quark-adopt", daemon=True)
+    thread.start()
+    return thread
+
+
+def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:
+    """What the backends have refused, by run, backend and reason."""
+    found = []
+    for directory in sorted((storage_dir / ".quark" / "runs").glob("*/quarantine/*")):
+        counts: dict[tuple[str, str], list[int]] = {}
+        for item in Quarantine(directory, directory.name).load():
+            counts.setdefault((item.backend, item.reason), []).append(item.batch.count)
+        run_id = directory.parent.parent.name
+        found += [
+            QuarantinedCount(run_id, backend, reason, len(records), sum(records))
+            for (backend, reason), records in counts.items()
+        ]
+    return found
+
+
+def _is_orphan(folder: JournalFolder) -> bool:
+    manifest = folder.read_manifest()
+    return manifest is not None and all(
+        folder.lease(entry.name).is_stale() for entry in manifest.lanes
+    )
+
+
+def _adopt(orphans: list[JournalFolder]) -> None:
+    for folder in orphans:
+        manifest = folder.read_manifest()
+        if manifest is None:
+            continue
+        try:
+            results = sync_folder(folder, manifest, open_lane)
+        except Exception:  # noqa: BLE001 - this must not reach the run that is starting
+            _log.exception("the journal %s could not be adopted", folder.path)
+            continue
+        for result in results:
+            _log.info(
+                "adopted run %s, %s: %d records delivered, %d wait",
+                result.run_id,
+                result.backend,
+                result.delivered,
+                result.waiting,
+            )
