@@ -39,6 +39,7 @@ from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.stream import RunStream
 from quark_core.errors import SchemaValidationError, SessionStoreError, UnknownBackendError
+from quark_core.process import current_process
 from quark_core.ranks import RankInfo
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
@@ -91,10 +92,14 @@ class Plan:
     mirrors: tuple[BackendChoice, ...]
 
     @property
+    def choices(self) -> tuple[BackendChoice, ...]:
+        """All of them, the primary first."""
+        return (*([self.primary] if self.primary else []), *self.mirrors)
+
+    @property
     def specifications(self) -> tuple[str, ...]:
         """How to ask for the same backends again, the primary first, without secrets."""
-        choices = ([self.primary] if self.primary else []) + list(self.mirrors)
-        return tuple(redact_text(choice.specification) for choice in choices)
+        return tuple(redact_text(choice.specification) for choice in self.choices)
 
 
 def plan_backends(
@@ -173,6 +178,7 @@ def open_stream(
     run_path: Path,
     *,
     on_primary_failure: Callable[[BaseException], None] | None = None,
+    on_second: Callable[[], None] | None = None,
     on_beat: Callable[[], None] | None = None,
     on_gap: Callable[[Mapping[str, int]], None] | None = None,
     retry: RetryPolicy | None = None,
@@ -182,14 +188,10 @@ def open_stream(
     The primary is open already; mirrors open on their lane's thread. Where
     there is no backend, there is no journal either.
     """
-    choices = [*([plan.primary] if plan.primary else []), *plan.mirrors]
+    choices = plan.choices
     if not choices:
         return RunStream(origin)
-    names = _name_lanes(choices)
-    entries = tuple(
-        LaneEntry(name, redact_text(choice.specification), choice is plan.primary)
-        for name, choice in zip(names, choices, strict=True)
-    )
+    entries = _describe_lanes(plan)
     folder = _open_journal_folder(config, origin, run_path, entries)
     journal = None if folder is None else Journal(folder.path, origin)
     log = BatchLog(journal=journal)
@@ -214,8 +216,38 @@ def open_stream(
             )
         )
     return RunStream(
-        origin, log, lanes, folder=folder, leases=leases, on_beat=on_beat, on_gap=on_gap
+        origin,
+        log,
+        lanes,
+        folder=folder,
+        leases=leases,
+        on_second=on_second,
+        on_beat=on_beat,
+        on_gap=on_gap,
     )
+
+
+def open_child_stream(
+    plan: Plan,
+    config: BackendConfig,
+    origin: Origin,
+    run_path: Path,
+    *,
+    on_gap: Callable[[Mapping[str, int]], None] | None = None,
+) -> RunStream:
+    """A stream of a forked process: a journal that another process delivers; not started yet.
+
+    SQLite keeps the locks of a database in the memory of the process, and a
+    fork copies what the parent held at that moment: a connection that the
+    child opens would believe in locks that it does not have. So a child opens
+    no backend.
+    """
+    entries = _describe_lanes(plan)
+    folder = _open_journal_folder(config, origin, run_path, entries)
+    if folder is None:
+        return RunStream(origin)
+    log = BatchLog(journal=Journal(folder.path, origin))
+    return RunStream(origin, log, folder=folder, on_gap=on_gap)
 
 
 def open_lane(
@@ -241,15 +273,19 @@ def open_lane(
     return backend, Capability.IDEMPOTENT in choice.definition.capabilities
 
 
-def _name_lanes(choices: Sequence[BackendChoice]) -> list[str]:
-    """The backends' names; two mirrors of one kind are told apart by what the user wrote."""
-    counts = Counter(choice.definition.name for choice in choices)
-    return [
-        choice.definition.name
-        if counts[choice.definition.name] == 1
-        else redact_text(choice.specification)
-        for choice in choices
-    ]
+def _describe_lanes(plan: Plan) -> tuple[LaneEntry, ...]:
+    """The lanes by name; two mirrors of one kind are told apart by what the user wrote."""
+    counts = Counter(choice.definition.name for choice in plan.choices)
+    entries = []
+    for choice in plan.choices:
+        specification = redact_text(choice.specification)
+        name = choice.definition.name
+        entries.append(
+            LaneEntry(
+                name if counts[name] == 1 else specification, specification, choice is plan.primary
+            )
+        )
+    return tuple(entries)
 
 
 def _open_journal_folder(
@@ -266,6 +302,7 @@ def _open_journal_folder(
         storage_dir=str(config.storage_dir),
         run_path=str(run_path),
         lanes=entries,
+        process=current_process(),
     )
     try:
         folder.write_manifest(manifest)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quark_core import settings
 from quark_core.backend import SupportsRead
@@ -21,11 +24,27 @@ from quark_core.times import now_us
 if TYPE_CHECKING:
     from quark_core.columns import Columns
     from quark_core.query import Query
+    from quark_core.recovery import ChildDelivery
     from quark_core.session import TrainingSession
 
 __all__ = ["OpenRun", "OpenRuns", "open_runs"]
 
 _ENVIRONMENT_TIMEOUT_S = 2.0
+
+_log = logging.getLogger("quark")
+
+
+# What a forked child has of its parent: kept, so that nothing of it is ever closed.
+_parents: list[object] = []
+
+
+class BoundWriter(Protocol):
+    """A writer, as far as a run must know it."""
+
+    def bind(self) -> None:
+        """Take up the run's stream, which was replaced."""
+
+    def __hash__(self) -> int: ...
 
 
 class OpenRun:
@@ -56,8 +75,12 @@ class OpenRun:
         self.non_finite: dict[str, int] = {}
         self.lock = threading.RLock()
         self.background: threading.Thread | None = None
+        self.children: ChildDelivery | None = None
+        self.forked = False
+        self.reopen: Callable[[OpenRun, Origin], None] | None = None
+        self.writers: weakref.WeakSet[BoundWriter] = weakref.WeakSet()
         self._failure: BaseException | None = None
-        self._writers = 0
+        self._open_writers = 0
 
     @property
     def origin(self) -> Origin:
@@ -152,23 +175,73 @@ class OpenRun:
         """Flush, then read rows of one kind in persistence order; none where nothing is kept."""
         from quark_core.columns import Columns
 
+        if self.forked:
+            raise SessionStoreError(
+                "a forked process can log to its parent's run but not read it: read in the "
+                "parent, or in a process that was spawned"
+            )
         self.flush()
         if self.reader is None or self.context.run_id is None:
             return Columns.empty(kind)
         return self.reader.read(self.context.run_id, kind, query)
 
-    def add_writer(self) -> None:
+    def add_writer(self, writer: BoundWriter) -> None:
         """Count a writer that uses this run."""
         with self.lock:
-            self._writers += 1
+            self.writers.add(writer)
+            self._open_writers += 1
 
     def remove_writer(self) -> None:
         """Forget a writer; the last one of an attached run closes its stream."""
         with self.lock:
-            self._writers -= 1
-            last = self._writers == 0
+            self._open_writers -= 1
+            last = self._open_writers == 0
         if last and open_runs.detach(self):
             self.end_stream("the last writer of this context was closed", settings.exit_timeout_s())
+
+    def become_child(self) -> None:
+        """Leave everything of the parent alone: this process was forked.
+
+        What logs gets a stream of its own at its first call; what does not
+        log costs nothing. Nothing is closed, because locks and connections of
+        the parent are in whatever state its threads had them.
+        """
+        _parents.append((self.stream, self.reader))
+        self.stream.abandon()
+        self.lock = threading.RLock()
+        self.background = self.children = self.reader = None
+        self.forked = True
+        parent = self.stream.origin
+        origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)
+        active = self.stream.active
+        self.stream = RunStream(origin)
+        if active and self.reopen is not None and self.refusal is None:
+            self.stream.defer(self._open_child_stream)
+        self._bind_writers()
+
+    def bind_stream(self, stream: RunStream) -> None:
+        """Go on with another stream."""
+        self.stream = stream
+        self._bind_writers()
+
+    def _open_child_stream(self) -> None:
+        with self.lock:
+            if not self.stream.deferred or self.reopen is None:
+                return
+            try:
+                self.reopen(self, self.stream.origin)
+                open_runs.attach(self)
+            except Exception:  # noqa: BLE001 - a worker's training must not end for this
+                _log.exception(
+                    "run %s: this forked process cannot open a stream of its own; "
+                    "what it logs is not kept",
+                    self.context.run_id,
+                )
+                self.bind_stream(RunStream(self.stream.origin))
+
+    def _bind_writers(self) -> None:
+        for writer in list(self.writers):
+            writer.bind()
 
     def end_stream(self, refusal: str, timeout_s: float) -> DeliveryReport:
         """Take no more records and deliver what is left, within a time."""
@@ -177,6 +250,8 @@ class OpenRun:
             # What a short run knows of its environment is still being found out.
             self.background.join(min(timeout_s, _ENVIRONMENT_TIMEOUT_S))
         self.refusal = self.refusal or refusal
+        if self.children is not None:
+            self.children.finish(max(0.0, deadline - time.monotonic()))
         return self.stream.close(max(0.0, deadline - time.monotonic()))
 
 
@@ -232,6 +307,18 @@ class OpenRuns:
         with self._lock:
             return tuple(self._attached.values())
 
+    def become_child(self) -> None:
+        """Forget the sessions, which are the parent's to end, and keep the runs."""
+        self._lock = threading.Lock()
+        runs = [session.open_run for session in self._sessions] + list(self._attached.values())
+        self._sessions = []
+        self._attached = {run.context.run_id or "": run for run in runs}
+        for run in runs:
+            run.become_child()
+
 
 open_runs = OpenRuns()
 """Of this process."""
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=open_runs.become_child)

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import os
 import secrets
-import threading
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace as replace_dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import xxhash
 
 from quark_core import composition, recovery, settings
+from quark_core.announcement import announce
 from quark_core.backend import BackendConfig, StoredRun, SupportsPrimary
 from quark_core.composition import Plan
 from quark_core.context import RunContext
+from quark_core.delivery.journal_folder import journal_directory
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.stream import RunStream
 from quark_core.environment import (
-    GitState,
-    capture_environment,
-    complete_environment,
     read_git_state,
 )
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
 from quark_core.open_run import OpenRun, open_runs
-from quark_core.process import current_process
 from quark_core.ranks import RankInfo, detect_rank
-from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time, parse_time
+from quark_core.records import ProjectRecord, RunRecord, format_time
 from quark_core.run_arguments import (
     check_label,
     check_notes,
@@ -42,6 +39,8 @@ from quark_core.run_arguments import (
 from quark_core.run_config import snapshot_config
 from quark_core.schema import TERMINAL_STATUSES
 from quark_core.times import now_us
+
+_HAND_OVER_S = 1.0
 
 __all__ = ["attach_run", "open_for_reading", "resolve_target", "resume", "start"]
 
@@ -105,7 +104,7 @@ def start(
         backends=plan.specifications,
     )
     run = _open(context, plan, primary, rank)
-    _announce(run, snapshot, rank, git, "run_started")
+    announce(run, snapshot, rank, git, "run_started")
     return run
 
 
@@ -155,7 +154,7 @@ def resume(
         backends=plan.specifications,
     )
     run = _open(context, plan, primary, rank)
-    _announce(run, None, rank, git, "run_resumed")
+    announce(run, None, rank, git, "run_resumed")
     return run
 
 
@@ -196,7 +195,7 @@ def attach_run(context: RunContext) -> OpenRun:
     run = _open(context, plan, _open_primary(plan, root), rank)
     # Gives the writer its start time at the store, whatever timestamps follow.
     run.emit_lifecycle("heartbeat")
-    run.stream.hand_over(1.0)
+    run.stream.hand_over(_HAND_OVER_S)
     return run
 
 
@@ -236,25 +235,63 @@ def resolve_target(target: object) -> OpenRun:
 def _open(
     context: RunContext, plan: Plan, primary: SupportsPrimary | None, rank: RankInfo
 ) -> OpenRun:
-    found: list[OpenRun] = []
-    stream = composition.open_stream(
+    origin = Origin(context.run_id, attempt=context.run.attempt, rank=rank.rank)
+    run = OpenRun(context, RunStream(origin), primary)
+    run_path = _local_run_path(context)
+    children = recovery.ChildDelivery(
+        journal_directory(run_path, context.run_id or ""), origin.writer_id
+    )
+    run.stream = composition.open_stream(
         plan,
         primary,
-        BackendConfig(
-            storage_dir=context.storage_dir,
-            run_id=context.run_id,
-            project=context.project.name,
-        ),
-        Origin(context.run_id, attempt=context.run.attempt, rank=rank.rank),
-        _local_run_path(context),
-        on_primary_failure=lambda error: found[0].note_failure(error),
-        on_beat=lambda: found[0].emit_lifecycle("heartbeat"),
-        on_gap=lambda gaps: found[0].emit_gap(gaps),
+        _configure(context),
+        origin,
+        run_path,
+        on_primary_failure=run.note_failure,
+        on_second=children.poll,
+        on_beat=lambda: run.emit_lifecycle("heartbeat"),
+        on_gap=run.emit_gap,
     )
-    run = OpenRun(context, stream, primary)
-    found.append(run)
-    stream.start()
+    run.children = children
+    run.reopen = lambda child, child_origin: _open_child(child, plan, child_origin)
+    run.stream.start()
     return run
+
+
+def _open_child(run: OpenRun, plan: Plan, origin: Origin) -> None:
+    """Give a forked child a stream of its own, which its parent or a later process delivers."""
+    stream = composition.open_child_stream(
+        plan,
+        _configure(run.context),
+        origin,
+        _local_run_path(run.context),
+        on_gap=run.emit_gap,
+    )
+    run.stream.succeed(stream)
+    run.bind_stream(stream)
+    stream.start()
+    # Gives the writer its start time at the store, whatever timestamps follow.
+    run.emit_lifecycle("heartbeat")
+    stream.hand_over(_HAND_OVER_S)
+    _flush_at_exit_of_workers(run)
+
+
+def _configure(context: RunContext) -> BackendConfig:
+    return BackendConfig(
+        storage_dir=context.storage_dir, run_id=context.run_id, project=context.project.name
+    )
+
+
+def _flush_at_exit_of_workers(run: OpenRun) -> None:
+    """Multiprocessing ends its forked workers without atexit; it has finalizers of its own."""
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(
+            None,
+            run.end_stream,
+            args=("the process ends", settings.exit_timeout_s()),
+            exitpriority=10,
+        )
 
 
 def _local_run_path(context: RunContext) -> Path:
@@ -262,72 +299,6 @@ def _local_run_path(context: RunContext) -> Path:
     if "://" in context.run.run_path:
         return context.storage_dir / ".quark" / "runs" / (context.run_id or "unknown")
     return Path(context.run.run_path)
-
-
-def _announce(
-    run: OpenRun,
-    config: ConfigSnapshot | None,
-    rank: RankInfo,
-    git: GitState | None,
-    event_type: str,
-) -> None:
-    """Send the start of an attempt and wait until the primary has it."""
-    record = run.context.run
-    project = run.context.project
-    process = current_process()
-    run.emit_lifecycle(
-        "start",
-        {
-            "project": {"id": project.id, "name": project.name, "root_path": project.root_path},
-            "run": {
-                "name": record.name,
-                "notes": record.notes,
-                "parent_run_id": record.parent_run_id,
-                "lineage_root_run_id": record.lineage_root_run_id,
-                "run_path": record.run_path,
-                "git_commit": record.git_commit,
-                "strict_mode": record.strict_mode,
-                "tags": list(record.tags),
-            },
-            "process": msgspec.to_builtins(process),
-        },
-        time_us=parse_time(record.updated_at),
-    )
-    if config is not None:
-        run.emit_lifecycle("config", {"values": config.values, "notes": list(config.notes)})
-    environment = capture_environment(rank, git)
-    run.emit_lifecycle("environment", environment)
-    if not run.stream.active:
-        return
-    try:
-        run.flush()
-        _check_accepted(run)
-    except BaseException:
-        run.end_stream("the run could not be started", 0.5)
-        run.stream.discard()
-        raise
-    run.emit_event(event_type, "info", status="running")
-    recovery.adopt_orphans(run.context.storage_dir)
-    run.background = threading.Thread(
-        target=_complete_environment,
-        args=(run, environment, git),
-        name="quark-environment",
-        daemon=True,
-    )
-    run.background.start()
-
-
-def _complete_environment(run: OpenRun, environment: dict[str, Any], git: GitState | None) -> None:
-    snapshot = complete_environment(environment, git)
-    if run.refusal is None:
-        run.emit_lifecycle("environment", snapshot.values)
-
-
-def _check_accepted(run: OpenRun) -> None:
-    report = run.stream.report_primary()
-    if report is not None and report.quarantined:
-        reason = next(iter(report.quarantined))
-        raise InvalidRunStateError(f"run_id: {reason}")
 
 
 def _check_resumable(stored: StoredRun, *, reopen: bool) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,14 @@ from quark_core.delivery.journal_folder import JournalFolder, find_folders
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.sync import LaneSync, count_waiting, sync_folder
 
-__all__ = ["QuarantinedCount", "adopt_orphans", "count_quarantined", "survey", "sync"]
+__all__ = [
+    "ChildDelivery",
+    "QuarantinedCount",
+    "adopt_orphans",
+    "count_quarantined",
+    "survey",
+    "sync",
+]
 
 _log = logging.getLogger("quark")
 
@@ -74,6 +83,48 @@ def adopt_orphans(storage_dir: Path) -> threading.Thread | None:
     thread = threading.Thread(target=_adopt, args=(orphans,), name="quark-adopt", daemon=True)
     thread.start()
     return thread
+
+
+class ChildDelivery:
+    """Delivers, from a run's own process, what its forked children journal.
+
+    Args:
+        directory: Where the run's journals lie.
+        writer_id: The process's own writer, whose journal its lanes deliver.
+    """
+
+    def __init__(self, directory: Path, writer_id: str) -> None:
+        self._directory = directory
+        self._writer_id = writer_id
+        self._thread: threading.Thread | None = None
+
+    def poll(self) -> None:
+        """Begin to deliver what is there, on a thread of its own, if none is at it already."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        folders = self._find()
+        if folders:
+            self._thread = threading.Thread(
+                target=_adopt, args=(folders,), name="quark-children", daemon=True
+            )
+            self._thread.start()
+
+    def finish(self, timeout_s: float) -> None:
+        """Deliver all that is there, for a time at most."""
+        deadline = time.monotonic() + timeout_s
+        for _ in range(2):  # what was under way may have missed what came last
+            if self._thread is not None:
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+            self.poll()
+        if self._thread is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _find(self) -> list[JournalFolder]:
+        try:
+            names = os.listdir(self._directory)
+        except OSError:
+            return []
+        return [JournalFolder(self._directory / name) for name in names if name != self._writer_id]
 
 
 def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:

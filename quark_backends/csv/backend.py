@@ -24,10 +24,9 @@ import xxhash
 
 from quark_backends.csv.files import (
     AppendOnlyTable,
+    FolderClaim,
     MirrorState,
     WriterState,
-    claim_folder,
-    release_folder,
     write_atomically,
 )
 from quark_backends.csv.reader import CsvReader
@@ -90,17 +89,16 @@ class CsvBackend:
             return
         self._folder = self._reader.folder_of(config.run_id)
         try:
-            suffix = claim_folder(self._folder)
-            self._owns_derived = suffix == ""
+            self._claim = FolderClaim(self._folder)
+            suffix = self._claim.suffix
             self._state_path = self._folder / f"state{suffix}.json"
-            self._state = MirrorState.load(self._state_path)
+            MirrorState.load(self._state_path)
         except OSError as error:
             raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
         self._tables = {
             kind: AppendOnlyTable(
                 self._folder / f"{name}{suffix}.csv",
                 header,
-                self._state.sizes_bytes.get(kind, 0),
             )
             for kind, name, header in (
                 (MetricRecord.KIND, "metrics_long", METRIC_HEADER),
@@ -120,7 +118,19 @@ class CsvBackend:
         """
         if self._folder is None:
             raise BackendUnavailable("the CSV mirror was opened for reading only", backend="csv")
-        state = self._state
+        with self._claim.lock:
+            self._write(self._folder, batch)
+        if self._wide_stale and time.monotonic() >= self._wide_due:
+            self._derive()
+
+    def _write(self, folder: Path, batch: Batch) -> None:
+        try:
+            # Read anew: another lane of this process may have written in between.
+            state = MirrorState.load(self._state_path)
+        except OSError as error:
+            raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
+        for kind, table in self._tables.items():
+            table.size_bytes = state.sizes_bytes.get(kind, 0)
         writer = state.writers.get(batch.writer_id)
         digest = xxhash.xxh3_64_hexdigest(batch.body)
         if writer is not None and batch.number <= writer.head:
@@ -137,25 +147,23 @@ class CsvBackend:
             raise BackendRejected(str(error), backend="csv") from error
         started_us = writer.started_us if writer else min(r.time_us for r in records)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             sizes = {**state.sizes_bytes, **self._store(batch.kind, records)}
             latest = WriterState(batch.attempt, batch.rank, started_us, batch.number, digest)
             state = MirrorState({**state.writers, batch.writer_id: latest}, sizes)
             write_atomically(self._state_path, msgspec.json.encode(state))
         except OSError as error:
             raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
-        self._state = state
-        for kind, table in self._tables.items():
-            table.size_bytes = sizes.get(kind, 0)
-        if self._wide_stale and time.monotonic() >= self._wide_due:
-            self._derive()
 
     def close(self) -> None:
         """Write the derived table a last time and leave the folder to the next process."""
-        if self._folder is not None and self._owns_derived:
+        if self._folder is None:
+            return
+        try:
             if self._wide_stale:
                 self._derive()
-            release_folder(self._folder)
+        finally:
+            self._claim.release()
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """See `SupportsRead`; metrics and events are kept."""

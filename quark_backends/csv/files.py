@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import os
+import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from quark_core.process import ProcessIdentity, current_process, is_alive
 
-__all__ = ["AppendOnlyTable", "MirrorState", "WriterState", "claim_folder", "write_atomically"]
+__all__ = ["AppendOnlyTable", "FolderClaim", "MirrorState", "WriterState", "write_atomically"]
 
 _OWNER = "owner.json"
 # Windows would translate line ends without it.
@@ -51,12 +53,14 @@ class AppendOnlyTable:
     Args:
         path: The file; it is made with its header when the first rows come.
         header: Names of the columns.
+
+    Attributes:
         size_bytes: How much of it is acknowledged.
     """
 
-    def __init__(self, path: Path, header: Sequence[str], size_bytes: int) -> None:
+    def __init__(self, path: Path, header: Sequence[str]) -> None:
         self.path = path
-        self.size_bytes = size_bytes
+        self.size_bytes = 0
         self._header = list(header)
 
     def append(self, rows: Iterable[Sequence[Any]]) -> int:
@@ -99,28 +103,49 @@ class AppendOnlyTable:
         return buffer.getvalue().encode("utf-8", "replace")
 
 
-def claim_folder(folder: Path) -> str:
-    """Make the folder this process's; returns what its files' names end in.
+class FolderClaim:
+    """A process's hold on a run's folder in the mirror.
 
-    That is "" for the first process. Another one that still lives keeps its
-    files, and this process gets files of its own beside them.
+    The first process has the files of plain names. Another one, while that
+    lives, gets files of its own beside them. Mirrors of one process share
+    what it has, one write at a time.
+
+    Args:
+        folder: The run's folder; made if it is not there.
+
+    Attributes:
+        suffix: What the files' names end in; "" for the first process.
+        lock: Held while the files are changed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    own = current_process()
-    path = folder / _OWNER
-    try:
-        owner = msgspec.json.decode(path.read_bytes(), type=ProcessIdentity)
-    except (FileNotFoundError, msgspec.DecodeError):
-        owner = None
-    if owner is not None and owner != own and is_alive(owner) is not False:
-        return f"-{own.pid}-{own.started}"
-    write_atomically(path, msgspec.json.encode(own))
-    return ""
 
+    _counts: ClassVar[Counter[Path]] = Counter()
+    _locks: ClassVar[dict[Path, threading.Lock]] = {}
+    _guard = threading.Lock()
 
-def release_folder(folder: Path) -> None:
-    """Let the next process have the folder."""
-    (folder / _OWNER).unlink(missing_ok=True)
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        own = current_process()
+        path = folder / _OWNER
+        with self._guard:
+            try:
+                owner = msgspec.json.decode(path.read_bytes(), type=ProcessIdentity)
+            except (FileNotFoundError, msgspec.DecodeError):
+                owner = None
+            if owner is not None and owner != own and is_alive(owner) is not False:
+                self.suffix = f"-{own.pid}-{own.started}"
+            else:
+                self.suffix = ""
+                write_atomically(path, msgspec.json.encode(own))
+            self._counts[folder] += 1
+            self.lock = self._locks.setdefault(folder, threading.Lock())
+
+    def release(self) -> None:
+        """Give it up; with the last one of this process the next process may have the folder."""
+        with self._guard:
+            self._counts[self._folder] -= 1
+            if self._counts[self._folder] <= 0 and self.suffix == "":
+                (self._folder / _OWNER).unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -73,7 +73,7 @@ class BatchLog:
 
     def append(self, *batches: Batch) -> None:
         """Add batches, to the journal first where there is one, and wake the readers."""
-        if not self._cursors:
+        if not self._cursors and self._journal is None:
             return
         if self._journal is not None:
             self._unwritten += batches
@@ -158,6 +158,8 @@ class BatchLog:
         """Whether every cursor is at the end."""
         with self._changed:
             end = self._base + len(self._batches)
+            if not self._cursors:
+                return self._journal is None
             return all(cursor.position >= end for cursor in self._cursors)
 
     def _evict(self) -> None:
@@ -167,6 +169,13 @@ class BatchLog:
                 self._forget_first()
             return
         written = self._journal.end
+        if not self._cursors:
+            # Nobody reads here: another process delivers the journal.
+            while self._base < written and self._batches:
+                self._forget_first()
+                self._totals.popleft()
+                self._totals_base += 1
+            return
         while self._size_bytes > self._window_bytes and self._base < written and self._batches:
             self._forget_first()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from quark_core import metric_rows
+from quark_core.codec import column_types, encode_columns
 
-__all__ = ["DROP_ORDER", "Channel"]
+__all__ = ["DROP_ORDER", "ITEM_BYTES", "Channel", "encode_frame_body"]
 
 DROP_ORDER = (
     "parameter_distribution",
@@ -57,7 +59,7 @@ class Channel:
     def __init__(self, kind: str, *, capacity_items: int) -> None:
         self.kind = kind
         self.items: deque[Any] = deque(maxlen=capacity_items)
-        self.append = self.items.append
+        self.append: Callable[[Any], None] = self.items.append
         self.sequence = itertools.count()
         self.take_sequence = self.sequence.__next__
         self.frame_records = _DEFAULT_FRAME_RECORDS
@@ -118,3 +120,11 @@ class Channel:
         self._drained += found
         self.lost += found
         return found
+
+
+def encode_frame_body(kind: str, items: list[Any]) -> tuple[int, bytes]:
+    """Number of records and body of a batch of a channel's items."""
+    if kind == "metric":
+        return metric_rows.encode_items(items)
+    columns = {name: [getattr(item, name) for item in items] for name in column_types(kind)}
+    return len(items), encode_columns(kind, len(items), columns)

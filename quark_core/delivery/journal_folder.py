@@ -12,6 +12,7 @@ import msgspec
 
 from quark_core import settings
 from quark_core.delivery.lane_files import LaneMark, Lease, lane_folder_name
+from quark_core.process import ProcessIdentity, is_alive
 
 __all__ = ["JournalFolder", "LaneEntry", "Manifest", "find_folders", "journal_directory"]
 
@@ -43,6 +44,7 @@ class Manifest(msgspec.Struct, frozen=True):
         storage_dir: The user's storage root.
         run_path: The run's own directory.
         lanes: Where it goes.
+        process: The process that writes it.
     """
 
     run_id: str
@@ -53,6 +55,12 @@ class Manifest(msgspec.Struct, frozen=True):
     storage_dir: str
     run_path: str
     lanes: tuple[LaneEntry, ...]
+    process: ProcessIdentity
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the process that writes it may still be alive."""
+        return is_alive(self.process) is not False
 
 
 class JournalFolder:

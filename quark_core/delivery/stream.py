@@ -7,13 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from quark_core import metric_rows
 from quark_core.backend import Batch
-from quark_core.codec import column_types, encode_columns
 from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.channel import DROP_ORDER, ITEM_BYTES, Channel
+from quark_core.delivery.channel import DROP_ORDER, ITEM_BYTES, Channel, encode_frame_body
+from quark_core.delivery.deferral import DeferredAppend
 from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.lane import Lane
 from quark_core.delivery.lane_files import Lease
@@ -49,9 +48,11 @@ class RunStream:
         origin: What all records have in common.
         log: The log that the lanes read.
         lanes: One lane per backend, the primary's first where there is one.
-        folder: The journal's folder, removed when every lane has everything.
+        folder: The journal's folder, removed when every lane has everything;
+            without lanes another process delivers it.
         leases: Leases of the lanes, given up at the end.
-        on_beat: Called by the delivery thread every 10 s.
+        on_second: Called by the delivery thread every second.
+        on_beat: Called by it every 10 s.
         on_gap: Called by it with the number of records, by kind, that went
             because memory ran out.
         tick_s: Time between two ticks.
@@ -66,6 +67,7 @@ class RunStream:
         *,
         folder: JournalFolder | None = None,
         leases: Sequence[Lease] = (),
+        on_second: Callable[[], None] | None = None,
         on_beat: Callable[[], None] | None = None,
         on_gap: Callable[[Mapping[str, int]], None] | None = None,
         tick_s: float = TICK_S,
@@ -76,12 +78,17 @@ class RunStream:
         self._lanes = tuple(lanes)
         self._primary = next((lane for lane in lanes if lane.primary), None)
         self._folder = folder
+        self.deferred = False
+        """Whether this only stands in for a stream that the first record opens."""
+        self.successor: RunStream | None = None
+        """The stream that took this one's place."""
         self._leases = tuple(leases)
         self._capacity_items = capacity_bytes // ITEM_BYTES
         self._channels = {
-            kind: Channel(kind, capacity_items=self._capacity_items if lanes else 0)
+            kind: Channel(kind, capacity_items=self._capacity_items if self.active else 0)
             for kind in _KIND_ORDER
         }
+        self._on_second = on_second
         self._on_beat = on_beat
         self._on_gap = on_gap
         self._told_gaps: dict[str, int] = dict.fromkeys(_KIND_ORDER, 0)
@@ -105,8 +112,8 @@ class RunStream:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the lanes and the delivery thread; nothing where there are no lanes."""
-        if not self._lanes:
+        """Start the lanes and the delivery thread; nothing where nothing is kept."""
+        if not self.active:
             return
         for lane in self._lanes:
             lane.start()
@@ -120,7 +127,23 @@ class RunStream:
     @property
     def active(self) -> bool:
         """Whether anything is kept at all."""
-        return bool(self._lanes)
+        return bool(self._lanes) or self._folder is not None or self.deferred
+
+    def defer(self, open_stream: Callable[[], None]) -> None:
+        """Stand in for a stream that is opened by the first record.
+
+        Args:
+            open_stream: Puts the real stream in this one's place; by the time
+                it returns, `successor` finds that.
+        """
+        self.deferred = True
+        for channel in self._channels.values():
+            channel.append = DeferredAppend(channel.kind, open_stream, self)
+
+    def succeed(self, stream: RunStream) -> None:
+        """Pass on to a real stream what still comes here."""
+        self.deferred = False
+        self.successor = stream
 
     def hand_over(self, timeout_s: float) -> int | None:
         """Wait until everything accepted so far is framed, and journaled if that is possible.
@@ -141,8 +164,10 @@ class RunStream:
             SessionStoreError: It took longer; the records stay queued and are
                 delivered later.
         """
-        if not self._lanes or self._closed_report is not None:
+        if self._thread is None or self._closed_report is not None:
             return
+        if not self._lanes and level == "stored":
+            level = "journaled"  # another process delivers what this one journals
         deadline = time.monotonic() + timeout_s
         position = self._ask(timeout_s, sync=level == "durable")
         if level == "stored":
@@ -275,8 +300,10 @@ class RunStream:
                 self._tick(sync=sync)
             except Exception:  # noqa: BLE001 - the thread must outlive a bug of ours
                 _log.exception("the delivery thread failed in a tick")
-            if sync:
-                next_sync = time.monotonic() + SYNC_S
+            if now >= next_sync:
+                next_sync = now + SYNC_S
+                if self._on_second is not None:
+                    self._on_second()
             self._signal_answered = signal_asked
             if self._answered < asked:
                 with self._ticked:
@@ -317,7 +344,7 @@ class RunStream:
             remaining -= len(items)
             self._draining = records
             try:
-                count, body = _encode(channel.kind, items)
+                count, body = encode_frame_body(channel.kind, items)
             except Exception:  # noqa: BLE001
                 # Records are validated before they come here, so this is a bug of ours;
                 # it must cost this frame only, and be seen.
@@ -364,10 +391,3 @@ class RunStream:
                 self._told_gaps[kind] += count
             _log.warning("memory ran out; these records are gone: %s", gaps)
             self._on_gap(gaps)
-
-
-def _encode(kind: str, items: list[Any]) -> tuple[int, bytes]:
-    if kind == "metric":
-        return metric_rows.encode_items(items)
-    columns = {name: [getattr(item, name) for item in items] for name in column_types(kind)}
-    return len(items), encode_columns(kind, len(items), columns)

@@ -36,15 +36,19 @@ class BufferedWriter(Generic[R]):
                 f"batch_size must be a positive integer, got {batch_size!r}"
             )
         self._run = resolve_target(session)
-        self._run.add_writer()
         self._batch_size = batch_size
-        channel = self._run.stream.channel(self.KIND)
-        channel.fit_frames(batch_size)
-        self._channel = channel
-        self._append = channel.append
+        self._run.add_writer(self)
+        self.bind()
         self._recent: deque[Any] = deque()
         self._recent_records = 0
         self._closed = False
+
+    def bind(self) -> None:
+        """Take up the run's stream; called again where a fork has replaced it."""
+        channel = self._run.stream.channel(self.KIND)
+        channel.fit_frames(self._batch_size)
+        self._channel = channel
+        self._append = channel.append
 
     def flush(self) -> tuple[R, ...]:
         """Deliver every accepted record of this run to the primary store.

@@ -42,15 +42,19 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
 
     def __init__(self, session: object, *, batch_size: int = 100) -> None:
         super().__init__(session, batch_size=batch_size)
+        self._non_finite = self._run.non_finite
+        self._keys: dict[Any, MetricKey] = {}
+        self._shapes: dict[Any, tuple[MetricKey, ...]] = {}
+
+    def bind(self) -> None:
+        """Take up the run's stream, and what its records begin with."""
+        super().bind()
         origin = self._run.origin
         self._run_id = origin.run_id
         self._writer_id = origin.writer_id
         self._attempt = origin.attempt
         self._rank = origin.rank
         self._take_sequence = self._channel.take_sequence
-        self._non_finite = self._run.non_finite
-        self._keys: dict[Any, MetricKey] = {}
-        self._shapes: dict[Any, tuple[MetricKey, ...]] = {}
 
     def log(
         self,

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import quark
+from quark_core import recovery
 
 PROGRAM = """
 import sys, threading, time, quark
@@ -65,6 +66,14 @@ def test_the_store_holds_a_gap_free_beginning(tmp_path, pace_s, seed, record_pro
     # How many of the last moment's calls were lost is reported, never asserted: it is a clock's.
     record_property("kept_of_main", kept)
 
+    # What was journaled and not yet in the store follows, and nothing comes twice.
+    recovery.sync(tmp_path)
+    assert recovery.survey(tmp_path) == []
+    for name in ("main", "thread0", "thread1"):
+        steps = [record.step for record in metrics.read(metric_key=name)]
+        assert steps == list(range(len(steps)))
+    recovered = len(metrics.read(metric_key="main"))
+    assert recovered >= kept
     with quark.resume_run(run_id=run_id, storage_dir=tmp_path) as resumed:
-        quark.MetricsLogger(resumed).log("main", -1.0, step=kept)
-    assert len(metrics.read(metric_key="main")) == kept + 1
+        quark.MetricsLogger(resumed).log("main", -1.0, step=recovered)
+    assert len(metrics.read(metric_key="main")) == recovered + 1

@@ -1,0 +1,89 @@
+"""The first records of an attempt: its start, config and environment."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+
+from quark_core import recovery
+from quark_core.environment import GitState, capture_environment, complete_environment
+from quark_core.errors import InvalidRunStateError
+from quark_core.open_run import OpenRun
+from quark_core.process import current_process
+from quark_core.ranks import RankInfo
+from quark_core.records import ConfigSnapshot, parse_time
+
+__all__ = ["announce"]
+
+
+def announce(
+    run: OpenRun,
+    config: ConfigSnapshot | None,
+    rank: RankInfo,
+    git: GitState | None,
+    event_type: str,
+) -> None:
+    """Send the start of an attempt, and wait until the primary has it.
+
+    Raises:
+        InvalidRunStateError: Another process has started this attempt.
+        SessionStoreError: The primary does not acknowledge in time.
+    """
+    record = run.context.run
+    project = run.context.project
+    process = current_process()
+    run.emit_lifecycle(
+        "start",
+        {
+            "project": {"id": project.id, "name": project.name, "root_path": project.root_path},
+            "run": {
+                "name": record.name,
+                "notes": record.notes,
+                "parent_run_id": record.parent_run_id,
+                "lineage_root_run_id": record.lineage_root_run_id,
+                "run_path": record.run_path,
+                "git_commit": record.git_commit,
+                "strict_mode": record.strict_mode,
+                "tags": list(record.tags),
+            },
+            "process": msgspec.to_builtins(process),
+        },
+        time_us=parse_time(record.updated_at),
+    )
+    if config is not None:
+        run.emit_lifecycle("config", {"values": config.values, "notes": list(config.notes)})
+    environment = capture_environment(rank, git)
+    run.emit_lifecycle("environment", environment)
+    if not run.stream.active:
+        return
+    try:
+        run.flush()
+        _check_accepted(run)
+    except BaseException:
+        run.end_stream("the run could not be started", 0.5)
+        run.stream.discard()
+        raise
+    run.emit_event(event_type, "info", status="running")
+    recovery.adopt_orphans(run.context.storage_dir)
+    run.background = threading.Thread(
+        target=_complete_environment,
+        args=(run, environment, git),
+        name="quark-environment",
+        daemon=True,
+    )
+    run.background.start()
+
+
+def _complete_environment(run: OpenRun, environment: dict[str, Any], git: GitState | None) -> None:
+    snapshot = complete_environment(environment, git)
+    if run.refusal is None:
+        run.emit_lifecycle("environment", snapshot.values)
+
+
+def _check_accepted(run: OpenRun) -> None:
+    report = run.stream.report_primary()
+    if report is not None and report.quarantined:
+        reason = next(iter(report.quarantined))
+        raise InvalidRunStateError(f"run_id: {reason}")
