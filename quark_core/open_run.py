@@ -280,6 +280,10 @@ class OpenRuns:
         with self._lock:
             return tuple(self._sessions)
 
+    def peek_sessions(self) -> list[TrainingSession]:
+        """The open sessions, without a lock: for a signal handler."""
+        return self._sessions.copy()
+
     def find(self, run_id: str | None) -> OpenRun | None:
         """The run that is open under this id, or None."""
         with self._lock:

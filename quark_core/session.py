@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from quark_core.delivery.report import DeliveryReport
 from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
 from quark_core.open_run import OpenRun, open_runs
+from quark_core.process_end import watch_process
 from quark_core.records import EventRecord, RunStatus, format_time
 from quark_core.registry import default_registry
 from quark_core.run_arguments import check_tag
@@ -130,6 +129,7 @@ class TrainingSession:
     def _opened(cls, run: OpenRun) -> Self:
         session = cls(run)
         open_runs.add(session)
+        watch_process()
         default_registry().notify("quark_run_started", context=run.context)
         return session
 
@@ -316,13 +316,20 @@ class TrainingSession:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             status = "interrupted"
         try:
-            self._log_error(error, status)
+            self.log_error(error, status)
             self.end_run(status)
         except Exception:  # noqa: BLE001
             # The user's exception is on its way; ours must not take its place.
             _log.exception("the end of run %s could not be recorded", self.run_id)
 
-    def _log_error(self, error: BaseException, status: RunStatus) -> None:
+    def log_error(self, error: BaseException, status: RunStatus) -> None:
+        """Write the exception that ends the run into it, with its traceback.
+
+        Args:
+            error: The exception.
+            status: "failed" logs a `runtime_error`, "interrupted" a
+                `runtime_interruption`.
+        """
         failed = status == "failed"
         emit_log(
             self._run,
@@ -351,21 +358,3 @@ class TrainingSession:
         self._run.context = msgspec.structs.replace(
             context, run=msgspec.structs.replace(context.run, **changes)
         )
-
-
-@atexit.register
-def _end_open_runs() -> None:
-    """End what the script left open: as failed where an exception ended it."""
-    failure = getattr(sys, "last_value", None)
-    status: RunStatus = "completed"
-    if failure is not None:
-        status = "interrupted" if isinstance(failure, KeyboardInterrupt) else "failed"
-    for session in reversed(open_runs.sessions):
-        try:
-            if failure is not None:
-                session._log_error(failure, status)
-            session.end_run(status)
-        except Exception:  # noqa: BLE001 - the other runs must still be ended
-            _log.exception("the end of run %s could not be recorded", session.run_id)
-    for run in open_runs.attached:
-        run.end_stream("the process ends", settings.exit_timeout_s())

@@ -14,6 +14,7 @@ __all__ = [
     "PERSISTENCE_URL",
     "REQUIRE_SERVICE",
     "RUN_ID",
+    "SIGTERM_HANDLER",
     "check_timeouts",
     "exit_timeout_s",
     "persistence_timeout_s",
@@ -26,6 +27,7 @@ PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
 RUN_ID = "QUARK_RUN_ID"
+SIGTERM_HANDLER = "QUARK_SIGTERM_HANDLER"
 
 
 def persistence_timeout_s() -> float:

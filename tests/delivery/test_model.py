@@ -1,0 +1,229 @@
+"""Journal, marks and store against a model, with a file system that crashes and fails."""
+
+import errno
+import os
+from pathlib import Path
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from quark_core.delivery.files import Files
+from quark_core.delivery.journal import Journal, JournalReader
+from quark_core.delivery.origin import Origin
+from quark_core.errors import BackendUnavailable
+from quark_core.testing.batches import BatchMaker
+from quark_core.testing.faults import ScriptedBackend
+
+
+class CrashingFiles(Files):
+    """A file system in memory; a crash keeps what was synced, and some of the rest."""
+
+    def __init__(self):
+        self.data = {}
+        self.synced = {}
+        self.open = {}
+        self.next_descriptor = 3
+        self.fail_in = None
+
+    def _step(self):
+        if self.fail_in is None:
+            return
+        self.fail_in -= 1
+        if self.fail_in < 0:
+            self.fail_in = None
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def make_directory(self, path):
+        self._step()
+
+    def create(self, path):
+        self._step()
+        assert path not in self.data
+        self.data[path] = bytearray()
+        self.synced[path] = b""
+        descriptor, self.next_descriptor = self.next_descriptor, self.next_descriptor + 1
+        self.open[descriptor] = path
+        return descriptor
+
+    def write(self, descriptor, data):
+        try:
+            self._step()
+        except OSError:
+            # Half of it gets there, as on a disk that is full.
+            self.data[self.open[descriptor]] += bytes(data[: len(data) // 2])
+            raise
+        self.data[self.open[descriptor]] += bytes(data)
+        return len(data)
+
+    def truncate(self, descriptor, size_bytes):
+        self._step()
+        del self.data[self.open[descriptor]][size_bytes:]
+
+    def sync(self, descriptor):
+        path = self.open[descriptor]
+        try:
+            self._step()
+        except OSError:
+            # The system drops what it could not write, and calls it clean.
+            self.data[path] = bytearray(self.synced[path])
+            raise
+        self.synced[path] = bytes(self.data[path])
+
+    def close(self, descriptor):
+        self.open.pop(descriptor, None)
+
+    def read(self, path):
+        if path not in self.data:
+            raise FileNotFoundError(path)
+        return bytes(self.data[path])
+
+    def remove(self, path):
+        self.data.pop(path, None)
+        self.synced.pop(path, None)
+
+    def list_names(self, path):
+        return sorted(p.name for p in self.data if p.parent == path)
+
+    def lose_power(self, keep_share):
+        """Everything that was not synced is cut somewhere."""
+        for path, data in self.data.items():
+            kept = len(self.synced[path])
+            self.data[path] = data[: kept + int((len(data) - kept) * keep_share)]
+
+
+class Delivery(RuleBasedStateMachine):
+    """One writer, its journal and an idempotent store, through everything that may happen."""
+
+    def __init__(self):
+        super().__init__()
+        self.files = CrashingFiles()
+        self.directory = Path("journal")
+        self.maker = BatchMaker("run0")
+        self.store = ScriptedBackend()
+        self.accepted = []  # everything that log() returned for, in batches
+        self.unwritten = []  # what the journal thread still holds in memory
+        self.mark = 0
+        self.dead = False
+        self.durable = 0
+        self.journaled = 0
+        self.open_journal()
+
+    def open_journal(self):
+        self.journal = Journal(
+            self.directory, Origin("run0", "writer0"), files=self.files, segment_bytes=300
+        )
+
+    @precondition(lambda self: not self.dead)
+    @rule(count=st.integers(1, 3), fail_in=st.none() | st.integers(0, 4))
+    def tick(self, count, fail_in):
+        """Batches are closed and written; the disk may fail at any call."""
+        batch = self.maker.metrics(*[("m", step, 0.0) for step in range(count)])
+        self.accepted.append(batch)
+        self.unwritten.append(batch)
+        self.files.fail_in = fail_in
+        try:
+            self.journal.append(self.unwritten)
+        except OSError:
+            pass
+        else:
+            self.unwritten = []
+            self.journaled = len(self.accepted)
+        self.files.fail_in = None
+
+    @precondition(lambda self: not self.dead)
+    @rule(fail_in=st.none() | st.integers(0, 4))
+    def sync(self, fail_in):
+        """What is journaled is brought to the disk; that may fail too."""
+        self.files.fail_in = fail_in
+        try:
+            self.journal.sync()
+        except OSError:
+            # The lane reads from memory what the disk has lost; it is written again.
+            self.journaled = self.durable
+        else:
+            self.durable = self.journaled = max(self.durable, self.journal.durable_end)
+        self.files.fail_in = None
+
+    def batches_to_deliver(self):
+        """What a lane sees: the journal and, while the process lives, its memory."""
+        if self.dead:
+            return list(JournalReader(self.directory, files=self.files).read(self.mark))
+        return self.accepted[self.mark :]
+
+    @rule(fault=st.sampled_from(["ok", "unavailable", "lost_reply"]), count=st.integers(1, 4))
+    def deliver(self, fault, count):
+        """A lane, or quark sync, delivers some batches; the reply may be lost."""
+        self.store._script = iter([fault])
+        for batch in self.batches_to_deliver()[:count]:
+            try:
+                self.store.write(batch)
+            except BackendUnavailable:
+                return
+            self.mark = batch.number + 1
+
+    @rule()
+    def lose_mark(self):
+        """The mark is not synced, so a crash may bring back an older one."""
+        self.mark = max(0, self.mark - 2)
+        released = self.first_left()
+        self.mark = max(self.mark, released)
+
+    def first_left(self):
+        left = list(JournalReader(self.directory, files=self.files).read())
+        return left[0].number if left else self.mark
+
+    @precondition(lambda self: not self.dead)
+    @rule()
+    def release(self):
+        """Segments go that the store has acknowledged, and no others."""
+        self.journal.release(self.mark)
+
+    @precondition(lambda self: not self.dead)
+    @rule()
+    def kill(self):
+        """SIGKILL: memory is gone, what was written stays."""
+        self.dead = True
+        self.files.open.clear()
+        self.survivors = self.journaled
+
+    @precondition(lambda self: not self.dead)
+    @rule(keep_share=st.floats(0, 1))
+    def lose_power(self, keep_share):
+        """The machine goes down: what was synced stays."""
+        self.dead = True
+        self.files.lose_power(keep_share)
+        self.files.open.clear()
+        self.survivors = self.durable
+
+    @invariant()
+    def nothing_comes_twice_or_out_of_order(self):
+        numbers = [batch.number for batch in self.store.stored]
+        assert numbers == list(range(len(numbers)))
+
+    @invariant()
+    def stored_is_what_was_accepted(self):
+        assert self.store.stored == self.accepted[: len(self.store.stored)]
+
+    @invariant()
+    def promised_batches_survive(self):
+        """Whatever was promised is in the store or in the journal."""
+        if not self.dead:
+            return
+        numbers = {b.number for b in JournalReader(self.directory, files=self.files).read()}
+        numbers |= {batch.number for batch in self.store.stored}
+        assert set(range(self.survivors)) <= numbers
+
+    def teardown(self):
+        """At the end everything that survived is delivered, once."""
+        self.store._script = iter([])
+        for batch in self.batches_to_deliver():
+            self.store.write(batch)
+        if not self.dead:
+            assert self.store.stored == self.accepted
+        else:
+            assert len(self.store.stored) >= self.survivors
+
+
+Delivery.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestDelivery = Delivery.TestCase

@@ -1,0 +1,277 @@
+"""Signals, exceptions and exit: nothing is lost, nothing hangs, and exit statuses stay."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import quark
+from quark_core import recovery
+
+HEAD = """
+import os, signal, sys, threading, time, quark
+storage_dir = sys.argv[1]
+"""
+
+
+def start(tmp_path, body, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-c", HEAD + body, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def values(tmp_path, run_id, key="m"):
+    metrics = quark.MetricsLogger(quark.open_run(run_id, tmp_path))
+    return [record.value for record in metrics.read(metric_key=key)]
+
+
+TRAIN = """
+session = quark.start_run(project="p", storage_dir=storage_dir)
+metrics = quark.MetricsLogger(session)
+print(session.run_id, flush=True)
+step = 0
+while True:
+    metrics.log("m", float(step), step=step)
+    step += 1
+    if step == 500:
+        print("ready", flush=True)
+    time.sleep(0.0001)
+"""
+
+
+def test_sigterm_keeps_everything_and_the_exit_status(tmp_path):
+    child = start(tmp_path, TRAIN)
+    run_id = child.stdout.readline().strip()
+    child.stdout.readline()
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=30)
+    assert child.returncode == -signal.SIGTERM
+    recovery.sync(tmp_path)
+    found = values(tmp_path, run_id)
+    assert found == list(map(float, range(len(found))))
+    assert len(found) >= 500
+    session = quark.open_run(run_id, tmp_path)
+    assert session.status == "interrupted"
+    (event,) = quark.EventLogger(session).read(event_type="runtime_interruption")
+    assert event.payload["signal"] == "SIGTERM"
+
+
+def test_a_handler_that_was_there_is_called_and_the_run_goes_on(tmp_path):
+    child = start(
+        tmp_path,
+        """
+def save_checkpoint(number, frame):
+    metrics.log("checkpoint", 1.0, step=0)
+    print("saved", flush=True)
+signal.signal(signal.SIGTERM, save_checkpoint)
+session = quark.start_run(project="p", storage_dir=storage_dir)
+metrics = quark.MetricsLogger(session)
+metrics.log("m", 0.0, step=0)
+print(session.run_id, flush=True)
+time.sleep(0.2)
+while not metrics.read(metric_key="checkpoint"):
+    time.sleep(0.01)
+session.end_run()
+""",
+    )
+    run_id = child.stdout.readline().strip()
+    child.send_signal(signal.SIGTERM)
+    out, err = child.communicate(timeout=30)
+    assert (out.strip(), child.returncode) == ("saved", 0), err
+    assert quark.open_run(run_id, tmp_path).status == "completed"
+    assert values(tmp_path, run_id, "checkpoint") == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "environment", "returncode"),
+    [
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", {}, 0),
+        ("", {"QUARK_SIGTERM_HANDLER": "0"}, -signal.SIGTERM),
+    ],
+    ids=["ignored", "opted out"],
+)
+def test_a_signal_that_is_ignored_or_opted_out_is_left_alone(
+    tmp_path, prepare, environment, returncode
+):
+    child = start(
+        tmp_path,
+        f"""
+{prepare}
+before = signal.getsignal(signal.SIGTERM)
+with quark.start_run(project="p", storage_dir=storage_dir) as session:
+    assert signal.getsignal(signal.SIGTERM) is before
+    print("ready", flush=True)
+    time.sleep(0.5)
+""",
+        **environment,
+    )
+    child.stdout.readline()
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=30)
+    assert child.returncode == returncode
+
+
+def test_a_run_that_is_started_in_another_thread_installs_no_handler(tmp_path):
+    child = start(
+        tmp_path,
+        """
+def work():
+    with quark.start_run(project="p", storage_dir=storage_dir):
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        print("fine", flush=True)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+""",
+    )
+    assert child.communicate(timeout=30)[0].strip() == "fine"
+
+
+def test_a_storm_of_signals_during_log_deadlocks_nothing_and_loses_nothing(tmp_path):
+    child = start(
+        tmp_path,
+        """
+session = quark.start_run(project="p", storage_dir=storage_dir)
+metrics = quark.MetricsLogger(session)
+import itertools
+counter = itertools.count()
+def log_too(number, frame):
+    count = next(counter)
+    metrics.log("signal", float(count), step=count)
+signal.signal(signal.SIGALRM, log_too)
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+for step in range(20000):
+    metrics.log("m", float(step), step=step)
+    if step % 2000 == 0:
+        metrics.flush()
+signal.setitimer(signal.ITIMER_REAL, 0)
+session.end_run()
+print(session.run_id, next(counter))
+""",
+    )
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    run_id, count = out.split()
+    assert values(tmp_path, run_id) == list(map(float, range(20000)))
+    # A handler may itself be interrupted by the next signal, so only the order may differ.
+    assert sorted(values(tmp_path, run_id, "signal")) == list(map(float, range(int(count))))
+    assert int(count) > 10
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "returncode"),
+    [
+        ("raise ValueError('boom')", "failed", 1),
+        ("raise KeyboardInterrupt", "interrupted", -signal.SIGINT),
+        ("sys.excepthook = lambda *a: sys.stderr.write('mine'); raise ValueError", "completed", 1),
+        ("sys.exit(3)", "completed", 3),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(5)", "interrupted", -signal.SIGINT),
+    ],
+    ids=["exception", "interrupt", "foreign hook", "exit", "ctrl-c"],
+)
+def test_what_ends_a_script_ends_its_run(tmp_path, ending, status, returncode):
+    child = start(
+        tmp_path,
+        f"""
+session = quark.start_run(project="p", storage_dir=storage_dir)
+quark.MetricsLogger(session).log("m", 1.0, step=0)
+print(session.run_id, flush=True)
+{ending}
+""",
+    )
+    out, _ = child.communicate(timeout=30)
+    assert child.returncode == returncode
+    assert quark.open_run(out.strip(), tmp_path).status == status
+    assert values(tmp_path, out.strip()) == [1.0]
+
+
+def test_an_excepthook_that_was_there_is_called(tmp_path):
+    child = start(
+        tmp_path,
+        """
+sys.excepthook = lambda *a: print("mine", flush=True)
+session = quark.start_run(project="p", storage_dir=storage_dir)
+print(session.run_id, flush=True)
+raise ValueError("boom")
+""",
+    )
+    run_id, mine = child.communicate(timeout=30)[0].split()
+    assert mine == "mine"
+    assert quark.open_run(run_id, tmp_path).status == "failed"
+
+
+HANG = """
+from quark_core.registry import default_registry
+from quark_core.testing.faults import ScriptedBackend, define_scripted
+stuck = define_scripted("stuck", ScriptedBackend(always="hang"))
+default_registry()._definitions["stuck"] = stuck
+session = quark.start_run(project="p", storage_dir=storage_dir, backends="stuck")
+metrics = quark.MetricsLogger(session)
+for step in range(100):
+    metrics.log("m", float(step), step=step)
+print(session.run_id, flush=True)
+"""
+
+
+def test_exit_is_bounded_and_says_in_one_line_what_is_left(tmp_path):
+    child = start(tmp_path, HANG, QUARK_EXIT_TIMEOUT_SECONDS="0.5")
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 0
+    (line,) = [line for line in err.splitlines() if "quark sync" in line]
+    assert "stuck" in line
+    assert str(tmp_path) in line
+    assert values(tmp_path, out.strip()) == list(map(float, range(100)))
+    (waiting,) = [lane for lane in recovery.survey(tmp_path) if lane.backend == "stuck"]
+    assert waiting.waiting >= 100
+
+
+def test_ctrl_c_at_the_end_leaves_at_once_and_loses_nothing(tmp_path):
+    body = HANG + "print('ending', flush=True)\nsession.end_run()\n"
+    child = start(tmp_path, body, QUARK_EXIT_TIMEOUT_SECONDS="60")
+    run_id = child.stdout.readline().strip()
+    child.stdout.readline()
+    time.sleep(0.5)
+    began = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=40)
+    assert time.monotonic() - began < 30
+    recovery.sync(tmp_path)
+    assert values(tmp_path, run_id) == list(map(float, range(100)))
+
+
+def test_logging_from_odd_places(tmp_path):
+    child = start(
+        tmp_path,
+        """
+import atexit, logging
+session = quark.start_run(project="p", storage_dir=storage_dir)
+metrics = quark.MetricsLogger(session)
+class Finalized:
+    def __del__(self):
+        metrics.log("del", 1.0, step=0)
+class Handler(logging.Handler):
+    def emit(self, record):
+        metrics.log("logging", 1.0, step=0)
+logging.getLogger("user").addHandler(Handler())
+logging.getLogger("user").warning("x")
+Finalized()
+cycle = Finalized(); cycle.me = cycle; del cycle
+import gc; gc.collect()
+atexit.register(lambda: metrics.log("atexit", 1.0, step=0))
+print(session.run_id, flush=True)
+""",
+    )
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 0
+    assert "Traceback" not in err
+    run_id = out.strip()
+    assert values(tmp_path, run_id, "del") == [1.0, 1.0]
+    assert values(tmp_path, run_id, "logging") == [1.0]
+    assert values(tmp_path, run_id, "atexit") == [1.0]
