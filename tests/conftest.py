@@ -2,5 +2,17 @@
 
 import pytest
 
+from quark_core.open_run import open_runs
+
 # The kit asserts in a module that pytest would not rewrite by itself.
 pytest.register_assert_rewrite("quark_core.testing.conformance")
+
+
+@pytest.fixture(autouse=True)
+def no_session_is_left_open():
+    """A run that a test forgets would be the "latest" one of the next test."""
+    yield
+    left = open_runs.sessions
+    for session in left:
+        session.end_run("interrupted")
+    assert left == ()

@@ -68,6 +68,11 @@ class Journal:
         self.durable_end = 0
         """Number after the newest durable batch."""
 
+    @property
+    def must_rewrite(self) -> bool:
+        """Whether a sync has failed and what is not durable must be written again."""
+        return self._rewrite
+
     def append(self, batches: Sequence[Batch]) -> None:
         """Write batches after those that are there; all of them, or none when it raises.
 

@@ -193,6 +193,8 @@ class RunStream:
         if self._closed_report is not None:
             return self._closed_report
         deadline = time.monotonic() + timeout_s
+        # A heartbeat after this would find the quick lanes closed.
+        self._on_beat = self._on_second = None
         self._ask(timeout_s, sync=False)
         for lane in self._lanes:
             lane.close(deadline)
@@ -302,8 +304,9 @@ class RunStream:
                 _log.exception("the delivery thread failed in a tick")
             if now >= next_sync:
                 next_sync = now + SYNC_S
-                if self._on_second is not None:
-                    self._on_second()
+                on_second = self._on_second
+                if on_second is not None:
+                    on_second()
             self._signal_answered = signal_asked
             if self._answered < asked:
                 with self._ticked:
@@ -331,8 +334,9 @@ class RunStream:
     def _beat(self) -> None:
         for lease in self._leases:
             lease.beat()
-        if self._on_beat is not None:
-            self._on_beat()
+        on_beat = self._on_beat
+        if on_beat is not None:
+            on_beat()
 
     def _drain(self, channel: Channel) -> None:
         # What comes while this goes on waits for the next tick, so that a tick ends.

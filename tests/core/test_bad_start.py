@@ -35,17 +35,15 @@ def test_bad_arguments_are_named_and_leave_nothing_behind(tmp_path, arguments, n
 
 @pytest.mark.parametrize("backends", ["nowhere", "csv,nowhere", ["nowhere:x"], "no where", ":x"])
 def test_unknown_backends_list_what_is_installed(tmp_path, backends):
-    with pytest.raises(UnknownBackendError, match=r"installed: csv, embedded") as caught:
+    with pytest.raises(UnknownBackendError, match=r"installed: csv, embedded, mlflow\)") as caught:
         quark.start_run(project="p", storage_dir=tmp_path, backends=backends)
     assert isinstance(caught.value, (BackendError, ValueError))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_backend_of_an_extra_says_what_to_install(tmp_path):
-    for name in ("mlflow", "mlflow+sqlite:///x.db", "wandb"):
-        with pytest.raises(
-            UnknownBackendError, match=r'pip install "quark-tracker\[(mlflow|wandb)'
-        ):
+    for name in ("wandb", "wandb:team"):
+        with pytest.raises(UnknownBackendError, match=r'pip install "quark-tracker\[wandb\]'):
             quark.start_run(project="p", storage_dir=tmp_path, backends=name)
 
 

@@ -1,12 +1,13 @@
 """Journal, marks and store against a model, with a file system that crashes and fails."""
 
+import contextlib
 import errno
 import os
 from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from quark_core.delivery.files import Files
 from quark_core.delivery.journal import Journal, JournalReader
@@ -105,6 +106,7 @@ class Delivery(RuleBasedStateMachine):
         self.unwritten = []  # what the journal thread still holds in memory
         self.mark = 0
         self.dead = False
+        self.ending = ("none", 0.0)
         self.durable = 0
         self.journaled = 0
         self.open_journal()
@@ -114,7 +116,13 @@ class Delivery(RuleBasedStateMachine):
             self.directory, Origin("run0", "writer0"), files=self.files, segment_bytes=300
         )
 
-    @precondition(lambda self: not self.dead)
+    @initialize(
+        ending=st.sampled_from(["none", "kill", "power"]), keep_share=st.sampled_from([0, 0.5, 1])
+    )
+    def choose_ending(self, ending, keep_share):
+        """What happens to the process at the end of the story."""
+        self.ending = (ending, keep_share)
+
     @rule(count=st.integers(1, 3), fail_in=st.none() | st.integers(0, 4))
     def tick(self, count, fail_in):
         """Batches are closed and written; the disk may fail at any call."""
@@ -129,21 +137,23 @@ class Delivery(RuleBasedStateMachine):
         else:
             self.unwritten = []
             self.journaled = len(self.accepted)
-        self.files.fail_in = None
+        self.look_at_promises()
 
-    @precondition(lambda self: not self.dead)
     @rule(fail_in=st.none() | st.integers(0, 4))
     def sync(self, fail_in):
         """What is journaled is brought to the disk; that may fail too."""
         self.files.fail_in = fail_in
-        try:
+        with contextlib.suppress(OSError):
             self.journal.sync()
-        except OSError:
-            # The lane reads from memory what the disk has lost; it is written again.
-            self.journaled = self.durable
-        else:
-            self.durable = self.journaled = max(self.durable, self.journal.durable_end)
+        self.look_at_promises()
+
+    def look_at_promises(self):
+        """What is safe from what, as the journal says."""
         self.files.fail_in = None
+        self.durable = self.journal.durable_end
+        if self.journal.must_rewrite:
+            # A failed sync may have lost what was only written; memory has it still.
+            self.journaled = self.durable
 
     def batches_to_deliver(self):
         """What a lane sees: the journal and, while the process lives, its memory."""
@@ -173,28 +183,10 @@ class Delivery(RuleBasedStateMachine):
         left = list(JournalReader(self.directory, files=self.files).read())
         return left[0].number if left else self.mark
 
-    @precondition(lambda self: not self.dead)
     @rule()
     def release(self):
         """Segments go that the store has acknowledged, and no others."""
         self.journal.release(self.mark)
-
-    @precondition(lambda self: not self.dead)
-    @rule()
-    def kill(self):
-        """SIGKILL: memory is gone, what was written stays."""
-        self.dead = True
-        self.files.open.clear()
-        self.survivors = self.journaled
-
-    @precondition(lambda self: not self.dead)
-    @rule(keep_share=st.floats(0, 1))
-    def lose_power(self, keep_share):
-        """The machine goes down: what was synced stays."""
-        self.dead = True
-        self.files.lose_power(keep_share)
-        self.files.open.clear()
-        self.survivors = self.durable
 
     @invariant()
     def nothing_comes_twice_or_out_of_order(self):
@@ -206,24 +198,35 @@ class Delivery(RuleBasedStateMachine):
         assert self.store.stored == self.accepted[: len(self.store.stored)]
 
     @invariant()
-    def promised_batches_survive(self):
-        """Whatever was promised is in the store or in the journal."""
-        if not self.dead:
-            return
-        numbers = {b.number for b in JournalReader(self.directory, files=self.files).read()}
-        numbers |= {batch.number for batch in self.store.stored}
-        assert set(range(self.survivors)) <= numbers
+    def the_journal_reads_in_order_and_each_once(self):
+        numbers = [b.number for b in JournalReader(self.directory, files=self.files).read()]
+        assert numbers == sorted(set(numbers))
+
+    def end(self):
+        """SIGKILL keeps what was written, the loss of power what was synced."""
+        ending, keep_share = self.ending
+        if ending == "none":
+            return 0
+        self.dead = True
+        self.files.open.clear()
+        if ending == "power":
+            self.files.lose_power(keep_share)
+            return self.durable
+        return self.journaled
 
     def teardown(self):
-        """At the end everything that survived is delivered, once."""
+        """Whatever was promised is in the store or in the journal, and is delivered once."""
+        survivors = self.end()
+        left = list(JournalReader(self.directory, files=self.files).read())
+        numbers = {batch.number for batch in left + self.store.stored}
+        assert set(range(survivors)) <= numbers
         self.store._script = iter([])
         for batch in self.batches_to_deliver():
             self.store.write(batch)
-        if not self.dead:
-            assert self.store.stored == self.accepted
-        else:
-            assert len(self.store.stored) >= self.survivors
+        stored = [batch.number for batch in self.store.stored]
+        assert stored == list(range(len(stored)))
+        assert len(stored) == len(self.accepted) if not self.dead else len(stored) >= survivors
 
 
-Delivery.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Delivery.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestDelivery = Delivery.TestCase

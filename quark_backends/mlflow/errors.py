@@ -1,0 +1,79 @@
+"""What a call to MLflow can end in, told apart by what is to be done about it.
+
+Refused              the call itself is bad: find the bad part, leave it out
+Missing              what it names is not there
+AlreadyExists        what it makes is there already
+BackendUnavailable   everything else: wait and call again
+"""
+
+from __future__ import annotations
+
+import re
+
+from quark_core.errors import BackendUnavailable
+from quark_core.redaction import redact_text
+
+__all__ = ["AlreadyExists", "Missing", "Refused", "translate", "unavailable"]
+
+_REFUSED = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST"})
+_CREDENTIALS = frozenset({"UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"})
+# Addresses of objects differ at each try, but a reason is logged once only where it is the same.
+_VARYING = re.compile(r" object at 0x[0-9a-fA-F]+|\([^()]*0x[0-9a-fA-F]+[^()]*\)")
+_MAX_REASON = 700
+
+
+class Refused(Exception):
+    """MLflow will never take this call."""
+
+
+class Missing(Exception):
+    """MLflow does not know the run or experiment that a call names."""
+
+
+class AlreadyExists(Exception):
+    """MLflow has one of that name."""
+
+
+def unavailable(message: str) -> BackendUnavailable:
+    """The error that makes the lane call again later."""
+    return BackendUnavailable(message, backend="mlflow")
+
+
+def translate(error: Exception, uri: str) -> Exception:
+    """The error to raise in place of one that the MLflow client has raised.
+
+    Args:
+        error: It.
+        uri: The tracking URI, as it may be shown.
+    """
+    code = getattr(error, "error_code", None)
+    reason = _shorten(str(error) or type(error).__name__)
+    if code in _REFUSED:
+        return Refused(reason)
+    if code == "RESOURCE_DOES_NOT_EXIST":
+        return Missing(reason)
+    if code == "RESOURCE_ALREADY_EXISTS":
+        return AlreadyExists(reason)
+    if code in _CREDENTIALS:
+        return unavailable(
+            f"the MLflow server {uri} refused the credentials ({code}): set MLFLOW_TRACKING_TOKEN, "
+            "or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the records wait"
+        )
+    if code == "ENDPOINT_NOT_FOUND":
+        return unavailable(f"{uri} does not answer as an MLflow server: check the address")
+    if code is None and isinstance(error, (TypeError, ValueError, OverflowError)):
+        # The client could not even write the request down.
+        return Refused(f"{type(error).__name__}: {reason}")
+    cause = error.__cause__ or error.__context__
+    if isinstance(cause, OSError):
+        # The connection itself failed; the text of that differs at each try.
+        many = re.search(r"too many \d+ error responses", str(cause))
+        what = many[0] if many else type(cause).__name__
+        return unavailable(f"the MLflow server {uri} cannot be reached ({what})")
+    return unavailable(f"the MLflow server {uri} cannot take records now: {reason}")
+
+
+def _shorten(text: str) -> str:
+    # What follows "[SQL:" are the statement and its values.
+    line = " ".join(_VARYING.sub("", redact_text(text)).partition("[SQL:")[0].split())
+    return line if len(line) <= _MAX_REASON else line[:_MAX_REASON] + "…"

@@ -1,0 +1,208 @@
+"""Applies a run's lifecycle records to its MLflow run: status, params and tags."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from quark_backends.mlflow.errors import Refused
+from quark_backends.mlflow.metrics import chunk
+from quark_backends.mlflow.names import NameMap
+from quark_backends.mlflow.params import PARAM_LIMITS, TAG_LIMITS, fit, flatten, is_same
+from quark_backends.mlflow.refused import RefusedRecords
+from quark_backends.mlflow.run import MirroredRun
+from quark_backends.mlflow.server import Server
+from quark_core.records import LifecycleRecord
+
+__all__ = ["Lifecycle"]
+
+_log = logging.getLogger("quark")
+_MAX_TEXTS = 100
+_NON_FINITE = "quark.nonfinite."
+
+
+class Lifecycle:
+    """What of a run is not a stream: its start, configuration, tags and end.
+
+    Applying a record twice changes nothing more. A param or tag that MLflow
+    refuses is put aside, and the others are sent.
+
+    Args:
+        server: Where the run is.
+        run: The run.
+        names: Names of params and tags.
+        refused: Takes what MLflow refuses.
+        max_params: How many params the server takes, or None for any number.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        run: MirroredRun,
+        names: NameMap,
+        refused: RefusedRecords,
+        *,
+        max_params: int | None,
+    ) -> None:
+        self._server = server
+        self._run = run
+        self._names = names
+        self._refused = refused
+        self._max_params = max_params
+        self._tags: dict[str, str] = {}
+        self._infinite: set[tuple[str, str]] = set()
+
+    def apply(self, record: LifecycleRecord) -> None:
+        """Apply one record; what an older attempt says of itself is left out."""
+        data: Mapping[str, Any] = record.data or {}
+        known = self._run.known
+        if record.action == "start":
+            self._run.start(record)
+            if record.attempt == known.attempt and not self.catch_up():
+                self._describe()
+        elif record.action == "tag":
+            self.set_tags(self._name_tags([data["tag"]]))
+        elif record.attempt != known.attempt:
+            return
+        elif record.action == "config":
+            self._run.keep_config(data.get("values", {}))
+            self._send_params(data.get("values", {}))
+        elif record.action == "environment":
+            arguments = data.get("process", {}).get("argv") or [""]
+            self.set_tags({"mlflow.source.name": arguments[0]})
+        elif record.action == "status":
+            # The tag keeps what MLflow's statuses cannot say.
+            status = {"quark.status": data["status"]}
+            self.set_tags(status)
+            if self.catch_up():
+                self.set_tags(status)
+            self._run.end(data["status"], record.time_us // 1000)
+
+    def note_infinities(self, found: Mapping[str, Mapping[str, int]]) -> None:
+        """Say in a tag at which step a metric first became infinite, which MLflow shows as NaN.
+
+        Args:
+            found: Name of a metric -> `inf` or `-inf` -> first step.
+        """
+        pairs = {(name, spelled) for name, steps in found.items() for spelled in steps}
+        if pairs <= self._infinite:
+            return
+        known = self._run.load().tags
+        wanted = [(name, f"{_NON_FINITE}{name}") for name in found]
+        keys = self._names.find("nonfinite", wanted)
+        tags = {}
+        for name, steps in found.items():
+            notes = [note for note in known.get(keys[name], "").split(",") if note]
+            seen = {note.partition("@")[0] for note in notes}
+            notes += [f"{spelled}@{step}" for spelled, step in steps.items() if spelled not in seen]
+            tags[keys[name]] = ",".join(notes)
+        self.set_tags({key: value for key, value in tags.items() if known.get(key) != value})
+        self._infinite |= pairs
+
+    def catch_up(self) -> bool:
+        """Give an MLflow run that was made since the last call what is known; whether there is one.
+
+        That is the run's first one, or one in place of one that was deleted.
+        """
+        if not self._run.is_new:
+            return False
+        self._describe()
+        if self._run.known.config is not None:
+            self._send_params(self._run.known.config)
+        self._run.is_new = False
+        return True
+
+    def set_tags(self, tags: Mapping[str, str | None]) -> None:
+        """Set those tags of this process that are not set yet; None and "" are left out."""
+        new = {k: v for k, v in tags.items() if v and self._tags.get(k) != v}
+        self._send("tag", list(new.items()), self._server.set_tags, TAG_LIMITS)
+        self._tags.update(new)
+
+    def _describe(self) -> None:
+        known = self._run.known
+        run: Mapping[str, Any] = (known.start or {}).get("run", {})
+        # After an end and a new start, and in a new MLflow run, these are to be set again.
+        self._tags.clear()
+        self._infinite.clear()
+        self.set_tags(
+            {
+                "quark.attempt": str(max(0, known.attempt)),
+                "quark.status": "running",
+                "mlflow.source.git.commit": run.get("git_commit"),
+                "mlflow.note.content": run.get("notes"),
+                **self._name_tags(run.get("tags", [])),
+            }
+        )
+
+    def _name_tags(self, tags: Iterable[str]) -> dict[str, str]:
+        tags = list(tags)
+        names = self._names.find("tags", [(tag, f"quark.tag.{tag}") for tag in tags])
+        return {names[tag]: "1" for tag in tags}
+
+    def _send_params(self, values: Mapping[str, Any]) -> None:
+        # Paths as JSON are the keys: {"a.b": 1} and {"a": {"b": 1}} read the same with dots.
+        leaves = [(json.dumps(path), ".".join(path), text) for path, text in flatten(values)]
+        if not leaves:
+            return
+        names = self._names.find("params", [(key, dotted) for key, dotted, _ in leaves])
+        wanted = {names[key]: text for key, _, text in leaves}
+        stored = self._run.load().params
+        missing = [(name, text) for name, text in wanted.items() if name not in stored]
+        if self._max_params is not None and len(stored) + len(missing) > self._max_params:
+            kept = max(0, self._max_params - len(stored))
+            _log.warning(
+                "backend mlflow: max_params=%d leaves %d params out",
+                self._max_params,
+                len(missing) - kept,
+            )
+            missing = missing[:kept]
+        self._send("param", missing, self._server.log_params, PARAM_LIMITS)
+        drift = sorted(
+            name
+            for name, text in wanted.items()
+            if name in stored and not is_same(stored[name], text)
+        )
+        if drift:
+            _log.warning(
+                "backend mlflow: MLflow keeps the first value of %d changed params (%s)",
+                len(drift),
+                ", ".join(drift[:5]),
+            )
+            self.set_tags({"quark.param_drift": json.dumps(drift, ensure_ascii=False)})
+
+    def _send(
+        self,
+        kind: str,
+        pairs: Sequence[tuple[str, str]],
+        push: Callable[[str, Sequence[tuple[str, str]]], None],
+        limits: Sequence[int],
+    ) -> None:
+        fitted = [(name, fit(text, limits[0])) for name, text in pairs]
+        sizes = (len(json.dumps(pair)) for pair in fitted)
+        for part in chunk(fitted, sizes, _MAX_TEXTS):
+            self._push(kind, part, push, limits)
+
+    def _push(
+        self,
+        kind: str,
+        pairs: Sequence[tuple[str, str]],
+        push: Callable[[str, Sequence[tuple[str, str]]], None],
+        limits: Sequence[int],
+    ) -> None:
+        try:
+            self._run.call(lambda run_id: push(run_id, pairs))
+        except Refused as error:
+            middle = len(pairs) // 2
+            if middle:
+                self._push(kind, pairs[:middle], push, limits)
+                self._push(kind, pairs[middle:], push, limits)
+                return
+            name, text = pairs[0]
+            shorter = [limit for limit in limits if limit < len(text)]
+            if shorter:
+                # An older server takes less than today's.
+                self._push(kind, [(name, fit(text, shorter[0]))], push, limits)
+            else:
+                self._refused.add(kind, {"name": name, "value": text}, str(error))

@@ -1,0 +1,251 @@
+"""The MLflow run that mirrors a run: found, made, taken up again, ended."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from quark_backends.mlflow.errors import Missing, Refused, unavailable
+from quark_backends.mlflow.server import MlflowRun, Server
+from quark_backends.mlflow.state import MirrorState, RunState
+from quark_core.records import LifecycleRecord
+
+__all__ = ["STATUSES", "MirroredRun"]
+
+_log = logging.getLogger("quark")
+
+STATUSES: Mapping[str, str] = {
+    "running": "RUNNING",
+    "completed": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+    "lost": "FAILED",
+}
+_START_WAIT_S = 30.0
+_ALIVE_S = 1.0
+_MAX_SUFFIX = 100
+
+_Result = TypeVar("_Result")
+
+
+class MirroredRun:
+    """Knows which MLflow run is meant, and keeps it there.
+
+    The run carries the tag `quark.run_id` from its first moment on, and is
+    looked for by it before one is made: a crash between making it and noting
+    it down makes no second one.
+
+    Args:
+        server: Where the run is.
+        state: Remembers which one it is.
+        run_id: The run that is mirrored.
+        project: Its project, the name of the experiment.
+        restore: Whether a deleted run or experiment is taken back; otherwise
+            a new one is made beside it.
+
+    Attributes:
+        is_new: Whether an MLflow run was made that nothing was put into yet;
+            who has done so sets it back.
+    """
+
+    def __init__(
+        self, server: Server, state: MirrorState, run_id: str, project: str, *, restore: bool
+    ) -> None:
+        self._server = server
+        self._state = state
+        self._run_id = run_id
+        self._project = project
+        self._restore = restore
+        self._known = state.load_run()
+        self._found: MlflowRun | None = None
+        self._asked_since: float | None = None
+        self._alive_at = -math.inf
+        self.is_new = False
+
+    @property
+    def known(self) -> RunState:
+        """What is remembered of the run."""
+        return self._known
+
+    def keep_config(self, values: Mapping[str, Any]) -> None:
+        """Remember the configuration, for an MLflow run that must be made anew."""
+        self._known.config = dict(values)
+        self._save()
+
+    def start(self, record: LifecycleRecord) -> None:
+        """Find or make the MLflow run of an attempt, and mark it as running."""
+        first = self._known.start is None
+        if record.attempt < self._known.attempt:
+            return
+        self._known.start = dict(record.data or {})
+        self._known.attempt = record.attempt
+        if first:
+            self._known.started_ms = record.time_us // 1000
+        self._ensure()
+        self._save()
+        if record.attempt > 0 or not first:
+            self.call(self._server.set_running)
+
+    def end(self, status: str, ended_ms: int) -> None:
+        """Give the MLflow run the status that it ends in."""
+        theirs = STATUSES.get(status, "FAILED")
+        self.call(lambda run_id: self._server.set_ended(run_id, theirs, ended_ms))
+
+    def load(self) -> MlflowRun:
+        """The MLflow run as it is now."""
+        for _ in range(2):
+            found = self._look(self._ensure())
+            if found is not None and found.active:
+                return found
+            self._lose(found)
+        raise unavailable("the MLflow run was deleted as soon as it was made; the records wait")
+
+    def call(self, act: Callable[[str], _Result]) -> _Result:
+        """Call with the MLflow run's id; where the run is gone, once more with another one.
+
+        Raises:
+            Refused: The run is there, and the call is bad.
+        """
+        run_id = self._ensure()
+        try:
+            return act(run_id)
+        except (Refused, Missing) as error:
+            # MLflow refuses calls on a deleted run in the same words as bad records.
+            if isinstance(error, Refused) and time.monotonic() - self._alive_at < _ALIVE_S:
+                raise
+            found = self._look(run_id)
+            if found is not None and found.active:
+                self._alive_at = time.monotonic()
+                raise
+            self._lose(found)
+        return act(self._ensure())
+
+    def _look(self, run_id: str) -> MlflowRun | None:
+        try:
+            return self._server.load_run(run_id)
+        except Refused as error:
+            # Something before the server refuses everything: the records are not to blame.
+            raise unavailable(f"MLflow refuses to show the run: {error}") from error
+
+    def _ensure(self) -> str:
+        if self._found is None:
+            try:
+                self._found = self._find()
+            except (Refused, Missing) as error:
+                # Not a record but the run itself is refused, or its experiment has just gone.
+                raise unavailable(
+                    f"MLflow does not take the run: {error}; the records wait"
+                ) from error
+            if self._found.id != self._known.mlflow_run_id:
+                self._known.mlflow_run_id = self._found.id
+                self._save()
+        return self._found.id
+
+    def _save(self) -> None:
+        # A process that only joined the run leaves the file to the one that started it.
+        if self._known.start is not None:
+            self._state.save_run(self._known)
+
+    def _lose(self, found: MlflowRun | None) -> None:
+        """The MLflow run is deleted or gone: take it back, or let another one be found or made."""
+        assert self._found is not None
+        lost, self._found = self._found.id, None
+        if found is not None and self._restore:
+            self._take_back(lost)
+            return
+        self._known.mlflow_run_id = None
+        _log.warning(
+            "backend mlflow: MLflow run %s of run %s was deleted; what follows goes to another "
+            "run. Use on_deleted=restore to have it taken back instead.",
+            lost,
+            self._run_id,
+        )
+
+    def _find(self) -> MlflowRun:
+        if self._known.mlflow_run_id is not None:
+            found = self._server.load_run(self._known.mlflow_run_id)
+            if found is not None and not found.active and self._restore:
+                self._take_back(found.id)
+                return found
+            if found is not None and found.active:
+                return found
+        experiment_id = self._find_experiment()
+        found = self._server.find_run(experiment_id, self._run_id, deleted=False)
+        if found is None and self._restore:
+            found = self._server.find_run(experiment_id, self._run_id, deleted=True)
+            if found is not None:
+                self._take_back(found.id)
+        return found or self._create(experiment_id)
+
+    def _take_back(self, run_id: str) -> None:
+        # An experiment takes its runs with it, both ways.
+        self._find_experiment()
+        found = self._server.load_run(run_id)
+        if found is not None and not found.active:
+            self._server.restore_run(run_id)
+
+    def _create(self, experiment_id: str) -> MlflowRun:
+        start = self._known.start
+        if start is None:
+            # Another process of this run has the start, and makes the MLflow run.
+            self._asked_since = self._asked_since or time.monotonic()
+            if time.monotonic() - self._asked_since < _START_WAIT_S:
+                raise unavailable(f"run {self._run_id} is not in MLflow yet; the records wait")
+        run: Mapping[str, Any] = (start or {}).get("run", {})
+        tags = {
+            "quark.run_id": self._run_id,
+            "quark.project": self._project,
+            "quark.attempt": str(max(0, self._known.attempt)),
+            "mlflow.source.type": "LOCAL",
+            "mlflow.user": _find_user(),
+            "mlflow.source.git.commit": run.get("git_commit"),
+        }
+        parent = run.get("parent_run_id")
+        if parent:
+            tags["quark.parent_run_id"] = parent
+            found = self._server.find_run(experiment_id, parent, deleted=False)
+            tags["mlflow.parentRunId"] = found and found.id
+        self.is_new = True
+        return self._server.create_run(
+            experiment_id,
+            run.get("name") or self._run_id,
+            self._known.started_ms or time.time_ns() // 1_000_000,
+            {key: value for key, value in tags.items() if value},
+        )
+
+    def _find_experiment(self) -> str:
+        name = self._project
+        for number in range(2, _MAX_SUFFIX):
+            found = self._server.find_experiment(name)
+            if found is None:
+                created = self._server.create_experiment(name)
+                # None: another process made it at the same moment.
+                found = (created, True) if created else self._server.find_experiment(name)
+            if found is not None and found[1]:
+                if name != self._project:
+                    _log.warning(
+                        "backend mlflow: the experiment %r is deleted; the run goes to %r. "
+                        "Use on_deleted=restore to have it taken back instead.",
+                        self._project,
+                        name,
+                    )
+                return found[0]
+            if found is not None and self._restore:
+                self._server.restore_experiment(found[0])
+                return found[0]
+            name = f"{self._project}-{number}"
+        raise unavailable(
+            f"the MLflow experiments {self._project!r} to {name!r} are all deleted: "
+            "restore one or use another project"
+        )
+
+
+def _find_user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return None

@@ -1,0 +1,116 @@
+"""What the mirror remembers on this machine, below the run's directory.
+
+    mirrors/mlflow/<hash of the tracking URI>/
+        run.json            which MLflow run it is, and what it was started with
+        names.json          keys and their names in MLflow
+        writers/<id>.json   how far each writer is acknowledged
+
+Each writer belongs to one process, so no two processes write one of those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from quark_backends.mlflow.metrics import TimeRange
+
+__all__ = ["MirrorState", "RunState", "WriterState", "write_atomically"]
+
+_State = TypeVar("_State", bound=msgspec.Struct)
+
+
+class RunState(msgspec.Struct):
+    """The MLflow run that mirrors a run, as far as it is known.
+
+    Attributes:
+        mlflow_run_id: Its id, or None before it was found or made.
+        attempt: Newest attempt that was seen.
+        start: Data of that attempt's start, or None where none was seen.
+        started_ms: When the run was started.
+        config: Values of the newest configuration, or None where none was seen.
+    """
+
+    mlflow_run_id: str | None = None
+    attempt: int = -1
+    start: dict[str, Any] | None = None
+    started_ms: int = 0
+    config: dict[str, Any] | None = None
+
+
+class WriterState(msgspec.Struct):
+    """How far a writer is acknowledged.
+
+    Attributes:
+        head: Number of its newest batch that is.
+        digest: Hash of that batch.
+        partial: Number of a batch of which a part is.
+        offset: How many records of it.
+        recent: Times that points of its next batch might meet; see `make_points`.
+    """
+
+    head: int = -1
+    digest: str = ""
+    partial: int = -1
+    offset: int = 0
+    recent: list[TimeRange] = []
+
+
+class MirrorState:
+    """The files of one mirror of one run.
+
+    Args:
+        folder: The run's folder for this kind of mirror.
+        uri: The tracking URI; a run may be mirrored to several.
+    """
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self.folder = folder / hashlib.sha256(uri.encode("utf-8", "replace")).hexdigest()[:12]
+        self._writers: dict[str, WriterState] = {}
+
+    def load_run(self) -> RunState:
+        """The run as it was last saved; a new one where there is none."""
+        return _load(self.folder / "run.json", RunState)
+
+    def save_run(self, run: RunState) -> None:
+        """Keep the run."""
+        write_atomically(self.folder / "run.json", msgspec.json.encode(run))
+
+    def load_writer(self, writer_id: str) -> WriterState:
+        """The writer as it was last saved; a new one where there is none."""
+        found = self._writers.get(writer_id)
+        if found is None:
+            found = self._writers[writer_id] = _load(self._path_of(writer_id), WriterState)
+        return found
+
+    def save_writer(self, writer_id: str, writer: WriterState) -> None:
+        """Keep how far a writer is."""
+        self._writers.pop(writer_id, None)
+        write_atomically(self._path_of(writer_id), msgspec.json.encode(writer))
+        self._writers[writer_id] = writer
+
+    def _path_of(self, writer_id: str) -> Path:
+        return self.folder / "writers" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', writer_id)}.json"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file whole: a reader sees the old one or the new one.
+
+    It is not synced: what a power cut takes is sent again, and found to be there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.part{os.getpid()}")
+    scratch.write_bytes(data)
+    os.replace(scratch, path)
+
+
+def _load(path: Path, kind: type[_State]) -> _State:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return kind()
