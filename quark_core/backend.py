@@ -50,6 +50,7 @@ __all__ = [
     "SupportsGroups",
     "SupportsPrimary",
     "SupportsRead",
+    "SupportsReplay",
     "check_capabilities",
 ]
 
@@ -66,6 +67,8 @@ class Capability(StrEnum):
     """Implements `SupportsRead`."""
     IDEMPOTENT = "idempotent"
     """A batch delivered twice is there once."""
+    REPLAY = "replay"
+    """Implements `SupportsReplay`: gives batches back as they came."""
     GROUPS = "groups"
     """Implements `SupportsGroups`: several batches in one transaction."""
 
@@ -216,6 +219,18 @@ class SupportsGroups(Backend, Protocol):
         """
 
 
+@runtime_checkable
+class SupportsReplay(Protocol):
+    """What a backend has that declares `Capability.REPLAY`.
+
+    A mirror that is far behind is served from here when the journal has had
+    to let go what the primary has.
+    """
+
+    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
+        """A writer's batches from a number on, in order, at most `limit`, as they were written."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
     """What a backend is opened with.
@@ -267,6 +282,7 @@ _PROTOCOLS: Mapping[Capability, type] = {
     Capability.PRIMARY: SupportsPrimary,
     Capability.READ: SupportsRead,
     Capability.GROUPS: SupportsGroups,
+    Capability.REPLAY: SupportsReplay,
 }
 _PRIMARY_NEEDS = frozenset({Capability.READ, Capability.IDEMPOTENT})
 

@@ -19,10 +19,12 @@ from quark_core.backend import (
     Backend,
     BackendConfig,
     BackendDefinition,
+    Batch,
     Capability,
     RankPolicy,
     RunLocation,
     SupportsPrimary,
+    SupportsReplay,
     check_capabilities,
 )
 from quark_core.delivery.batch_log import BatchLog
@@ -194,7 +196,11 @@ def open_stream(
     entries = _describe_lanes(plan)
     folder = _open_journal_folder(config, origin, run_path, entries)
     journal = None if folder is None else Journal(folder.path, origin)
-    log = BatchLog(journal=journal)
+    log = BatchLog(
+        journal=journal,
+        journal_capacity_bytes=settings.journal_capacity_bytes(run_path),
+        replay=_find_replay(primary, origin),
+    )
     lanes, leases = [], []
     for entry, choice in zip(entries, choices, strict=True):
         if folder is not None:
@@ -206,7 +212,7 @@ def open_stream(
             Lane(
                 entry.name,
                 _opener(choice, replace(config, run_path=run_path), opened),
-                log.open_cursor(),
+                log.open_cursor(primary=entry.primary),
                 Quarantine(run_path / "quarantine" / lane_folder_name(entry.name), entry.name),
                 primary=entry.primary,
                 idempotent=Capability.IDEMPOTENT in choice.definition.capabilities,
@@ -271,6 +277,16 @@ def open_lane(
     )
     backend = _open(choice.definition, config)
     return backend, Capability.IDEMPOTENT in choice.definition.capabilities
+
+
+def _find_replay(
+    primary: SupportsPrimary | None, origin: Origin
+) -> Callable[[int, int], list[Batch]] | None:
+    backend: object = primary
+    if not isinstance(backend, SupportsReplay) or origin.run_id is None:
+        return None
+    run_id, replay = origin.run_id, backend.read_batches
+    return lambda start, limit: replay(run_id, origin.writer_id, start, limit)
 
 
 def _describe_lanes(plan: Plan) -> tuple[LaneEntry, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 from quark_core.errors import SchemaValidationError
 
@@ -10,6 +12,7 @@ __all__ = [
     "BACKENDS",
     "EXIT_TIMEOUT",
     "JOURNAL_DIR",
+    "JOURNAL_MAX_BYTES",
     "PERSISTENCE_TIMEOUT",
     "PERSISTENCE_URL",
     "REQUIRE_SERVICE",
@@ -17,12 +20,14 @@ __all__ = [
     "SIGTERM_HANDLER",
     "check_timeouts",
     "exit_timeout_s",
+    "journal_capacity_bytes",
     "persistence_timeout_s",
 ]
 
 BACKENDS = "QUARK_BACKENDS"
 EXIT_TIMEOUT = "QUARK_EXIT_TIMEOUT_SECONDS"
 JOURNAL_DIR = "QUARK_JOURNAL_DIR"
+JOURNAL_MAX_BYTES = "QUARK_JOURNAL_MAX_BYTES"
 PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
@@ -40,6 +45,20 @@ def exit_timeout_s() -> float:
     return _read_seconds(EXIT_TIMEOUT, 10.0)
 
 
+def journal_capacity_bytes(place: Path) -> int:
+    """How large a run's journal may grow: 10 GB or a tenth of the free space, or what is set."""
+    text = os.environ.get(JOURNAL_MAX_BYTES, "").strip()
+    if text:
+        if not text.isascii() or not text.isdigit():
+            raise SchemaValidationError(f"{JOURNAL_MAX_BYTES} must be a number of bytes: {text!r}")
+        return int(text)
+    existing = next((p for p in (place, *place.parents) if p.exists()), Path("/"))
+    try:
+        return min(10 * 10**9, shutil.disk_usage(existing).free // 10)
+    except OSError:
+        return 10 * 10**9
+
+
 def check_timeouts() -> None:
     """Refuse a bad timeout where a run begins, not hours later where it ends.
 
@@ -48,6 +67,7 @@ def check_timeouts() -> None:
     """
     persistence_timeout_s()
     exit_timeout_s()
+    journal_capacity_bytes(Path())
 
 
 def _read_seconds(name: str, default: float) -> float:

@@ -72,6 +72,10 @@ class EmbeddedBackend:
         """See `SupportsRead`."""
         return self._reader.read(run_id, kind, query)
 
+    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
+        """See `SupportsReplay`."""
+        return self._reader.read_batches(run_id, writer_id, start, limit)
+
     def load_run(self, run_id: str) -> StoredRun:
         """See `SupportsRead`."""
         return self._reader.load_run(run_id)

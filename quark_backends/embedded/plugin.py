@@ -28,6 +28,7 @@ def quark_register_backends() -> list[BackendDefinition]:
                     Capability.READ,
                     Capability.IDEMPOTENT,
                     Capability.GROUPS,
+                    Capability.REPLAY,
                 }
             ),
         )

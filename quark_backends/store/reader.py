@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark_core.backend import StoredRun
+from quark_core.backend import Batch, StoredRun
 from quark_core.codec import ORIGIN_FIELDS, DecodedBody, column_types, decode_body
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.json_object import JsonObject
@@ -95,6 +95,20 @@ class StoreReader:
                 parts.append(stored.select(_without_limit(query)).order_by_sequence())
         joined = Columns.concatenate(kind, [part for part in parts if part.count])
         return joined.keep_newest(query.limit)
+
+    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
+        """A writer's batches from a number on, in order, as they were written."""
+        with self._lock:
+            rows = self._execute(
+                "SELECT writer.attempt, writer.rank, number, kind, count, body FROM batch"
+                " JOIN writer ON writer.pk = writer_pk JOIN run ON run.pk = run_pk"
+                " WHERE run.id = ? AND writer.id = ? AND number >= ? ORDER BY number LIMIT ?",
+                run_id,
+                writer_id,
+                start,
+                limit,
+            ).fetchall()
+        return [Batch(run_id, writer_id, *row) for row in rows]
 
     def load_run(self, run_id: str) -> StoredRun:
         """One run.

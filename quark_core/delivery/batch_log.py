@@ -37,6 +37,10 @@ class BatchLog:
         capacity_bytes: Bound of what is held in memory alone.
         journal: Where batches are written first.
         window_bytes: How much of what is journaled is kept in memory as well.
+        journal_capacity_bytes: Beyond this the journal lets go what the
+            primary has, even if another lane has not.
+        replay: Gives batches that the journal has let go, from a number on and
+            at most so many, out of the primary.
     """
 
     def __init__(
@@ -45,9 +49,14 @@ class BatchLog:
         journal: Journal | None = None,
         *,
         window_bytes: int = _WINDOW_BYTES,
+        journal_capacity_bytes: int | None = None,
+        replay: Callable[[int, int], list[Batch]] | None = None,
     ) -> None:
         self._capacity_bytes = capacity_bytes
         self._window_bytes = window_bytes
+        self._journal_capacity_bytes = journal_capacity_bytes
+        self._replay = replay
+        self._keeper: Cursor | None = None
         self._journal = journal
         self._changed = threading.Condition()
         self._batches: deque[Batch] = deque()
@@ -64,11 +73,13 @@ class BatchLog:
         self._journal_error: str | None = None
         self._cursors: list[Cursor] = []
 
-    def open_cursor(self, position: int = 0) -> Cursor:
-        """A new reader at a position; opened before the first append."""
+    def open_cursor(self, *, primary: bool = False) -> Cursor:
+        """A new reader at the beginning; opened before the first append."""
         with self._changed:
-            cursor = Cursor(self, position)
+            cursor = Cursor(self, 0)
             self._cursors.append(cursor)
+            if primary:
+                self._keeper = cursor
             return cursor
 
     def append(self, *batches: Batch) -> None:
@@ -196,8 +207,12 @@ class BatchLog:
 
     def release_journal(self) -> None:
         """Delete the journal's segments that every cursor has passed; by the appending thread."""
-        if self._journal is not None:
-            self._journal.release(self._released)
+        journal, keeper, capacity = self._journal, self._keeper, self._journal_capacity_bytes
+        if journal is None:
+            return
+        journal.release(self._released)
+        if keeper is not None and capacity is not None and journal.size_bytes > capacity:
+            journal.release(keeper.position)
 
     def _total(self, position: int) -> int:
         return self._totals[position - self._totals_base]
@@ -263,8 +278,20 @@ class Cursor:
                 self._behind = None
                 break
             self._read_ahead.append(batch)
-        if not self._read_ahead:
-            self._skip_unreadable()
+        if self._read_ahead and self._read_ahead[0].number == self.position:
+            return list(self._read_ahead)[:limit]
+        return self._peek_primary(limit)
+
+    def _peek_primary(self, limit: int) -> list[Batch]:
+        """What the journal has let go, out of the primary; a gap where that has it neither."""
+        log = self._log
+        following = self._read_ahead[0].number if self._read_ahead else log._base
+        if log._replay is not None:
+            count = min(limit, following - self.position)
+            batches = [b for b in log._replay(self.position, count) if b.number < following]
+            if batches:
+                return batches
+        self._skip_unreadable(following)
         return list(self._read_ahead)[:limit]
 
     def advance(self, batches: Sequence[Batch]) -> None:
@@ -304,10 +331,9 @@ class Cursor:
         if self.position < self._log._base:
             self._pass_to(self._log._base, 0)
 
-    def _skip_unreadable(self) -> None:
-        """The journal has lost what this reader needs; go on with what memory holds."""
-        log = self._log
-        with log._changed:
-            if self.position < log._base:
-                _log.warning("batches %d to %d are gone", self.position, log._base - 1)
-                self._pass_to(log._base, 0)
+    def _skip_unreadable(self, following: int) -> None:
+        """Nobody has what this reader needs next; go on with what there is, and count it."""
+        with self._log._changed:
+            if self.position < following:
+                _log.warning("batches %d to %d are gone", self.position, following - 1)
+                self._pass_to(following, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +27,12 @@ _log = logging.getLogger("quark")
 SEGMENT_BYTES = 16 * 1024 * 1024
 # What is not yet synced is kept in memory, since a failed sync may lose it.
 _UNSYNCED_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Segment:
+    first_number: int
+    size_bytes: int
 
 
 class Journal:
@@ -59,7 +66,7 @@ class Journal:
         self._descriptor: int | None = None
         self._size_bytes = 0
         self._index = 0
-        self._first_numbers: dict[str, int] = {}
+        self._segments: dict[str, _Segment] = {}
         self._unsynced: list[tuple[int, bytes]] = []
         self._unsynced_bytes = 0
         self._rewrite = False
@@ -90,6 +97,7 @@ class Journal:
             self._begin_segment(frames)
         else:
             self._write(b"".join(frame for _, frame in frames))
+            self._segments[segment_name(self._index)].size_bytes = self._size_bytes
         self._unsynced += frames
         self._unsynced_bytes += sum(len(frame) for _, frame in frames)
         self.end = batches[-1].number + 1
@@ -118,15 +126,20 @@ class Journal:
 
     def release(self, number: int) -> None:
         """Delete the segments that hold only batches before a number; never the newest."""
-        names = sorted(self._first_numbers)
+        names = sorted(self._segments)
         for name, following in pairwise(names):
-            if self._first_numbers[following] > number:
+            if self._segments[following].first_number > number:
                 return
             try:
                 self.files.remove(self.directory / name)
             except OSError:
                 return
-            del self._first_numbers[name]
+            del self._segments[name]
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of all segments that are not released yet."""
+        return sum(segment.size_bytes for segment in self._segments.values())
 
     def close(self) -> None:
         """Sync what can be synced and close the newest segment."""
@@ -159,7 +172,7 @@ class Journal:
             except OSError as error:
                 _log.debug("removing the unfinished segment %s: %s", path, error)
             raise
-        self._first_numbers[name] = first
+        self._segments[name] = _Segment(first, self._size_bytes)
 
     def _write(self, data: bytes) -> None:
         """Write all of it, or take back what was written of it and raise."""

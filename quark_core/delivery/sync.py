@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from quark_core.backend import Backend, Batch, SupportsGroups
+from quark_core.backend import Backend, Batch, SupportsGroups, SupportsReplay
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.lane_files import lane_folder_name
@@ -131,7 +131,7 @@ def _sync_lane(
     )
     backend: Backend | None = None
     try:
-        batches = reader.read(mark.done)
+        batches = _fill_gaps(folder, manifest, reader.read(mark.done), mark.done, open_lane, result)
         first = next(batches, None)
         if first is not None:
             backend, idempotent = open_lane(manifest, entry)
@@ -154,6 +154,46 @@ def _sync_lane(
         mark.close()
         if backend is not None:
             backend.close()
+
+
+def _fill_gaps(
+    folder: JournalFolder,
+    manifest: Manifest,
+    batches: Iterator[Batch],
+    start: int,
+    open_lane: OpenLane,
+    result: LaneSync,
+) -> Iterator[Batch]:
+    """The journal's batches, with those that it had to let go taken from the primary."""
+    wanted = start
+    for batch in batches:
+        if batch.number > wanted and result.backend not in _primary_names(manifest):
+            replayed = _replay(manifest, wanted, batch.number, open_lane)
+            yield from replayed
+            missing = batch.number - wanted - len(replayed)
+            if missing:
+                _log.warning("journal %s: %d batches are gone", folder.path, missing)
+        wanted = batch.number + 1
+        yield batch
+
+
+def _primary_names(manifest: Manifest) -> set[str]:
+    return {entry.name for entry in manifest.lanes if entry.primary}
+
+
+def _replay(manifest: Manifest, start: int, stop: int, open_lane: OpenLane) -> list[Batch]:
+    for entry in manifest.lanes:
+        if entry.primary:
+            primary, _ = open_lane(manifest, entry)
+            try:
+                if isinstance(primary, SupportsReplay):
+                    found = primary.read_batches(
+                        manifest.run_id, manifest.writer_id, start, stop - start
+                    )
+                    return [batch for batch in found if batch.number < stop]
+            finally:
+                primary.close()
+    return []
 
 
 def _write(
