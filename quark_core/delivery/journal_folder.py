@@ -19,6 +19,7 @@ __all__ = ["JournalFolder", "LaneEntry", "Manifest", "find_folders", "journal_di
 _log = logging.getLogger("quark")
 _MANIFEST = "journal.json"
 _LANES = "lanes"
+_CLOSED = "closed"
 
 
 class LaneEntry(msgspec.Struct, frozen=True):
@@ -57,11 +58,6 @@ class Manifest(msgspec.Struct, frozen=True):
     lanes: tuple[LaneEntry, ...]
     process: ProcessIdentity
 
-    @property
-    def is_written(self) -> bool:
-        """Whether the process that writes it may still be alive."""
-        return is_alive(self.process) is not False
-
 
 class JournalFolder:
     """The folder of one writer's journal.
@@ -98,6 +94,17 @@ class JournalFolder:
     def mark(self, lane: str) -> LaneMark:
         """How far a lane is."""
         return LaneMark(self.path / _LANES / f"{lane_folder_name(lane)}.mark")
+
+    def close(self) -> None:
+        """Note that nothing more will be written here, though the process lives on."""
+        try:
+            (self.path / _CLOSED).touch()
+        except OSError as error:
+            _log.debug("closing the journal %s: %s", self.path, error)
+
+    def is_written(self, manifest: Manifest) -> bool:
+        """Whether more may still be written here."""
+        return not (self.path / _CLOSED).exists() and is_alive(manifest.process) is not False
 
     def remove(self) -> None:
         """Delete the journal, which every lane has passed, and the folders it leaves empty."""

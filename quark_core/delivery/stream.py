@@ -206,8 +206,11 @@ class RunStream:
             self._thread.join(max(0.2, deadline - time.monotonic()))
         for lease in self._leases:
             lease.release()
-        if self._folder is not None and self._log.all_passed:
-            self._folder.remove()
+        if self._folder is not None:
+            if self._log.all_passed:
+                self._folder.remove()
+            else:
+                self._folder.close()
         self._closed_report = self.report()
         return self._closed_report
 

@@ -108,7 +108,7 @@ def sync_folder(
             _sync_lane(folder, manifest, entry, open_lane, result, on_progress)
         finally:
             lease.release()
-    if all(result.state == "delivered" for result in results) and not manifest.is_written:
+    if all(result.state == "delivered" for result in results) and not folder.is_written(manifest):
         if any(result.damage for result in results):
             _log.warning("the journal %s is damaged; its files are kept", folder.path)
         else:
