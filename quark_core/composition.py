@@ -216,7 +216,7 @@ def open_stream(
                 Quarantine(run_path / "quarantine" / lane_folder_name(entry.name), entry.name),
                 primary=entry.primary,
                 idempotent=Capability.IDEMPOTENT in choice.definition.capabilities,
-                mark=None if folder is None else folder.mark(entry.name),
+                mark=None if folder is None or _retains(opened) else folder.mark(entry.name),
                 retry=retry,
                 on_failure=on_primary_failure if entry.primary else None,
             )
@@ -227,6 +227,7 @@ def open_stream(
         lanes,
         folder=folder,
         leases=leases,
+        retain=_retains(primary),
         on_second=on_second,
         on_beat=on_beat,
         on_gap=on_gap,
@@ -277,6 +278,11 @@ def open_lane(
     )
     backend = _open(choice.definition, config)
     return backend, Capability.IDEMPOTENT in choice.definition.capabilities
+
+
+def _retains(backend: object) -> bool:
+    """Whether the journal is the backend's store, so that nothing of it may go."""
+    return bool(getattr(backend, "keeps_journal", False))
 
 
 def _find_replay(

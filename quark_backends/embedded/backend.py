@@ -32,11 +32,18 @@ class EmbeddedBackend:
 
     def __init__(self, config: BackendConfig) -> None:
         found = find_store(config.storage_dir)
-        if found is None and config.read_only:
-            raise SessionStoreError(
-                f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder)"
-            )
-        self._layout = found or ensure_store(config.storage_dir)
+        if config.read_only:
+            if found is None:
+                raise SessionStoreError(
+                    f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder)"
+                )
+            if not found.db_path.exists():
+                raise SessionStoreError(
+                    f"the runs in {found.root} are still in the journals that a network file "
+                    f"system had them kept in; make a store of them with: "
+                    f"quark sync {config.storage_dir}"
+                )
+        self._layout = found if config.read_only and found else ensure_store(config.storage_dir)
         self._reader = StoreReader(lambda: connect(self._layout, read_only=True))
         self._connection: sqlite3.Connection | None = None
         self._ingest: BatchIngest | None = None

@@ -9,6 +9,12 @@ __all__ = ["quark_register_backends"]
 
 
 def _open(config: BackendConfig) -> Backend:
+    from quark_backends.embedded.filesystem import find_network_filesystem
+
+    if find_network_filesystem(config.storage_dir) is not None:
+        from quark_backends.embedded.journal_backend import JournalBackend
+
+        return JournalBackend(config)
     from quark_backends.embedded.backend import EmbeddedBackend
 
     return EmbeddedBackend(config)

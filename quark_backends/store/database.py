@@ -13,7 +13,14 @@ from urllib.parse import quote
 from quark_backends.store.tables import APPLICATION_ID, DDL, SCHEMA_VERSION
 from quark_core.errors import SessionStoreError
 
-__all__ = ["StoreLayout", "connect", "ensure_store", "find_store"]
+__all__ = [
+    "StoreLayout",
+    "connect",
+    "connect_memory",
+    "ensure_marker",
+    "ensure_store",
+    "find_store",
+]
 
 STORE_FOLDER = ".quark"
 _MARKER = "store.json"
@@ -49,8 +56,35 @@ def ensure_store(storage_dir: Path) -> StoreLayout:
     """
     layout = find_store(storage_dir)
     if layout is not None:
+        if not layout.db_path.exists():
+            _add_database(layout)
         return layout
     layout = StoreLayout(storage_dir)
+    _make_folder(layout, storage_dir, with_database=True)
+    return layout
+
+
+def ensure_marker(storage_dir: Path) -> StoreLayout:
+    """Make the store's folder without a database, for a place where SQLite may not be used.
+
+    Raises:
+        SessionStoreError: As `ensure_store`.
+    """
+    layout = find_store(storage_dir)
+    if layout is None:
+        layout = StoreLayout(storage_dir)
+        _make_folder(layout, storage_dir, with_database=False)
+    return layout
+
+
+def connect_memory() -> sqlite3.Connection:
+    """A database in memory with the store's tables."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.executescript(DDL)
+    return connection
+
+
+def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool) -> None:
     try:
         storage_dir.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f"{STORE_FOLDER}-new-", dir=storage_dir))
@@ -60,7 +94,8 @@ def ensure_store(storage_dir: Path) -> StoreLayout:
             "Choose another storage_dir or change its permissions."
         ) from error
     try:
-        _create_database(scratch / _DATABASE)
+        if with_database:
+            _create_database(scratch / _DATABASE)
         (scratch / _MARKER).write_text(
             json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION}) + "\n"
         )
@@ -78,7 +113,21 @@ def ensure_store(storage_dir: Path) -> StoreLayout:
         raise SessionStoreError(
             f"no store could be made in storage_dir {storage_dir}: {error}"
         ) from error
-    return layout
+
+
+def _add_database(layout: StoreLayout) -> None:
+    """Give a folder that was made on a network file system the database that it lacks."""
+    scratch = layout.db_path.with_name(f"{_DATABASE}.new{os.getpid()}")
+    try:
+        _create_database(scratch)
+        try:
+            os.link(scratch, layout.db_path)
+        except FileExistsError:
+            return  # another process was first
+        finally:
+            scratch.unlink(missing_ok=True)
+    except (OSError, sqlite3.Error) as error:
+        raise SessionStoreError(f"no database could be made in {layout.root}: {error}") from error
 
 
 def find_store(storage_dir: Path) -> StoreLayout | None:

@@ -106,6 +106,7 @@ class BatchLog:
         Args:
             now: Try even if the last try was a moment ago.
         """
+        self._forget_delivered()
         if self._journal is None or not self._unwritten:
             return self._journal is not None
         if not now and time.monotonic() < self._retry_at:
@@ -129,6 +130,15 @@ class BatchLog:
         self._unwritten = []
         self._unwritten_bytes = 0
         return True
+
+    def _forget_delivered(self) -> None:
+        """What every lane has passed need not be journaled any more."""
+        if not self._unwritten or not self._cursors or self._journal_error is None:
+            return
+        kept = [batch for batch in self._unwritten if batch.number >= self._released]
+        if len(kept) < len(self._unwritten):
+            self._unwritten = kept
+            self._unwritten_bytes = sum(len(batch.body) for batch in kept)
 
     def sync_journal(self) -> bool:
         """Bring the journal to the disk; whether all that was appended is there."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quark_core import metric_rows
 from quark_core.codec import column_types, encode_columns
 
-__all__ = ["DROP_ORDER", "ITEM_BYTES", "Channel", "encode_frame_body"]
+__all__ = ["DROP_ORDER", "ITEM_BYTES", "Channel", "drop_excess", "encode_frame_body"]
 
 DROP_ORDER = (
     "parameter_distribution",
@@ -120,6 +120,20 @@ class Channel:
         self._drained += found
         self.lost += found
         return found
+
+
+def drop_excess(channels: Mapping[str, Channel], capacity_items: int) -> None:
+    """Let the oldest items of the lowest kinds go until the channels hold no more than they may."""
+    excess = sum(len(channel.items) for channel in channels.values()) - capacity_items
+    for kind in DROP_ORDER:
+        channel = channels.get(kind)
+        if channel is None:
+            continue
+        if excess > 0:
+            dropped = min(excess, len(channel.items))
+            channel.drop_oldest(dropped)
+            excess -= dropped
+        channel.count_overflow()
 
 
 def encode_frame_body(kind: str, items: list[Any]) -> tuple[int, bytes]:

@@ -64,10 +64,12 @@ class JournalFolder:
 
     Args:
         path: The folder.
+        storage_dir: The storage root that it lies under now, where that is known.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, storage_dir: Path | None = None) -> None:
         self.path = path
+        self._storage_dir = storage_dir
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Say what the journal is; before its first segment is begun.
@@ -83,9 +85,17 @@ class JournalFolder:
     def read_manifest(self) -> Manifest | None:
         """What the journal is, or None where that cannot be read."""
         try:
-            return msgspec.json.decode((self.path / _MANIFEST).read_bytes(), type=Manifest)
-        except (OSError, msgspec.DecodeError):
+            manifest = msgspec.json.decode((self.path / _MANIFEST).read_bytes(), type=Manifest)
+        except FileNotFoundError:
             return None
+        except (OSError, msgspec.DecodeError) as error:
+            _log.warning("the journal %s is left alone: %s", self.path, error)
+            return None
+        if self._storage_dir is None:
+            return manifest
+        return msgspec.structs.replace(
+            manifest, storage_dir=str(self._storage_dir), run_path=str(self.path.parent.parent)
+        )
 
     def lease(self, lane: str) -> Lease:
         """The lease of a lane."""
@@ -126,14 +136,14 @@ def journal_directory(run_path: Path, run_id: str) -> Path:
 
 def find_folders(storage_dir: Path) -> Iterator[JournalFolder]:
     """Every journal of a storage root, and those under QUARK_JOURNAL_DIR that belong to it."""
-    candidates = sorted((storage_dir / ".quark" / "runs").glob(f"*/journal/*/{_MANIFEST}"))
+    for path in sorted((storage_dir / ".quark" / "runs").glob(f"*/journal/*/{_MANIFEST}")):
+        # Where it lies is what counts: the root may have been moved or copied since.
+        yield JournalFolder(path.parent, storage_dir=storage_dir)
     root = os.environ.get(settings.JOURNAL_DIR, "").strip()
-    if root:
-        candidates += sorted(Path(root).expanduser().resolve().glob(f"*/*/{_MANIFEST}"))
-    for path in candidates:
+    if not root:
+        return
+    for path in sorted(Path(root).expanduser().resolve().glob(f"*/*/{_MANIFEST}")):
         folder = JournalFolder(path.parent)
         manifest = folder.read_manifest()
-        if manifest is None:
-            _log.warning("the journal %s has no readable manifest; it is left alone", path.parent)
-        elif Path(manifest.storage_dir) == storage_dir:
+        if manifest is not None and Path(manifest.storage_dir) == storage_dir:
             yield folder

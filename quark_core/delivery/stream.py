@@ -11,7 +11,7 @@ from typing import Literal
 
 from quark_core.backend import Batch
 from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.channel import DROP_ORDER, ITEM_BYTES, Channel, encode_frame_body
+from quark_core.delivery.channel import ITEM_BYTES, Channel, drop_excess, encode_frame_body
 from quark_core.delivery.deferral import DeferredAppend
 from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.lane import Lane
@@ -51,6 +51,7 @@ class RunStream:
         folder: The journal's folder, removed when every lane has everything;
             without lanes another process delivers it.
         leases: Leases of the lanes, given up at the end.
+        retain: The journal is the store: it is synced at a flush, and stays.
         on_second: Called by the delivery thread every second.
         on_beat: Called by it every 10 s.
         on_gap: Called by it with the number of records, by kind, that went
@@ -67,6 +68,7 @@ class RunStream:
         *,
         folder: JournalFolder | None = None,
         leases: Sequence[Lease] = (),
+        retain: bool = False,
         on_second: Callable[[], None] | None = None,
         on_beat: Callable[[], None] | None = None,
         on_gap: Callable[[Mapping[str, int]], None] | None = None,
@@ -83,6 +85,7 @@ class RunStream:
         self.successor: RunStream | None = None
         """The stream that took this one's place."""
         self._leases = tuple(leases)
+        self._retain = retain
         self._capacity_items = capacity_bytes // ITEM_BYTES
         self._channels = {
             kind: Channel(kind, capacity_items=self._capacity_items if self.active else 0)
@@ -168,6 +171,8 @@ class RunStream:
             return
         if not self._lanes and level == "stored":
             level = "journaled"  # another process delivers what this one journals
+        elif self._retain and level == "stored":
+            level = "durable"
         deadline = time.monotonic() + timeout_s
         position = self._ask(timeout_s, sync=level == "durable")
         if level == "stored":
@@ -207,7 +212,7 @@ class RunStream:
         for lease in self._leases:
             lease.release()
         if self._folder is not None:
-            if self._log.all_passed:
+            if self._log.all_passed and not self._retain:
                 self._folder.remove()
             else:
                 self._folder.close()
@@ -332,7 +337,8 @@ class RunStream:
             self._journaled_end = end
         if sync and self._log.sync_journal():
             self._journaled_end = self._durable_end = end
-        self._log.release_journal()
+        if not self._retain:
+            self._log.release_journal()
 
     def _beat(self) -> None:
         for lease in self._leases:
@@ -376,16 +382,7 @@ class RunStream:
 
     def _bound_memory(self) -> None:
         """Let the lowest kinds go where the channels hold too much, and tell what went."""
-        excess = sum(len(c.items) for c in self._channels.values()) - self._capacity_items
-        for kind in DROP_ORDER:
-            channel = self._channels.get(kind)
-            if channel is None:
-                continue
-            if excess > 0:
-                dropped = min(excess, len(channel.items))
-                channel.drop_oldest(dropped)
-                excess -= dropped
-            channel.count_overflow()
+        drop_excess(self._channels, self._capacity_items)
         if self._log.is_full or self._on_gap is None:
             return
         gaps = {

@@ -34,7 +34,8 @@ class LaneSync:
         writer_id: The writer.
         backend: Name of the lane.
         state: delivered, waiting (the backend does not take it now), held
-            (another process drives the lane) or pending (a dry run).
+            (another process drives the lane), kept (the journal is the store)
+            or pending (a dry run).
         delivered: Acknowledged now.
         waiting: Still to be delivered.
         quarantined: Refused for good, by reason.
@@ -135,6 +136,12 @@ def _sync_lane(
         first = next(batches, None)
         if first is not None:
             backend, idempotent = open_lane(manifest, entry)
+            if getattr(backend, "keeps_journal", False):
+                result.state = "kept"
+                result.reason = (
+                    "storage_dir lies on a network file system: the journal is the store"
+                )
+                return
             for group in _group(chain([first], batches), _GROUP_LIMIT if idempotent else 1):
                 if idempotent or group[0].number >= mark.begun:
                     mark.begin(group[-1].number + 1)

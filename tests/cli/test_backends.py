@@ -35,7 +35,13 @@ def test_json_lists_capabilities_and_origin(invoke):
     listed = json.loads(invoke("backends", "--json").stdout)
     by_name = {item["name"]: item for item in listed["backends"]}
     assert {"csv", "embedded"} <= by_name.keys()
-    assert by_name["embedded"]["capabilities"] == ["groups", "idempotent", "primary", "read"]
+    assert by_name["embedded"]["capabilities"] == [
+        "groups",
+        "idempotent",
+        "primary",
+        "read",
+        "replay",
+    ]
     assert by_name["csv"]["capabilities"] == ["idempotent", "read"]
     assert by_name["csv"]["origin"] == "quark-tracker"
     assert (by_name["csv"]["ranks"], by_name["csv"]["api_version"]) == ("zero", 1)

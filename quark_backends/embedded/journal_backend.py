@@ -1,0 +1,123 @@
+"""The embedded store where SQLite may not be used: the journal is the store.
+
+On a network file system a run is kept in its journal, whose segments stay.
+Reading plays them into a database in memory, with the tables of the real
+one, so every reader works unchanged. `quark sync`, run where the folder lies
+on a local disk, makes an ordinary store of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quark_backends.store.database import StoreLayout, connect_memory, ensure_marker, find_store
+from quark_backends.store.ingest import BatchIngest
+from quark_backends.store.reader import StoreReader
+from quark_core.backend import BackendConfig, Batch, RunLocation, StoredRun
+from quark_core.delivery.journal import JournalReader
+from quark_core.delivery.journal_folder import find_folders
+from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
+
+if TYPE_CHECKING:
+    from quark_core.columns import Columns
+    from quark_core.query import Query
+
+__all__ = ["JournalBackend"]
+
+
+class JournalBackend:
+    """Serves a storage root out of its journals.
+
+    Raises:
+        SessionStoreError: The root cannot be written, or holds a `.quark`
+            folder that is not ours.
+    """
+
+    keeps_journal = True
+    """Tells the stream that the journal's segments must stay."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        self._storage_dir = config.storage_dir
+        self._read_only = config.read_only
+        if config.read_only:
+            if find_store(config.storage_dir) is None:
+                raise SessionStoreError(
+                    f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder)"
+                )
+        else:
+            ensure_marker(config.storage_dir)
+        self._layout = StoreLayout(config.storage_dir)
+        self._played: dict[Path, int] = {}
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._reader = StoreReader(self._connect)
+
+    def write(self, batch: Batch) -> None:
+        """Nothing to do: what comes here is in the journal already."""
+        self.write_group([batch])
+
+    def write_group(self, batches: Sequence[Batch]) -> None:
+        """Nothing to do, as in `write`."""
+        if self._read_only and batches:
+            raise BackendUnavailable("the store was opened for reading only", backend="embedded")
+
+    def close(self) -> None:
+        """Reading goes on; there is nothing else to give up."""
+
+    def locate(self, run_id: str) -> RunLocation:
+        """Where a run lies."""
+        return RunLocation(
+            store_root=self._layout.root,
+            db_path=None,
+            run_path=str(self._layout.run_path(run_id)),
+        )
+
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:
+        """See `SupportsRead`."""
+        with self._lock:
+            self._play()
+            return self._reader.read(run_id, kind, query)
+
+    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
+        """See `SupportsReplay`."""
+        with self._lock:
+            self._play()
+            return self._reader.read_batches(run_id, writer_id, start, limit)
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """See `SupportsRead`."""
+        with self._lock:
+            self._play()
+            return self._reader.load_run(run_id)
+
+    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
+        """See `SupportsRead`."""
+        with self._lock:
+            self._play()
+            return self._reader.list_runs(project=project, limit=limit)
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = connect_memory()
+        return self._connection
+
+    def _play(self) -> None:
+        """Play what has come into the journals since the last time."""
+        ingest = BatchIngest(self._connect())
+        folders = []
+        for folder in find_folders(self._storage_dir):
+            manifest = folder.read_manifest()
+            if manifest is not None:
+                folders.append((manifest.attempt, manifest.rank, folder))
+        # The first attempt's start makes the run that later writers belong to.
+        for _, _, folder in sorted(folders, key=lambda entry: entry[:2]):
+            for batch in JournalReader(folder.path).read(self._played.get(folder.path, 0)):
+                # As in the real store, what is refused is not there.
+                with contextlib.suppress(BackendRejected):
+                    ingest.write([batch])
+                self._played[folder.path] = batch.number + 1
