@@ -28,6 +28,7 @@ from quark_core.backend import (
     check_capabilities,
 )
 from quark_core.delivery.batch_log import BatchLog
+from quark_core.delivery.black_box import BlackBox, open_black_box
 from quark_core.delivery.journal import Journal
 from quark_core.delivery.journal_folder import (
     JournalFolder,
@@ -194,7 +195,8 @@ def open_stream(
     if not choices:
         return RunStream(origin)
     entries = _describe_lanes(plan)
-    folder = _open_journal_folder(config, origin, run_path, entries)
+    box = open_black_box(origin)
+    folder = _open_journal_folder(config, origin, run_path, entries, box)
     journal = None if folder is None else Journal(folder.path, origin)
     log = BatchLog(
         journal=journal,
@@ -228,6 +230,7 @@ def open_stream(
         folder=folder,
         leases=leases,
         retain=_retains(primary),
+        black_box=box,
         on_second=on_second,
         on_beat=on_beat,
         on_gap=on_gap,
@@ -250,11 +253,12 @@ def open_child_stream(
     no backend.
     """
     entries = _describe_lanes(plan)
-    folder = _open_journal_folder(config, origin, run_path, entries)
+    box = open_black_box(origin)
+    folder = _open_journal_folder(config, origin, run_path, entries, box)
     if folder is None:
         return RunStream(origin)
     log = BatchLog(journal=Journal(folder.path, origin))
-    return RunStream(origin, log, folder=folder, on_gap=on_gap)
+    return RunStream(origin, log, folder=folder, black_box=box, on_gap=on_gap)
 
 
 def open_lane(
@@ -311,7 +315,11 @@ def _describe_lanes(plan: Plan) -> tuple[LaneEntry, ...]:
 
 
 def _open_journal_folder(
-    config: BackendConfig, origin: Origin, run_path: Path, entries: tuple[LaneEntry, ...]
+    config: BackendConfig,
+    origin: Origin,
+    run_path: Path,
+    entries: tuple[LaneEntry, ...],
+    box: BlackBox | None,
 ) -> JournalFolder | None:
     run_id = origin.run_id or ""
     folder = JournalFolder(journal_directory(run_path, run_id) / origin.writer_id)
@@ -325,6 +333,7 @@ def _open_journal_folder(
         run_path=str(run_path),
         lanes=entries,
         process=current_process(),
+        black_box=None if box is None else str(box.path),
     )
     try:
         folder.write_manifest(manifest)

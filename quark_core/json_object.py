@@ -81,7 +81,7 @@ def normalize_object(value: Mapping[str, Any] | None, argument: str) -> JsonObje
         raise SchemaValidationError(
             f"{argument} must be a mapping of JSON values, not {type(value).__name__}"
         )
-    return JsonObject(_normalize(value, argument, 0))
+    return JsonObject(normalize_json(value, argument))
 
 
 def normalize_json(value: Any, argument: str) -> Any:
@@ -95,7 +95,13 @@ def normalize_json(value: Any, argument: str) -> Any:
     Raises:
         SchemaValidationError: Something else is in there; the message says where.
     """
-    return _normalize(value, argument, 0)
+    try:
+        return _normalize(value, argument, 0)
+    except SchemaValidationError:
+        raise
+    except Exception as error:
+        # A foreign object may raise anything while it is read.
+        raise SchemaValidationError(f"{argument} cannot be read: {type(error).__name__}") from error
 
 
 def _normalize(value: Any, path: str, depth: int) -> Any:

@@ -25,6 +25,7 @@ from quark_core.errors import SchemaValidationError
 __all__ = [
     "MAX_NAME_LENGTH",
     "check_name",
+    "check_text",
     "decode_name",
     "encode_name",
     "is_plain_name",
@@ -65,6 +66,7 @@ def check_name(name: object, argument: str) -> str:
     """
     if not isinstance(name, str):
         raise SchemaValidationError(f"{argument} must be a str, not {type(name).__name__}")
+    name = str.__str__(name) if type(name) is not str else name
     if not name.strip("/ \t\r\n"):
         raise SchemaValidationError(f"{argument} must not be empty")
     if len(name) > MAX_NAME_LENGTH:
@@ -72,6 +74,18 @@ def check_name(name: object, argument: str) -> str:
             f"{argument} has {len(name)} characters; at most {MAX_NAME_LENGTH} are allowed"
         )
     return name
+
+
+def check_text(text: object, argument: str) -> str:
+    """Return a free text as a plain str, with halves of surrogate pairs replaced.
+
+    Raises:
+        SchemaValidationError: Not a str.
+    """
+    if not isinstance(text, str):
+        raise SchemaValidationError(f"{argument} must be a str, not {type(text).__name__}")
+    # str.__str__ of a subclass may be anything; joining takes the characters.
+    return "".join(text).encode("utf-8", "replace").decode()
 
 
 def join_name(namespace: str | None, name: str) -> str:

@@ -25,15 +25,17 @@ def check_index(value: object, argument: str) -> int | None:
     if isinstance(value, bool) or type(value).__name__ == "bool_":
         raise SchemaValidationError(f"{argument} must be an integer, not bool")
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+        number = int(operator.index(value))  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - a foreign object may raise anything
         raise SchemaValidationError(
             f"{argument} must be a non-negative integer, not {type(value).__name__}"
         ) from None
     if number < 0:
-        raise SchemaValidationError(f"{argument} must not be negative, got {number}")
+        raise SchemaValidationError(f"{argument} must not be negative")
     if number > _INT64_MAX:
-        raise SchemaValidationError(f"{argument} must fit in 64 bits, got {number}")
+        raise SchemaValidationError(
+            f"{argument} must fit in 64 bits, got one of {number.bit_length()} bits"
+        )
     return number
 
 

@@ -10,6 +10,7 @@ from quark_core.errors import SchemaValidationError
 
 __all__ = [
     "BACKENDS",
+    "BLACK_BOX",
     "EXIT_TIMEOUT",
     "JOURNAL_DIR",
     "JOURNAL_MAX_BYTES",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 BACKENDS = "QUARK_BACKENDS"
+BLACK_BOX = "QUARK_BLACK_BOX"
 EXIT_TIMEOUT = "QUARK_EXIT_TIMEOUT_SECONDS"
 JOURNAL_DIR = "QUARK_JOURNAL_DIR"
 JOURNAL_MAX_BYTES = "QUARK_JOURNAL_MAX_BYTES"

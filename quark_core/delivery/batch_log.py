@@ -152,11 +152,16 @@ class BatchLog:
             return False
         return True
 
-    def close_journal(self) -> None:
-        """Bring the journal to the disk and close it; by the appending thread."""
-        if self._journal is not None:
-            self.write_journal(now=True)
-            self._journal.close()
+    def close_journal(self) -> bool:
+        """Bring the journal to the disk and close it; whether it is whole.
+
+        Called by the appending thread.
+        """
+        if self._journal is None:
+            return True
+        whole = self.write_journal(now=True)
+        self._journal.close()
+        return whole
 
     @property
     def is_full(self) -> bool:
@@ -273,7 +278,10 @@ class Cursor:
                 return [log._batches[index] for index in range(start, stop)]
             assert log._journal is not None
             directory, files = log._journal.directory, log._journal.files
-        return self._peek_journal(lambda: JournalReader(directory, files=files), limit)
+            end = log._base + len(log._batches)
+        # What is journaled a moment before it is counted here must wait for that.
+        found = self._peek_journal(lambda: JournalReader(directory, files=files), limit)
+        return [batch for batch in found if batch.number < end]
 
     def _peek_journal(self, open_reader: Callable[[], JournalReader], limit: int) -> list[Batch]:
         """The next batches out of the journal, read without holding the log's lock."""

@@ -75,6 +75,15 @@ class Journal:
         self.durable_end = 0
         """Number after the newest durable batch."""
 
+    @classmethod
+    def reopen(cls, directory: Path, origin: Origin) -> Journal:
+        """Go on with a journal whose process is gone, in a segment after the last."""
+        journal = cls(directory, origin)
+        names = JournalReader(directory).segment_names()
+        if names:
+            journal._index = int(names[-1].removesuffix(SEGMENT_SUFFIX))
+        return journal
+
     @property
     def must_rewrite(self) -> bool:
         """Whether a sync has failed and what is not durable must be written again."""

@@ -46,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True):
         run_path: The run's own directory.
         lanes: Where it goes.
         process: The process that writes it.
+        black_box: File in shared memory that holds what is not journaled yet.
     """
 
     run_id: str
@@ -57,6 +58,7 @@ class Manifest(msgspec.Struct, frozen=True):
     run_path: str
     lanes: tuple[LaneEntry, ...]
     process: ProcessIdentity
+    black_box: str | None = None
 
 
 class JournalFolder:

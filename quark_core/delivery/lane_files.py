@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -111,6 +112,7 @@ class Lease:
             return True
         token = secrets.token_hex(8)
         if not self._make(token):
+            stale_token = self._read()[1]
             if not self.is_stale():
                 return False
             aside = self._path.with_name(f"{self._path.name}.stale-{token}")
@@ -118,6 +120,12 @@ class Lease:
                 # Of several that find it stale, one moves it away.
                 os.rename(self._path, aside)
             except OSError:
+                return False
+            if Lease(aside)._read()[1] != stale_token:
+                # Another one was quicker, and this is its new lease: put it back.
+                with contextlib.suppress(OSError):
+                    os.link(aside, self._path)
+                aside.unlink(missing_ok=True)
                 return False
             aside.unlink(missing_ok=True)
             if not self._make(token):

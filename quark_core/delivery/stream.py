@@ -11,6 +11,7 @@ from typing import Literal
 
 from quark_core.backend import Batch
 from quark_core.delivery.batch_log import BatchLog
+from quark_core.delivery.black_box import BlackBox
 from quark_core.delivery.channel import ITEM_BYTES, Channel, drop_excess, encode_frame_body
 from quark_core.delivery.deferral import DeferredAppend
 from quark_core.delivery.journal_folder import JournalFolder
@@ -51,6 +52,8 @@ class RunStream:
         folder: The journal's folder, removed when every lane has everything;
             without lanes another process delivers it.
         leases: Leases of the lanes, given up at the end.
+        black_box: Where accepted records outlive the process until they are
+            journaled.
         retain: The journal is the store: it is synced at a flush, and stays.
         on_second: Called by the delivery thread every second.
         on_beat: Called by it every 10 s.
@@ -69,6 +72,7 @@ class RunStream:
         folder: JournalFolder | None = None,
         leases: Sequence[Lease] = (),
         retain: bool = False,
+        black_box: BlackBox | None = None,
         on_second: Callable[[], None] | None = None,
         on_beat: Callable[[], None] | None = None,
         on_gap: Callable[[Mapping[str, int]], None] | None = None,
@@ -91,6 +95,10 @@ class RunStream:
             kind: Channel(kind, capacity_items=self._capacity_items if self.active else 0)
             for kind in _KIND_ORDER
         }
+        self._black_box = black_box
+        if black_box is not None:
+            for channel in self._channels.values():
+                channel.append = black_box.wrap_append(channel.append)
         self._on_second = on_second
         self._on_beat = on_beat
         self._on_gap = on_gap
@@ -118,10 +126,19 @@ class RunStream:
         """Start the lanes and the delivery thread; nothing where nothing is kept."""
         if not self.active:
             return
-        for lane in self._lanes:
-            lane.start()
-        self._thread = threading.Thread(target=self._run, name="quark-delivery", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="quark-delivery", daemon=True)
+        try:
+            for lane in self._lanes:
+                lane.start()
+            thread.start()
+        except RuntimeError as error:
+            self.close(0.5)
+            self.discard()
+            raise SessionStoreError(
+                f"no thread can be started for delivery: {error}. Raise the limit of threads "
+                "or processes of this user (ulimit -u), or end what uses them."
+            ) from error
+        self._thread = thread
 
     def channel(self, kind: str) -> Channel:
         """The channel of a kind of record."""
@@ -320,13 +337,15 @@ class RunStream:
                 with self._ticked:
                     self._answered = asked
                     self._ticked.notify_all()
-        self._log.close_journal()
+        if self._log.close_journal() and self._black_box is not None:
+            self._black_box.remove()
         with self._ticked:
             # Whoever still waits for a tick would wait in vain.
             self._ended = True
             self._ticked.notify_all()
 
     def _tick(self, *, sync: bool) -> None:
+        mark = self._black_box.mark() if self._black_box is not None else None
         if not self._log.is_full:
             for channel in self._channels.values():
                 self._drain(channel)
@@ -335,6 +354,8 @@ class RunStream:
         end = self._log.end
         if written:
             self._journaled_end = end
+            if self._black_box is not None and mark is not None:
+                self._black_box.release(mark)
         if sync and self._log.sync_journal():
             self._journaled_end = self._durable_end = end
         if not self._retain:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_core.backend import Backend, Batch, SupportsGroups, SupportsReplay
+from quark_core.delivery.black_box_recovery import recover_black_box
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.lane_files import lane_folder_name
@@ -96,6 +97,7 @@ def sync_folder(
         on_progress: Told of each number of records that are done with.
     """
     results = []
+    recover_black_box(folder, manifest)
     for entry in manifest.lanes:
         result = LaneSync(run_id=manifest.run_id, writer_id=manifest.writer_id, backend=entry.name)
         results.append(result)

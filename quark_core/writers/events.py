@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from quark_core.errors import SchemaValidationError
 from quark_core.json_object import JsonObject, normalize_object
+from quark_core.names import check_text
 from quark_core.open_run import OpenRun
 from quark_core.query import Query, check_index
 from quark_core.records import EventRecord
@@ -90,17 +91,17 @@ class EventLogger(BufferedWriter[EventRecord]):
             InvalidRunStateError: The logger is closed or the run has ended.
         """
         self._check_open("log")
-        check_event_type(event_type)
+        event_type = check_event_type(event_type)
         if severity is None:
             severity = default_severity(event_type)
-        elif severity not in EVENT_SEVERITIES:
+        elif not isinstance(severity, str) or severity not in EVENT_SEVERITIES:
             raise SchemaValidationError(
-                f"severity must be one of {', '.join(EVENT_SEVERITIES)}, got {severity!r}"
+                f"severity must be one of {', '.join(EVENT_SEVERITIES)}, got {_name(severity)}"
             )
         record = _emit(
             self._run,
             event_type,
-            severity,
+            str(severity),
             step,
             epoch,
             status,
@@ -216,14 +217,14 @@ def emit_log(
     severity = LOG_IDENTIFIERS.get(identifier) if isinstance(identifier, str) else None
     if severity is None:
         raise SchemaValidationError(
-            f"identifier must be one of {', '.join(LOG_IDENTIFIERS)}, got {identifier!r}"
+            f"identifier must be one of {', '.join(LOG_IDENTIFIERS)}, got {_name(identifier)}"
         )
     extra: Mapping[str, Any] = normalize_object(payload, "payload") or {}
     for key in RESERVED_LOG_KEYS:
         if key in extra:
             raise SchemaValidationError(f"payload must not hold the reserved key {key!r}")
     body = normalize_object({"message": message, "identifier": identifier, **extra}, "payload")
-    check_event_type(event_type)
+    event_type = check_event_type(event_type)
     return _emit(run, event_type, severity, step, epoch, status, body, timestamp)
 
 
@@ -237,8 +238,8 @@ def _emit(
     payload: JsonObject | None,
     timestamp: str | None,
 ) -> EventRecord:
-    if status is not None and not isinstance(status, str):
-        raise SchemaValidationError(f"status must be a str, not {type(status).__name__}")
+    if status is not None:
+        status = check_text(status, "status")
     return run.emit_event(
         event_type,
         severity,
@@ -248,3 +249,8 @@ def _emit(
         payload=payload,
         time_us=None if timestamp is None else check_timestamp(timestamp),
     )
+
+
+def _name(value: object) -> str:
+    """A bad argument for a message; its repr may be of any length, or raise."""
+    return repr(value)[:60] if type(value) is str else f"a {type(value).__name__}"

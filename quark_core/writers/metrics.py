@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from quark_core.errors import SchemaValidationError
 from quark_core.json_object import JsonObject, normalize_object
 from quark_core.metric_rows import MetricKey, MetricRow, expand_row
-from quark_core.names import check_name, encode_name, join_name, split_name
+from quark_core.names import check_name, check_text, encode_name, join_name, split_name
 from quark_core.query import Query, check_index
 from quark_core.records import MetricRecord
 from quark_core.times import check_timestamp, now_us
@@ -91,7 +91,7 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
             self._check_open("log")
         try:
             key = self._keys[metric if namespace is None else (namespace, metric)]
-        except (KeyError, TypeError):
+        except Exception:  # noqa: BLE001 - new, or an object that raises when it is hashed
             key = self._resolve(metric, namespace)
         if type(value) is not float:
             value = to_float(value, "value", "metrics.log")
@@ -104,10 +104,8 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
         taken: JsonObject | None = None
         if metadata is not None:
             taken = normalize_object(metadata, "metadata")
-        if description is not None and not isinstance(description, str):
-            raise SchemaValidationError(
-                f"description must be a str, not {type(description).__name__}"
-            )
+        if description is not None:
+            description = check_text(description, "description")
         time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
         metric_key, key_namespace, metric_name = key
         if not isfinite(value) or metric_key in self._non_finite:
@@ -162,11 +160,11 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
         try:
             names = tuple(metrics)
             values = list(metrics.values())
-        except (AttributeError, TypeError):
+        except Exception:  # noqa: BLE001 - a foreign object may raise anything
             self._refuse_metrics(metrics)
         try:
             keys = self._shapes[names if namespace is None else (namespace, names)]
-        except (KeyError, TypeError):
+        except Exception:  # noqa: BLE001 - new, or an object that raises when it is hashed
             keys = self._resolve_many(names, namespace)
         if set(map(type, values)) != _ONLY_FLOATS:
             if not values:
@@ -328,11 +326,13 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
         return key
 
     def _resolve_many(self, names: tuple[str, ...], namespace: str | None) -> tuple[MetricKey, ...]:
+        if namespace is not None:
+            check_name(namespace, "namespace")
         keys = []
         for name in names:
             try:
                 known = self._keys.get(name if namespace is None else (namespace, name))
-            except TypeError:
+            except Exception:  # noqa: BLE001 - as in log_many
                 known = None
             keys.append(known or self._resolve(name, namespace))
         shape = tuple(keys)

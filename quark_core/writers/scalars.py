@@ -28,6 +28,15 @@ def to_float(value: Any, argument: str, call: str) -> float:
         SchemaValidationError: A bool, a str, an array, a complex number or
             anything else that is no real number, or one beyond float64.
     """
+    try:
+        return _to_float(value, argument, call)
+    except SchemaValidationError:
+        raise
+    except Exception:  # noqa: BLE001 - a foreign object may raise anything
+        _refuse(value, argument)
+
+
+def _to_float(value: Any, argument: str, call: str) -> float:
     kind = type(value)
     dtype = str(getattr(value, "dtype", ""))
     if "time" in dtype:
@@ -44,7 +53,7 @@ def to_float(value: Any, argument: str, call: str) -> float:
             f"{argument} is a CUDA tensor, so {call}() waits for the GPU at every such call; "
             "log less often, or move the values to the CPU together",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     if not hasattr(value, "item"):
         _refuse(value, argument)
@@ -71,6 +80,9 @@ def _convert(value: Any, argument: str) -> float:
 
 
 def _refuse(value: object, argument: str) -> NoReturn:
-    shape = getattr(value, "shape", None)
-    what = type(value).__name__ if not shape else f"{type(value).__name__} of shape {tuple(shape)}"
+    try:
+        shape = tuple(value.shape)  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 - a foreign object may raise anything
+        shape = ()
+    what = type(value).__name__ if not shape else f"{type(value).__name__} of shape {shape}"
     raise SchemaValidationError(f"{argument} must be a number, not {what}")

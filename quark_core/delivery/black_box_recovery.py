@@ -1,0 +1,90 @@
+"""Journals what a killed process left in its black box and not in its journal."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from quark_core.backend import Batch
+from quark_core.codec import encode_records
+from quark_core.delivery.black_box import read_black_box
+from quark_core.delivery.journal import Journal, JournalReader
+from quark_core.delivery.journal_folder import JournalFolder, Manifest
+from quark_core.delivery.origin import Origin
+from quark_core.records import StreamRecord
+
+__all__ = ["recover_black_box"]
+
+_log = logging.getLogger("quark")
+_BATCH_RECORDS = 1000
+
+
+def recover_black_box(folder: JournalFolder, manifest: Manifest) -> int:
+    """Add to a journal what only its black box has, once its process is gone.
+
+    What the journal has already is recognised by kind and sequence. May be
+    called by several processes at once: one of them does it.
+
+    Returns:
+        How many records were added.
+    """
+    if manifest.black_box is None or folder.is_written(manifest):
+        return 0
+    path = Path(manifest.black_box)
+    if not path.exists():
+        return 0
+    lease = folder.lease("black box")
+    if not lease.take():
+        return 0
+    try:
+        origin = Origin(manifest.run_id, manifest.writer_id, manifest.attempt, manifest.rank)
+        kept = list(JournalReader(folder.path).read())
+        known = {
+            (batch.kind, sequence)
+            for batch in kept
+            for sequence in batch.decoded.to_list("sequence")
+        }
+        missing = [
+            record
+            for record in read_black_box(path, origin)
+            if (record.KIND, record.sequence) not in known
+        ]
+        marks = [folder.mark(entry.name).done for entry in manifest.lanes]
+        first = max([batch.number + 1 for batch in kept[-1:]] + marks, default=0)
+        batches = _make_batches(missing, origin, first)
+        if batches:
+            journal = Journal.reopen(folder.path, origin)
+            journal.append(batches)
+            journal.sync()
+            journal.close()
+        path.unlink(missing_ok=True)
+        if missing:
+            _log.info("run %s: %d records came out of the black box", origin.run_id, len(missing))
+        return len(missing)
+    finally:
+        lease.release()
+
+
+def _make_batches(records: list[StreamRecord], origin: Origin, first: int) -> list[Batch]:
+    """Batches as the delivery thread would have made them: one kind each, lifecycle last."""
+    by_kind: dict[str, list[StreamRecord]] = {}
+    for record in records:
+        by_kind.setdefault(record.KIND, []).append(record)
+    batches: list[Batch] = []
+    for kind in sorted(by_kind, key=lambda kind: kind == "lifecycle"):
+        found = by_kind[kind]
+        for start in range(0, len(found), _BATCH_RECORDS):
+            part = found[start : start + _BATCH_RECORDS]
+            batches.append(
+                Batch(
+                    origin.run_id or "",
+                    origin.writer_id,
+                    origin.attempt,
+                    origin.rank,
+                    first + len(batches),
+                    kind,
+                    len(part),
+                    encode_records(part),
+                )
+            )
+    return batches
