@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -16,6 +17,8 @@ from quark_core.ranks import RankInfo
 from quark_core.records import ConfigSnapshot, parse_time
 
 __all__ = ["announce"]
+
+_log = logging.getLogger("quark")
 
 
 def announce(
@@ -73,11 +76,19 @@ def announce(
         name="quark-environment",
         daemon=True,
     )
-    run.background.start()
+    try:
+        run.background.start()
+    except RuntimeError:
+        # Without a thread to spare the environment stays as far as it is known at once.
+        run.background = None
 
 
 def _complete_environment(run: OpenRun, environment: dict[str, Any], git: GitState | None) -> None:
-    snapshot = complete_environment(environment, git)
+    try:
+        snapshot = complete_environment(environment, git)
+    except Exception as error:  # noqa: BLE001 - what is known at once must do
+        _log.debug("the environment could not be completed: %s", error)
+        return
     if run.refusal is None:
         run.emit_lifecycle("environment", snapshot.values)
 

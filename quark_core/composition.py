@@ -148,11 +148,10 @@ def plan_backends(
 
 
 def open_primary(choice: BackendChoice, config: BackendConfig) -> SupportsPrimary:
-    """Open a primary store and hold it to what it declares.
+    """Open a primary store and hold it to what it declares, by BackendContractError.
 
     Raises:
         SessionStoreError: It cannot be opened.
-        BackendContractError: It does not do what it declares.
     """
     backend = _open(choice.definition, config)
     assert isinstance(backend, SupportsPrimary)
@@ -196,8 +195,7 @@ def open_stream(
         return RunStream(origin)
     entries = _describe_lanes(plan)
     box = open_black_box(origin)
-    folder = _open_journal_folder(config, origin, run_path, entries, box)
-    journal = None if folder is None else Journal(folder.path, origin)
+    folder, journal = _open_journal(config, origin, run_path, entries, box)
     log = BatchLog(
         journal=journal,
         journal_capacity_bytes=settings.journal_capacity_bytes(run_path),
@@ -254,10 +252,10 @@ def open_child_stream(
     """
     entries = _describe_lanes(plan)
     box = open_black_box(origin)
-    folder = _open_journal_folder(config, origin, run_path, entries, box)
+    folder, journal = _open_journal(config, origin, run_path, entries, box)
     if folder is None:
         return RunStream(origin)
-    log = BatchLog(journal=Journal(folder.path, origin))
+    log = BatchLog(journal=journal)
     return RunStream(origin, log, folder=folder, black_box=box, on_gap=on_gap)
 
 
@@ -285,7 +283,6 @@ def open_lane(
 
 
 def _retains(backend: object) -> bool:
-    """Whether the journal is the backend's store, so that nothing of it may go."""
     return bool(getattr(backend, "keeps_journal", False))
 
 
@@ -314,17 +311,16 @@ def _describe_lanes(plan: Plan) -> tuple[LaneEntry, ...]:
     return tuple(entries)
 
 
-def _open_journal_folder(
+def _open_journal(
     config: BackendConfig,
     origin: Origin,
     run_path: Path,
     entries: tuple[LaneEntry, ...],
     box: BlackBox | None,
-) -> JournalFolder | None:
-    run_id = origin.run_id or ""
-    folder = JournalFolder(journal_directory(run_path, run_id) / origin.writer_id)
+) -> tuple[JournalFolder | None, Journal | None]:
+    folder = JournalFolder(journal_directory(run_path, origin.run_id or "") / origin.writer_id)
     manifest = Manifest(
-        run_id=run_id,
+        run_id=origin.run_id or "",
         writer_id=origin.writer_id,
         attempt=origin.attempt,
         rank=origin.rank,
@@ -339,8 +335,8 @@ def _open_journal_folder(
         folder.write_manifest(manifest)
     except OSError as error:
         _log.warning("there is no journal for this run: %s cannot be made: %s", folder.path, error)
-        return None
-    return folder
+        return None, None
+    return folder, Journal(folder.path, origin, prepare=lambda: folder.keep_manifest(manifest))
 
 
 def _opener(

@@ -97,7 +97,7 @@ def normalize_json(value: Any, argument: str) -> Any:
     """
     try:
         return _normalize(value, argument, 0)
-    except SchemaValidationError:
+    except (SchemaValidationError, MemoryError, RecursionError):
         raise
     except Exception as error:
         # A foreign object may raise anything while it is read.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quark_core import settings
 from quark_core.backend import SupportsRead
 from quark_core.context import RunContext
+from quark_core.delivery.deferral import StandInStream
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.report import DeliveryReport
 from quark_core.delivery.stream import FlushLevel, RunStream
@@ -216,7 +217,7 @@ class OpenRun:
         active = self.stream.active
         self.stream = RunStream(origin)
         if active and self.reopen is not None and self.refusal is None:
-            self.stream.defer(self._open_child_stream)
+            self.stream = StandInStream(origin, self._open_child_stream)
         self._bind_writers()
 
     def bind_stream(self, stream: RunStream) -> None:
@@ -226,7 +227,7 @@ class OpenRun:
 
     def _open_child_stream(self) -> None:
         with self.lock:
-            if not self.stream.deferred or self.reopen is None:
+            if not isinstance(self.stream, StandInStream) or self.reopen is None:
                 return
             try:
                 self.reopen(self, self.stream.origin)

@@ -18,6 +18,7 @@ from quark_core.announcement import announce
 from quark_core.backend import BackendConfig, StoredRun, SupportsPrimary
 from quark_core.composition import Plan
 from quark_core.context import RunContext
+from quark_core.delivery.deferral import StandInStream
 from quark_core.delivery.journal_folder import journal_directory
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.stream import RunStream
@@ -267,7 +268,9 @@ def _open_child(run: OpenRun, plan: Plan, origin: Origin) -> None:
         _local_run_path(run.context),
         on_gap=run.emit_gap,
     )
-    run.stream.succeed(stream)
+    stand_in = run.stream
+    if isinstance(stand_in, StandInStream):
+        stand_in.succeed(stream)
     run.bind_stream(stream)
     stream.start()
     # Gives the writer its start time at the store, whatever timestamps follow.

@@ -80,9 +80,7 @@ def adopt_orphans(storage_dir: Path) -> threading.Thread | None:
     orphans = [folder for folder in find_folders(storage_dir) if _is_orphan(folder)]
     if not orphans:
         return None
-    thread = threading.Thread(target=_adopt, args=(orphans,), name="quark-adopt", daemon=True)
-    thread.start()
-    return thread
+    return _start(orphans, "quark-adopt")
 
 
 class ChildDelivery:
@@ -104,10 +102,7 @@ class ChildDelivery:
             return
         folders = self._find()
         if folders:
-            self._thread = threading.Thread(
-                target=_adopt, args=(folders,), name="quark-children", daemon=True
-            )
-            self._thread.start()
+            self._thread = _start(folders, "quark-children")
 
     def finish(self, timeout_s: float) -> None:
         """Deliver all that is there, for a time at most."""
@@ -140,6 +135,16 @@ def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:
             for (backend, reason), records in counts.items()
         ]
     return found
+
+
+def _start(folders: list[JournalFolder], name: str) -> threading.Thread | None:
+    thread = threading.Thread(target=_adopt, args=(folders,), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _log.debug("journals are not adopted now: %s", error)
+        return None
+    return thread
 
 
 def _is_orphan(folder: JournalFolder) -> bool:

@@ -83,20 +83,29 @@ class BatchLog:
             return cursor
 
     def append(self, *batches: Batch) -> None:
-        """Add batches, to the journal first where there is one, and wake the readers."""
+        """Add batches, for the readers at once and for the journal as soon as it takes them."""
+        self.add(*batches)
+        self.persist()
+
+    def add(self, *batches: Batch) -> None:
+        """Add batches to what memory holds, and wake the readers."""
         if not self._cursors and self._journal is None:
             return
-        if self._journal is not None:
-            self._unwritten += batches
-            self._unwritten_bytes += sum(len(batch.body) for batch in batches)
-            self.write_journal()
         with self._changed:
             for batch in batches:
                 self._batches.append(batch)
                 self._totals.append(self._totals[-1] + batch.count)
                 self._size_bytes += len(batch.body)
-            self._evict()
             self._changed.notify_all()
+        if self._journal is not None:
+            self._unwritten += batches
+            self._unwritten_bytes += sum(len(batch.body) for batch in batches)
+
+    def persist(self) -> None:
+        """Journal what was added, if the journal takes it, and keep memory within its bounds."""
+        self.write_journal()
+        with self._changed:
+            self._evict()
 
     def write_journal(self, *, now: bool = False) -> bool:
         """Write to the journal what is not there yet; whether all of it is.
@@ -113,9 +122,9 @@ class BatchLog:
             return False
         try:
             self._journal.append(self._unwritten)
-        except OSError as error:
+        except (OSError, MemoryError, RecursionError) as error:
             self._retry_at = time.monotonic() + _JOURNAL_RETRY_S
-            reason = error.strerror or str(error)
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             if reason != self._journal_error:
                 _log.warning(
                     "the journal %s cannot be written (%s); records wait in memory",
@@ -147,7 +156,7 @@ class BatchLog:
         assert self._journal is not None
         try:
             self._journal.sync()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             _log.debug("syncing the journal %s: %s", self._journal.directory, error)
             return False
         return True

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from quark_core import metric_rows
 from quark_core.codec import column_types, encode_columns
 
-__all__ = ["DROP_ORDER", "ITEM_BYTES", "Channel", "drop_excess", "encode_frame_body"]
-
-DROP_ORDER = (
-    "parameter_distribution",
-    "layer",
-    "parameter",
-    "telemetry",
-    "batch",
-    "artifact",
-    "metric",
-    "event",
-    "lifecycle",
-)
-"""Which kinds go first where memory runs out: what sums up the network before what users say."""
+__all__ = ["ITEM_BYTES", "Channel", "encode_frame_body"]
 
 _DEFAULT_FRAME_RECORDS = 100
 # What a record weighs in memory, measured over metrics with step and epoch.
 ITEM_BYTES = 256
+_SAMPLES = 8
 
 
 class Channel:
@@ -79,6 +67,18 @@ class Channel:
             return len(self.items)
         return sum(map(metric_rows.count_items, self.items.copy()))
 
+    def weigh(self) -> int:
+        """About how many bytes wait in here, by a sample."""
+        waiting = len(self.items)
+        if waiting == 0:
+            return 0
+        try:
+            places = range(0, waiting, max(1, waiting // _SAMPLES))
+            sample = [_weigh_item(self.items[place]) for place in places]
+        except IndexError:  # the full queue has let go of some in the meantime
+            return waiting * ITEM_BYTES
+        return waiting * sum(sample) // len(sample)
+
     def take_frame(self) -> tuple[list[Any], int]:
         """The next items that go into one batch, and how many records they are."""
         items: list[Any] = []
@@ -122,18 +122,16 @@ class Channel:
         return found
 
 
-def drop_excess(channels: Mapping[str, Channel], capacity_items: int) -> None:
-    """Let the oldest items of the lowest kinds go until the channels hold no more than they may."""
-    excess = sum(len(channel.items) for channel in channels.values()) - capacity_items
-    for kind in DROP_ORDER:
-        channel = channels.get(kind)
-        if channel is None:
-            continue
-        if excess > 0:
-            dropped = min(excess, len(channel.items))
-            channel.drop_oldest(dropped)
-            excess -= dropped
-        channel.count_overflow()
+def _weigh_item(item: Any) -> int:
+    """About how many bytes an item takes in memory."""
+    if type(item) is tuple:
+        return 200 + 60 * len(item[5])
+    encoded = 0
+    for name in ("metadata", "payload", "data"):
+        value = getattr(item, name, None)
+        if value is not None:
+            encoded += len(value.encoded)
+    return ITEM_BYTES + 12 * encoded
 
 
 def encode_frame_body(kind: str, items: list[Any]) -> tuple[int, bytes]:

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-if TYPE_CHECKING:
-    from quark_core.delivery.stream import RunStream
+from quark_core.delivery.origin import Origin
+from quark_core.delivery.stream import RunStream
 
-__all__ = ["DeferredAppend"]
+__all__ = ["StandInStream"]
 
 
-class DeferredAppend:
-    """Opens the real stream when the first record comes, and hands every record on to it.
+class StandInStream(RunStream):
+    """Stands in for a stream that may never be needed; it costs nothing until then.
 
     Args:
-        kind: Kind of the records.
-        open_stream: Puts the real stream in the stand-in's place.
-        stand_in: The stream whose successor gets the records.
+        origin: What all records will have in common.
+        open_stream: Called by the first record; by the time it returns,
+            `succeed` has been called, or the record is not kept.
     """
 
-    def __init__(self, kind: str, open_stream: Callable[[], None], stand_in: RunStream) -> None:
-        self._kind = kind
+    def __init__(self, origin: Origin, open_stream: Callable[[], None]) -> None:
+        super().__init__(origin)
         self._open_stream = open_stream
-        self._stand_in = stand_in
+        self._successor: RunStream | None = None
+        for channel in self._channels.values():
+            channel.append = partial(self._hand_on, channel.kind)
 
-    def __call__(self, item: Any) -> None:
-        """Hand one record on."""
-        if self._stand_in.successor is None:
+    @property
+    def active(self) -> bool:
+        """Whether what comes here is kept: by the stream that it opens."""
+        return True
+
+    def succeed(self, stream: RunStream) -> None:
+        """Pass on to the real stream what still comes here."""
+        self._successor = stream
+
+    def _hand_on(self, kind: str, item: Any) -> None:
+        if self._successor is None:
             self._open_stream()
-        if self._stand_in.successor is not None:
-            self._stand_in.successor.channel(self._kind).append(item)
+        if self._successor is not None:
+            self._successor.channel(kind).append(item)

@@ -44,6 +44,10 @@ class Files:
         """All of a file."""
         return path.read_bytes()
 
+    def exists(self, path: Path) -> bool:
+        """Whether a file is there."""
+        return path.exists()
+
     def remove(self, path: Path) -> None:
         """Remove a file; one that is gone is fine."""
         path.unlink(missing_ok=True)

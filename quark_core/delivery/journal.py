@@ -49,6 +49,8 @@ class Journal:
         origin: Run, writer, attempt and rank.
         files: File operations.
         segment_bytes: A new segment is begun beyond this size.
+        prepare: Called before a segment is begun, to see that the directory
+            is as it must be.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class Journal:
         *,
         files: Files | None = None,
         segment_bytes: int = SEGMENT_BYTES,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self.directory = directory
         self._origin = origin
         self.files = files or Files()
         self._segment_bytes = segment_bytes
+        self._prepare = prepare
         self._descriptor: int | None = None
         self._size_bytes = 0
         self._index = 0
@@ -125,6 +129,9 @@ class Journal:
         assert self._descriptor is not None
         try:
             self.files.sync(self._descriptor)
+            # Data in a file that somebody deleted is synced to nowhere.
+            if not self.files.exists(self.directory / segment_name(self._index)):
+                raise FileNotFoundError(f"{self.directory} was deleted")
         except OSError:
             self._abandon_segment()
             self._rewrite = True
@@ -162,6 +169,8 @@ class Journal:
         """Begin a segment with these frames in it; no segment is left half begun."""
         self._abandon_segment()
         self.files.make_directory(self.directory)
+        if self._prepare is not None:
+            self._prepare()
         first = frames[0][0] if frames else self.end
         origin = self._origin
         header = encode_header(

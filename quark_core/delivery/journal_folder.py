@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from quark_core import settings
-from quark_core.delivery.lane_files import LaneMark, Lease, lane_folder_name
+from quark_core.delivery.lane_files import LEASE_STALE_S, LaneMark, Lease, lane_folder_name
+from quark_core.delivery.segments import SEGMENT_SUFFIX
 from quark_core.process import ProcessIdentity, is_alive
 
 __all__ = ["JournalFolder", "LaneEntry", "Manifest", "find_folders", "journal_directory"]
@@ -84,6 +86,15 @@ class JournalFolder:
         scratch.write_bytes(msgspec.json.encode(manifest))
         os.replace(scratch, self.path / _MANIFEST)
 
+    def keep_manifest(self, manifest: Manifest) -> None:
+        """Write the manifest again where somebody has deleted it.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        if not (self.path / _MANIFEST).exists():
+            self.write_manifest(manifest)
+
     def read_manifest(self) -> Manifest | None:
         """What the journal is, or None where that cannot be read."""
         try:
@@ -116,7 +127,20 @@ class JournalFolder:
 
     def is_written(self, manifest: Manifest) -> bool:
         """Whether more may still be written here."""
-        return not (self.path / _CLOSED).exists() and is_alive(manifest.process) is not False
+        if (self.path / _CLOSED).exists():
+            return False
+        alive = is_alive(manifest.process)
+        return alive if alive is not None else self._age_s() < LEASE_STALE_S
+
+    def _age_s(self) -> float:
+        """How long ago anything changed in here."""
+        try:
+            # Not the lanes' files: whoever delivers changes those.
+            written = (self.path / _MANIFEST, *self.path.glob(f"*{SEGMENT_SUFFIX}"))
+            newest = max(path.stat().st_mtime for path in written)
+        except OSError:
+            return 0.0
+        return time.time() - newest
 
     def remove(self) -> None:
         """Delete the journal, which every lane has passed, and the folders it leaves empty."""

@@ -74,8 +74,9 @@ class LaneMark:
     def close(self) -> None:
         """Give up the file."""
         if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+            descriptor, self._descriptor = self._descriptor, None
+            with contextlib.suppress(OSError):  # the user's code may have closed it
+                os.close(descriptor)
 
     def _save(self) -> None:
         head = struct.pack("<QQ", self.done, self.begun)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from quark_core.backend import Batch
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.black_box import BlackBox
-from quark_core.delivery.channel import ITEM_BYTES, Channel, drop_excess, encode_frame_body
-from quark_core.delivery.deferral import DeferredAppend
+from quark_core.delivery.channel import ITEM_BYTES, Channel, encode_frame_body
 from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.lane import Lane
 from quark_core.delivery.lane_files import Lease
+from quark_core.delivery.memory_bound import MemoryBound
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.report import DeliveryReport, LaneReport
 from quark_core.errors import SessionStoreError
@@ -84,16 +83,11 @@ class RunStream:
         self._lanes = tuple(lanes)
         self._primary = next((lane for lane in lanes if lane.primary), None)
         self._folder = folder
-        self.deferred = False
-        """Whether this only stands in for a stream that the first record opens."""
-        self.successor: RunStream | None = None
-        """The stream that took this one's place."""
         self._leases = tuple(leases)
         self._retain = retain
-        self._capacity_items = capacity_bytes // ITEM_BYTES
+        capacity_items = capacity_bytes // ITEM_BYTES if self.active else 0
         self._channels = {
-            kind: Channel(kind, capacity_items=self._capacity_items if self.active else 0)
-            for kind in _KIND_ORDER
+            kind: Channel(kind, capacity_items=capacity_items) for kind in _KIND_ORDER
         }
         self._black_box = black_box
         if black_box is not None:
@@ -101,10 +95,8 @@ class RunStream:
                 channel.append = black_box.wrap_append(channel.append)
         self._on_second = on_second
         self._on_beat = on_beat
-        self._on_gap = on_gap
-        self._told_gaps: dict[str, int] = dict.fromkeys(_KIND_ORDER, 0)
+        self._memory = MemoryBound(self._channels, capacity_bytes, on_gap)
         self._tick_s = tick_s
-        self._numbers = itertools.count()
         self._wake = threading.Event()
         self._ticked = threading.Condition()
         self._asked = 0
@@ -147,23 +139,7 @@ class RunStream:
     @property
     def active(self) -> bool:
         """Whether anything is kept at all."""
-        return bool(self._lanes) or self._folder is not None or self.deferred
-
-    def defer(self, open_stream: Callable[[], None]) -> None:
-        """Stand in for a stream that is opened by the first record.
-
-        Args:
-            open_stream: Puts the real stream in this one's place; by the time
-                it returns, `successor` finds that.
-        """
-        self.deferred = True
-        for channel in self._channels.values():
-            channel.append = DeferredAppend(channel.kind, open_stream, self)
-
-    def succeed(self, stream: RunStream) -> None:
-        """Pass on to a real stream what still comes here."""
-        self.deferred = False
-        self.successor = stream
+        return bool(self._lanes) or self._folder is not None
 
     def hand_over(self, timeout_s: float) -> int | None:
         """Wait until everything accepted so far is framed, and journaled if that is possible.
@@ -228,8 +204,10 @@ class RunStream:
             self._thread.join(max(0.2, deadline - time.monotonic()))
         for lease in self._leases:
             lease.release()
-        if self._folder is not None:
-            if self._log.all_passed and not self._retain:
+        ended = self._thread is None or not self._thread.is_alive()
+        if self._folder is not None and ended:
+            # A thread that hangs in its disk may write yet; a later process finds what it leaves.
+            if self._log.all_passed and not self._retain and not self._count_pending():
                 self._folder.remove()
             else:
                 self._folder.close()
@@ -250,9 +228,13 @@ class RunStream:
         if self._closed_report is not None:
             return self._closed_report
         channels = self._channels.values()
-        pending = self._draining + sum(channel.count_records() for channel in channels)
+        pending = self._count_pending()
         lost = self._unencodable + sum(channel.lost for channel in channels)
         return DeliveryReport(tuple(lane.report(pending, lost) for lane in self._lanes))
+
+    def _count_pending(self) -> int:
+        """Records that are accepted and not yet in the log."""
+        return self._draining + sum(c.count_records() for c in self._channels.values())
 
     def report_primary(self) -> LaneReport | None:
         """The primary's lane, or None where there is none."""
@@ -315,25 +297,27 @@ class RunStream:
             self._wake.clear()
             asked, signal_asked = self._asked, self._signal_asked
             now = time.monotonic()
-            if now >= next_beat:
-                next_beat = now + HEARTBEAT_S
-                self._beat()
             sync = (
                 now >= next_sync
                 or self._sync_asked > self._answered
                 or signal_asked > self._signal_answered
             )
+            drained = False
             try:
-                self._tick(sync=sync)
+                if now >= next_beat:
+                    next_beat = now + HEARTBEAT_S
+                    self._beat()
+                drained = self._tick(sync=sync)
+                if now >= next_sync:
+                    next_sync = now + SYNC_S
+                    on_second = self._on_second
+                    if on_second is not None:
+                        on_second()
             except Exception:  # noqa: BLE001 - the thread must outlive a bug of ours
                 _log.exception("the delivery thread failed in a tick")
-            if now >= next_sync:
-                next_sync = now + SYNC_S
-                on_second = self._on_second
-                if on_second is not None:
-                    on_second()
             self._signal_answered = signal_asked
-            if self._answered < asked:
+            # Before a full memory records wait in the channels, and nobody may be told otherwise.
+            if self._answered < asked and drained:
                 with self._ticked:
                     self._answered = asked
                     self._ticked.notify_all()
@@ -344,12 +328,13 @@ class RunStream:
             self._ended = True
             self._ticked.notify_all()
 
-    def _tick(self, *, sync: bool) -> None:
+    def _tick(self, *, sync: bool) -> bool:
+        """One round of work; whether everything that was in the channels is in the log."""
         mark = self._black_box.mark() if self._black_box is not None else None
-        if not self._log.is_full:
-            for channel in self._channels.values():
-                self._drain(channel)
-        self._bound_memory()
+        drained = True
+        for channel in self._channels.values():
+            drained = self._drain(channel) and drained
+        self._memory.bound(may_tell=not self._log.is_full)
         written = self._log.write_journal()
         end = self._log.end
         if written:
@@ -360,6 +345,7 @@ class RunStream:
             self._journaled_end = self._durable_end = end
         if not self._retain:
             self._log.release_journal()
+        return drained
 
     def _beat(self) -> None:
         for lease in self._leases:
@@ -368,51 +354,40 @@ class RunStream:
         if on_beat is not None:
             on_beat()
 
-    def _drain(self, channel: Channel) -> None:
+    def _drain(self, channel: Channel) -> bool:
+        """Put what is in a channel now into the log; whether there was room for all of it."""
         # What comes while this goes on waits for the next tick, so that a tick ends.
         remaining = len(channel.items)
         while remaining > 0 and not self._log.is_full:
             items, records = channel.take_frame()
             if not items:
-                return
+                return True
             remaining -= len(items)
             self._draining = records
             try:
-                count, body = encode_frame_body(channel.kind, items)
+                batch = self._make_batch(channel.kind, items)
             except Exception:  # noqa: BLE001
-                # Records are validated before they come here, so this is a bug of ours;
-                # it must cost this frame only, and be seen.
+                # Records are validated before they come here, so this is a bug of ours or
+                # memory that ran out; it must cost this frame only, and be seen.
                 _log.exception("%d %s records could not be encoded", records, channel.kind)
                 self._unencodable += records
                 self._draining = 0
                 continue
-            origin = self.origin
-            self._log.append(
-                Batch(
-                    origin.run_id or "",
-                    origin.writer_id,
-                    origin.attempt,
-                    origin.rank,
-                    next(self._numbers),
-                    channel.kind,
-                    count,
-                    body,
-                )
-            )
+            self._log.add(batch)
             self._draining = 0
+            self._log.persist()
+        return remaining <= 0
 
-    def _bound_memory(self) -> None:
-        """Let the lowest kinds go where the channels hold too much, and tell what went."""
-        drop_excess(self._channels, self._capacity_items)
-        if self._log.is_full or self._on_gap is None:
-            return
-        gaps = {
-            kind: channel.lost - self._told_gaps[kind]
-            for kind, channel in self._channels.items()
-            if channel.lost > self._told_gaps[kind]
-        }
-        if gaps:
-            for kind, count in gaps.items():
-                self._told_gaps[kind] += count
-            _log.warning("memory ran out; these records are gone: %s", gaps)
-            self._on_gap(gaps)
+    def _make_batch(self, kind: str, items: list[Any]) -> Batch:
+        count, body = encode_frame_body(kind, items)
+        origin = self.origin
+        return Batch(
+            origin.run_id or "",
+            origin.writer_id,
+            origin.attempt,
+            origin.rank,
+            self._log.end,
+            kind,
+            count,
+            body,
+        )

@@ -79,6 +79,9 @@ class CrashingFiles(Files):
             raise FileNotFoundError(path)
         return bytes(self.data[path])
 
+    def exists(self, path):
+        return path in self.data
+
     def remove(self, path):
         self.data.pop(path, None)
         self.synced.pop(path, None)

@@ -105,7 +105,8 @@ def call_all(root, listed):
     assert quark.open_run(session.run_id, root).status == "completed"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(listed=calls)
 def test_any_call_is_kept_or_refused_and_the_run_ends_well(root, listed):
     call_all(root, listed)

@@ -1,0 +1,149 @@
+"""A file system that hangs stops no training, and no end of a run."""
+
+import threading
+import time
+
+import pytest
+from journaled import adds_up, open_stream, put_metric, stored_values, wait_until
+
+import quark
+from quark_core.delivery.files import Files
+from quark_core.errors import SessionStoreError
+from quark_core.testing.faults import ScriptedBackend
+
+
+class HangingFiles(Files):
+    """Once `hold` is called, one operation waits until `release` is."""
+
+    def __init__(self, operation):
+        self.operation = operation
+        self.open = threading.Event()
+        self.open.set()
+        self.waits = threading.Event()
+        self.hold = self.open.clear
+        self.release = self.open.set
+
+    def _pass(self, operation):
+        if operation == self.operation and not self.open.is_set():
+            self.waits.set()
+            self.open.wait(60)
+
+    def write(self, descriptor, data):
+        self._pass("write")
+        return super().write(descriptor, data)
+
+    def sync(self, descriptor):
+        self._pass("sync")
+        super().sync(descriptor)
+
+    def create(self, path):
+        self._pass("create")
+        return super().create(path)
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "create"])
+def test_what_is_logged_while_the_disk_hangs_is_delivered_after_it(tmp_path, operation):
+    files, backend = HangingFiles(operation), ScriptedBackend()
+    stream = open_stream(tmp_path / "j", backend, files=files, segment_bytes=2_000)
+    for value in range(100):
+        put_metric(stream, value)
+    stream.flush(5)
+    files.hold()
+    for value in range(100, 5_000):
+        put_metric(stream, value)
+    assert files.waits.wait(10)
+    with pytest.raises(SessionStoreError, match="Nothing is lost"):
+        stream.flush(0.1, "durable")
+    assert adds_up(stream.report().lanes[0])
+    assert stream.report().lanes[0].submitted == 5_000
+    files.release()
+    stream.flush(10, "durable")
+    assert stream.close(10).complete
+    assert stored_values(backend) == list(map(float, range(5_000)))
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "create"])
+def test_the_end_of_a_stream_on_a_hanging_disk_is_bounded_and_tells_what_waits(tmp_path, operation):
+    files, backend = HangingFiles(operation), ScriptedBackend()
+    stream = open_stream(tmp_path / "j", backend, files=files, segment_bytes=2_000)
+    for value in range(100):
+        put_metric(stream, value)
+    stream.flush(5)
+    files.hold()
+    for value in range(100, 5_000):
+        put_metric(stream, value)
+    assert files.waits.wait(10)
+    began = time.monotonic()
+    (lane,) = stream.close(0.5).lanes
+    assert time.monotonic() - began < 10
+    assert (lane.submitted, lane.waiting) == (5_000, 5_000 - lane.delivered)
+    files.release()
+
+
+@pytest.fixture
+def hang(monkeypatch):
+    """Makes the writes of every journal that is opened from now on hang."""
+    files = HangingFiles("write")
+    monkeypatch.setattr("quark_core.delivery.journal.Files", lambda: files)
+    yield files
+    files.release()
+
+
+def test_a_run_on_a_hanging_disk_ends_in_time(tmp_path, hang, monkeypatch):
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
+    session = quark.start_run(project="p", storage_dir=tmp_path)
+    metrics = quark.MetricsLogger(session)
+    metrics.log("m", 0.0, step=0)
+    session.flush()
+    hang.hold()
+    for step in range(1, 1_000):
+        metrics.log("m", float(step), step=step)
+    with pytest.raises(quark.SessionStoreError, match="Nothing is lost"):
+        session.flush(timeout_s=0.2)
+    began = time.monotonic()
+    session.end_run()
+    assert time.monotonic() - began < 15
+    (lane,) = session.report_delivery().lanes
+    assert lane.waiting > 0
+    assert lane.submitted >= 1_000
+    assert lane.submitted == lane.delivered + lane.waiting
+
+
+def test_the_journal_of_a_run_that_ended_while_the_disk_hung_is_still_delivered(
+    tmp_path, hang, monkeypatch
+):
+    """Nothing is deleted that still waits, and what was accepted comes when the disk is back."""
+    from quark_core import recovery
+
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
+    session = quark.start_run(project="p", storage_dir=tmp_path)
+    metrics = quark.MetricsLogger(session)
+    metrics.log("m", 0.0, step=0)
+    session.flush()
+    hang.hold()
+    for step in range(1, 1_000):
+        metrics.log("m", float(step), step=step)
+    assert hang.waits.wait(10)
+    session.end_run()
+    thread = session.open_run.stream._thread
+    hang.release()
+    assert wait_until(lambda: not thread.is_alive())
+    recovery.sync(tmp_path)
+    found = quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read(metric_key="m")
+    assert [record.value for record in found] == list(map(float, range(1_000)))
+
+
+def test_a_run_that_ends_without_waiting_leaves_all_of_it_in_the_journal(tmp_path, monkeypatch):
+    from quark_core import recovery
+
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        metrics = quark.MetricsLogger(session)
+        metrics.flush()
+        for step in range(5_000):
+            metrics.log("m", float(step), step=step)
+        monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0")
+    thread = session.open_run.stream._thread
+    assert wait_until(lambda: not thread.is_alive())
+    recovery.sync(tmp_path)
+    found = quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read(metric_key="m")
+    assert [record.value for record in found] == list(map(float, range(5_000)))

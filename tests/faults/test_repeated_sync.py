@@ -1,0 +1,141 @@
+"""Syncing twice, at once, and beside the living process delivers every point once."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+from journaled import run_script
+
+import quark
+from quark_core import recovery
+
+LEFT = """
+def stop(lane):
+    def write(*_):
+        raise OSError("planted outage")
+    lane._backend.write = lane._backend.write_group = write
+session = quark.start_run(project="p", storage_dir=storage_dir, backends="csv")
+metrics = quark.MetricsLogger(session)
+while any(lane._backend is None for lane in session.open_run.stream._lanes):
+    time.sleep(0.01)
+session.flush()
+for lane in session.open_run.stream._lanes:
+    stop(lane)
+for step in range(3000):
+    metrics.log("m", float(step), step=step)
+session.flush("durable")
+print(session.run_id, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+SYNC = """
+import sys, pathlib
+from quark_core import recovery
+sys.stdin.readline()
+for result in recovery.sync(pathlib.Path(sys.argv[1])):
+    print(result.backend, result.state, result.delivered)
+"""
+
+
+def stored(tmp_path, run_id):
+    metrics = quark.MetricsLogger(quark.open_run(run_id, tmp_path))
+    return [record.value for record in metrics.read(metric_key="m")]
+
+
+def mirrored(tmp_path, run_id):
+    found = []
+    for path in sorted((tmp_path / ".quark" / "runs" / run_id).rglob("metrics_long*.csv")):
+        with path.open(newline="") as file:
+            found += [float(row["value"]) for row in csv.DictReader(file)]
+    return sorted(found)
+
+
+def assert_all_once(tmp_path, run_id, count):
+    assert stored(tmp_path, run_id) == list(map(float, range(count)))
+    assert mirrored(tmp_path, run_id) == list(map(float, range(count)))
+    assert recovery.survey(tmp_path) == []
+
+
+@pytest.fixture
+def left_behind(tmp_path):
+    output, _ = run_script(tmp_path, LEFT, ends=-9)
+    return output.strip()
+
+
+def test_sync_twice_delivers_once(tmp_path, left_behind):
+    first = recovery.sync(tmp_path)
+    assert {result.backend: result.state for result in first} == {
+        "embedded": "delivered",
+        "csv": "delivered",
+    }
+    assert sum(result.delivered for result in first) >= 6_000
+    assert recovery.sync(tmp_path) == []
+    assert_all_once(tmp_path, left_behind, 3_000)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_syncs_at_once_deliver_once(tmp_path, left_behind, count):
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", SYNC, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    ended = [child.communicate(timeout=60) for child in children]
+    assert [child.returncode for child in children] == [0] * count, ended
+    recovery.sync(tmp_path)
+    assert_all_once(tmp_path, left_behind, 3_000)
+
+
+KILLED_SYNC = """
+import pathlib
+from quark_core import recovery
+from quark_core.delivery import lane_files, sync
+sync._GROUP_LIMIT = 3
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+{plant}
+recovery.sync(pathlib.Path(storage_dir), on_progress={progress})
+"""
+
+
+@pytest.mark.parametrize(
+    ("plant", "progress"),
+    [("", "die"), ("lane_files.LaneMark.finish = die", "None")],
+    ids=["after the mark", "before the mark"],
+)
+def test_a_sync_that_is_killed_is_finished_by_the_next(tmp_path, left_behind, plant, progress):
+    for _ in range(4):
+        run_script(tmp_path, KILLED_SYNC.format(plant=plant, progress=progress), ends=-9)
+    recovery.sync(tmp_path)
+    assert_all_once(tmp_path, left_behind, 3_000)
+
+
+def test_sync_beside_the_living_process_leaves_it_alone(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path, backends="csv") as session:
+        metrics = quark.MetricsLogger(session)
+        for step in range(3_000):
+            metrics.log("m", float(step), step=step)
+            if step % 300 == 0:
+                assert {r.state for r in recovery.sync(tmp_path)} == {"held"}
+        for _ in range(2):
+            child = subprocess.run(
+                [sys.executable, "-c", SYNC, str(tmp_path)],
+                input="go\n",
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            states = {line.split()[1] for line in child.stdout.splitlines()}
+            assert (child.returncode, states) == (0, {"held"}), child.stderr
+        metrics.flush()
+    assert session.report_delivery().complete
+    assert_all_once(tmp_path, session.run_id, 3_000)
