@@ -1,6 +1,8 @@
 # make demo   sets up, then runs the main job on the embedded default store
 # make test   sets up, then runs the checks and the tests
-# make bench  measures; make clean takes away what the set-up made
+# make bench  measures what logging costs
+# make faults kills, starves and cuts off for some minutes, and counts what is lost
+# make clean  takes away what the set-up made
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +10,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench faults clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -27,6 +29,9 @@ check: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/hot_path.py
+
+faults: $(VENV)/dev.stamp
+	$(BIN)/python benchmarks/durability.py all
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

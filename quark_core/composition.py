@@ -198,7 +198,9 @@ def open_stream(
     folder, journal = _open_journal(config, origin, run_path, entries, box)
     log = BatchLog(
         journal=journal,
-        journal_capacity_bytes=settings.journal_capacity_bytes(run_path),
+        journal_capacity_bytes=settings.journal_capacity_bytes(
+            run_path if folder is None else folder.path
+        ),
         replay=_find_replay(primary, origin),
     )
     lanes, leases = [], []

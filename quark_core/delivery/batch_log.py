@@ -19,6 +19,7 @@ DEFAULT_CAPACITY_BYTES = 64 * 1024 * 1024
 # Lanes that are this far behind read from the journal instead.
 _WINDOW_BYTES = 8 * 1024 * 1024
 _JOURNAL_RETRY_S = 0.2
+_JOURNAL_PART = 16
 
 
 class BatchLog:
@@ -121,7 +122,12 @@ class BatchLog:
         if not now and time.monotonic() < self._retry_at:
             return False
         try:
-            self._journal.append(self._unwritten)
+            # In parts, so that a disk with little room takes what it can.
+            while self._unwritten:
+                part = self._unwritten[:_JOURNAL_PART]
+                self._journal.append(part)
+                del self._unwritten[: len(part)]
+                self._unwritten_bytes -= sum(len(batch.body) for batch in part)
         except (OSError, MemoryError, RecursionError) as error:
             self._retry_at = time.monotonic() + _JOURNAL_RETRY_S
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -136,8 +142,6 @@ class BatchLog:
         if self._journal_error is not None:
             _log.warning("the journal %s is written again", self._journal.directory)
             self._journal_error = None
-        self._unwritten = []
-        self._unwritten_bytes = 0
         return True
 
     def _forget_delivered(self) -> None:

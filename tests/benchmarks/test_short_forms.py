@@ -1,0 +1,37 @@
+"""The long campaigns in short: they run, and what must be zero is zero."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(tmp_path, *arguments):
+    target = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, *arguments, "--quick", "--json", str(target)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(target.read_text())
+
+
+@pytest.mark.slow
+def test_hot_path(tmp_path):
+    figures = run(tmp_path, "benchmarks/hot_path.py")
+    assert figures["one scalar, tight, p50 us"] > 0
+    assert figures["one scalar, tight, with the black box, p50 us"] > 0
+
+
+@pytest.mark.slow
+def test_kill(tmp_path):
+    figures = run(tmp_path, "benchmarks/durability.py", "kill")
+    (whole,) = [row for row in figures["kill"] if row["pace"] == "all"]
+    assert whole["logged"] > 0
+    assert (whole["duplicated"], whole["holes"], whole["left waiting"]) == (0, 0, 0)
