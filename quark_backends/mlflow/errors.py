@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from quark_core.errors import BackendUnavailable
+from quark_core.errors import BackendUnauthorized, BackendUnavailable
 from quark_core.redaction import redact_text
 
 __all__ = ["AlreadyExists", "Missing", "Refused", "translate", "unavailable"]
@@ -55,9 +55,10 @@ def translate(error: Exception, uri: str) -> Exception:
     if code == "RESOURCE_ALREADY_EXISTS":
         return AlreadyExists(reason)
     if code in _CREDENTIALS:
-        return unavailable(
+        return BackendUnauthorized(
             f"the MLflow server {uri} refused the credentials ({code}): set MLFLOW_TRACKING_TOKEN, "
-            "or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the records wait"
+            "or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the records wait",
+            backend="mlflow",
         )
     if code == "ENDPOINT_NOT_FOUND":
         return unavailable(f"{uri} does not answer as an MLflow server: check the address")

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from typing import Literal
 
 from quark_core.backend import Backend, BackendConfig, BackendDefinition, Batch, Capability
-from quark_core.errors import BackendRejected, BackendUnavailable
+from quark_core.errors import BackendRejected, BackendUnauthorized, BackendUnavailable
 
 __all__ = ["Fault", "ScriptedBackend", "define_scripted"]
 
-Fault = Literal["ok", "unavailable", "lost_reply", "rejected", "bug", "exit", "hang"]
+Fault = Literal[
+    "ok", "unavailable", "unauthorized", "lost_reply", "rejected", "bug", "exit", "hang"
+]
 
 
 class ScriptedBackend:
@@ -42,6 +44,8 @@ class ScriptedBackend:
         fault = next(self._script, self._always)
         if fault == "unavailable":
             raise BackendUnavailable("planted outage")
+        if fault == "unauthorized":
+            raise BackendUnauthorized("planted refusal of the credentials")
         if fault == "rejected":
             raise BackendRejected("planted refusal")
         if fault == "bug":

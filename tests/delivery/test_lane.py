@@ -119,6 +119,19 @@ def test_after_several_bugs_the_lane_rests_and_probes(fault):
     finish(lane)
 
 
+def test_refused_credentials_pause_the_lane_until_it_asks_again():
+    log, backend = BatchLog(), ScriptedBackend(["unauthorized"] * 3)
+    retry = RetryPolicy(first_s=60.0, cap_s=60.0, paused_s=0.002)
+    states = []
+    lane = make_lane(backend, log, retry=retry)
+    lane._on_failure = lambda error: states.append(type(error).__name__)
+    fill(log, 1)
+    lane.start()
+    assert lane.wait_passed(1, 10)
+    assert states == ["BackendUnauthorized"] * 3
+    finish(lane)
+
+
 def test_a_reason_is_logged_once(caplog):
     log, backend = BatchLog(), ScriptedBackend(["unavailable"] * 5 + ["bug"] * 2)
     lane = make_lane(backend, log)
