@@ -80,12 +80,14 @@ import os
 os._exit(0)
 """
 MEMORY = """
-import resource, sys, quark
+import sys, quark
 with quark.start_run(project="p", storage_dir=sys.argv[1]) as session:
     metrics = quark.MetricsLogger(session)
     for step in range(10_000):
         metrics.log("train/loss", 1.0 / (step + 1), step=step)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+# Not ru_maxrss, which still counts what the parent had before exec.
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+print(int(status["VmHWM"].split()[0]) / 1024)
 """
 IMPORT = "import time; t = time.perf_counter(); import quark; print(time.perf_counter() - t)"
 READ = """

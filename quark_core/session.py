@@ -260,6 +260,9 @@ class TrainingSession:
             if self not in open_runs.sessions:
                 raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
             open_runs.remove(self)
+        if run.children is not None:
+            # What forked workers have left comes before the end of their run.
+            run.children.finish(timeout_s / 2)
         ended_us = now_us()
         run.emit_event("run_ended", "info", status=status, time_us=ended_us)
         run.emit_lifecycle("status", {"status": status}, time_us=ended_us)

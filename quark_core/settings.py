@@ -14,6 +14,7 @@ __all__ = [
     "EXIT_TIMEOUT",
     "JOURNAL_DIR",
     "JOURNAL_MAX_BYTES",
+    "JOURNAL_TIMEOUT",
     "PERSISTENCE_TIMEOUT",
     "PERSISTENCE_URL",
     "REQUIRE_SERVICE",
@@ -22,6 +23,7 @@ __all__ = [
     "check_timeouts",
     "exit_timeout_s",
     "journal_capacity_bytes",
+    "journal_timeout_s",
     "persistence_timeout_s",
 ]
 
@@ -30,6 +32,7 @@ BLACK_BOX = "QUARK_BLACK_BOX"
 EXIT_TIMEOUT = "QUARK_EXIT_TIMEOUT_SECONDS"
 JOURNAL_DIR = "QUARK_JOURNAL_DIR"
 JOURNAL_MAX_BYTES = "QUARK_JOURNAL_MAX_BYTES"
+JOURNAL_TIMEOUT = "QUARK_JOURNAL_TIMEOUT_SECONDS"
 PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
@@ -45,6 +48,11 @@ def persistence_timeout_s() -> float:
 def exit_timeout_s() -> float:
     """How long the end of a run waits for delivery; 10 s by default."""
     return _read_seconds(EXIT_TIMEOUT, 10.0)
+
+
+def journal_timeout_s() -> float:
+    """How long the end of a run waits for the journal, within the exit timeout; 2 s by default."""
+    return _read_seconds(JOURNAL_TIMEOUT, 2.0)
 
 
 def journal_capacity_bytes(place: Path) -> int:
@@ -69,6 +77,7 @@ def check_timeouts() -> None:
     """
     persistence_timeout_s()
     exit_timeout_s()
+    journal_timeout_s()
     journal_capacity_bytes(Path())
 
 

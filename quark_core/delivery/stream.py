@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from quark_core import settings
 from quark_core.backend import Batch
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.black_box import BlackBox
@@ -193,7 +194,9 @@ class RunStream:
         deadline = time.monotonic() + timeout_s
         # A heartbeat after this would find the quick lanes closed.
         self._on_beat = self._on_second = None
-        self._ask(timeout_s, sync=False)
+        # Even where nobody waits for delivery, what was accepted must come into the journal.
+        journal_s = settings.journal_timeout_s()
+        self._ask(journal_s, sync=False)
         for lane in self._lanes:
             lane.close(deadline)
         for lane in self._lanes:
@@ -201,7 +204,7 @@ class RunStream:
         self._closing = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(max(0.2, deadline - time.monotonic()))
+            self._thread.join(max(journal_s, deadline - time.monotonic()))
         for lease in self._leases:
             lease.release()
         ended = self._thread is None or not self._thread.is_alive()
@@ -321,6 +324,10 @@ class RunStream:
                 with self._ticked:
                     self._answered = asked
                     self._ticked.notify_all()
+        try:
+            self._tick(sync=True)
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("the delivery thread failed in its last tick")
         if self._log.close_journal() and self._black_box is not None:
             self._black_box.remove()
         with self._ticked:
