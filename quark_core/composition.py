@@ -247,10 +247,8 @@ def open_child_stream(
 ) -> RunStream:
     """A stream of a forked process: a journal that another process delivers; not started yet.
 
-    SQLite keeps the locks of a database in the memory of the process, and a
-    fork copies what the parent held at that moment: a connection that the
-    child opens would believe in locks that it does not have. So a child opens
-    no backend.
+    A child opens no backend: SQLite's locks lie in the memory of the process,
+    and a fork copies what the parent held, so the child would believe in them.
     """
     entries = _describe_lanes(plan)
     box = open_black_box(origin)
@@ -266,8 +264,7 @@ def open_lane(
 ) -> tuple[Backend, bool]:
     """Open the backend of a lane that a process left behind; for `sync_folder`.
 
-    Returns:
-        The backend, and whether a batch may be sent to it twice.
+    Returns the backend, and whether a batch may be sent to it twice.
 
     Raises:
         UnknownBackendError: The backend is not installed here.
