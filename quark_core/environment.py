@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -201,6 +200,8 @@ def _find_gpus() -> list[dict[str, Any]]:
 
 
 def _is_dirty(root: Path) -> bool | None:
+    import subprocess  # late: it takes milliseconds, and readers never need it
+
     try:
         done = subprocess.run(
             ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"],

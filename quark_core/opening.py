@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -334,7 +333,7 @@ def _choose_run_id(rank: RankInfo) -> str | None:
     if given:
         return check_run_id(given, settings.RUN_ID)
     if rank.rank == 0:
-        return secrets.token_hex(8)
+        return os.urandom(8).hex()
     warnings.warn(
         f"run_id is unknown on rank {rank.rank}: set {settings.RUN_ID} to the same value on all "
         "ranks to know it everywhere. Training and logging go on as they are.",

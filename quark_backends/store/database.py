@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sqlite3
-import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
@@ -85,6 +84,8 @@ def connect_memory() -> sqlite3.Connection:
 
 
 def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool) -> None:
+    import tempfile  # late: it takes milliseconds, and a store is made once
+
     try:
         storage_dir.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f"{STORE_FOLDER}-new-", dir=storage_dir))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import Counter
@@ -254,6 +253,8 @@ class Lane:
             self._on_failure(error)
 
     def _pause(self, error: BaseException) -> None:
+        import random  # late: it takes milliseconds, and most lanes never fail
+
         policy = self._retry
         self._unexpected = 0 if isinstance(error, BackendUnavailable) else self._unexpected + 1
         if isinstance(error, BackendUnauthorized):

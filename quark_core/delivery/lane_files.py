@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import struct
 import time
 from pathlib import Path
@@ -111,7 +110,7 @@ class Lease:
         """Take the lease if it is free or stale; whether it is ours now."""
         if self._token is not None:
             return True
-        token = secrets.token_hex(8)
+        token = os.urandom(8).hex()
         if not self._make(token):
             stale_token = self._read()[1]
             if not self.is_stale():

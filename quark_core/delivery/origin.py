@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import dataclass, field
 
 __all__ = ["Origin", "make_writer_id"]
@@ -10,7 +10,7 @@ __all__ = ["Origin", "make_writer_id"]
 
 def make_writer_id() -> str:
     """A new id for one process's stream; it is never used twice."""
-    return secrets.token_hex(6)
+    return os.urandom(6).hex()
 
 
 @dataclass(frozen=True, slots=True)
