@@ -181,7 +181,8 @@ class OpenRun:
                 "a forked process can log to its parent's run but not read it: read in the "
                 "parent, or in a process that was spawned"
             )
-        self.flush()
+        # What is read is in the primary then; the mirrors' share need not be on the disk for it.
+        self.stream.flush(settings.persistence_timeout_s(), sync=False)
         if self.reader is None or self.context.run_id is None:
             return Columns.empty(kind)
         return self.reader.read(self.context.run_id, kind, query)
@@ -252,7 +253,7 @@ class OpenRun:
             self.background.join(min(timeout_s, _ENVIRONMENT_TIMEOUT_S))
         self.refusal = self.refusal or refusal
         if self.children is not None:
-            self.children.finish(max(0.0, deadline - time.monotonic()))
+            self.children.finish(max(0.0, deadline - time.monotonic()), writers_timeout_s=0.0)
         return self.stream.close(max(0.0, deadline - time.monotonic()))
 
 

@@ -239,7 +239,7 @@ def _open(
     run = OpenRun(context, RunStream(origin), primary)
     run_path = _local_run_path(context)
     children = recovery.ChildDelivery(
-        journal_directory(run_path, context.run_id or ""), origin.writer_id
+        journal_directory(run_path, context.run_id or ""), origin.writer_id, origin.attempt
     )
     run.stream = composition.open_stream(
         plan,

@@ -27,6 +27,8 @@ __all__ = [
 
 _log = logging.getLogger("quark")
 
+_WRITERS_POLL_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedCount:
@@ -89,11 +91,13 @@ class ChildDelivery:
     Args:
         directory: Where the run's journals lie.
         writer_id: The process's own writer, whose journal its lanes deliver.
+        attempt: The run's attempt; writers of earlier ones are not waited for.
     """
 
-    def __init__(self, directory: Path, writer_id: str) -> None:
+    def __init__(self, directory: Path, writer_id: str, attempt: int = 0) -> None:
         self._directory = directory
         self._writer_id = writer_id
+        self._attempt = attempt
         self._thread: threading.Thread | None = None
 
     def poll(self) -> None:
@@ -104,15 +108,36 @@ class ChildDelivery:
         if folders:
             self._thread = _start(folders, "quark-children")
 
-    def finish(self, timeout_s: float) -> None:
-        """Deliver all that is there, for a time at most."""
+    def finish(self, timeout_s: float, *, writers_timeout_s: float) -> None:
+        """Deliver all that the run's other writers have journaled, before the run's end does.
+
+        Args:
+            timeout_s: How long delivery may take.
+            writers_timeout_s: How long, within that, to wait for writers of
+                this attempt that still have the run open; what they log later
+                comes after the run's end.
+        """
         deadline = time.monotonic() + timeout_s
+        writers_deadline = time.monotonic() + min(timeout_s, writers_timeout_s)
+        while self._count_writing() and time.monotonic() < writers_deadline:
+            self.poll()
+            time.sleep(_WRITERS_POLL_S)
         for _ in range(2):  # what was under way may have missed what came last
             if self._thread is not None:
                 self._thread.join(max(0.0, deadline - time.monotonic()))
             self.poll()
         if self._thread is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _count_writing(self) -> int:
+        """How many other writers of this attempt may still journal something."""
+        manifests = [(folder, folder.read_manifest()) for folder in self._find()]
+        return sum(
+            manifest is not None
+            and manifest.attempt == self._attempt
+            and folder.is_written(manifest)
+            for folder, manifest in manifests
+        )
 
     def _find(self) -> list[JournalFolder]:
         try:

@@ -243,7 +243,10 @@ class TrainingSession:
         """End the run and return its last context.
 
         Waits for delivery for QUARK_EXIT_TIMEOUT_SECONDS (10) at most, then
-        says on the log what waits where.
+        says on the log what waits where. Where other processes (forked
+        workers, holders of the context) still have the run open, its end waits
+        for them for QUARK_WRITERS_TIMEOUT_SECONDS (2) of that; what they log
+        later is kept too, and comes after the end.
 
         Raises:
             SchemaValidationError: `status` is not completed, failed or interrupted.
@@ -261,8 +264,8 @@ class TrainingSession:
                 raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
             open_runs.remove(self)
         if run.children is not None:
-            # What forked workers have left comes before the end of their run.
-            run.children.finish(timeout_s / 2)
+            # What the run's other writers have logged comes before its end.
+            run.children.finish(timeout_s / 2, writers_timeout_s=settings.writers_timeout_s())
         ended_us = now_us()
         run.emit_event("run_ended", "info", status=status, time_us=ended_us)
         run.emit_lifecycle("status", {"status": status}, time_us=ended_us)

@@ -20,11 +20,13 @@ __all__ = [
     "REQUIRE_SERVICE",
     "RUN_ID",
     "SIGTERM_HANDLER",
+    "WRITERS_TIMEOUT",
     "check_timeouts",
     "exit_timeout_s",
     "journal_capacity_bytes",
     "journal_timeout_s",
     "persistence_timeout_s",
+    "writers_timeout_s",
 ]
 
 BACKENDS = "QUARK_BACKENDS"
@@ -38,6 +40,7 @@ PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
 RUN_ID = "QUARK_RUN_ID"
 SIGTERM_HANDLER = "QUARK_SIGTERM_HANDLER"
+WRITERS_TIMEOUT = "QUARK_WRITERS_TIMEOUT_SECONDS"
 
 
 def persistence_timeout_s() -> float:
@@ -53,6 +56,11 @@ def exit_timeout_s() -> float:
 def journal_timeout_s() -> float:
     """How long the end of a run waits for the journal, within the exit timeout; 2 s by default."""
     return _read_seconds(JOURNAL_TIMEOUT, 2.0)
+
+
+def writers_timeout_s() -> float:
+    """How long the end of a run waits for other processes that still have it open; 2 s."""
+    return _read_seconds(WRITERS_TIMEOUT, 2.0)
 
 
 def journal_capacity_bytes(place: Path) -> int:
@@ -78,6 +86,7 @@ def check_timeouts() -> None:
     persistence_timeout_s()
     exit_timeout_s()
     journal_timeout_s()
+    writers_timeout_s()
     journal_capacity_bytes(Path())
 
 

@@ -7,6 +7,7 @@ next start or `quark sync` finds it there and journals what the journal lacks.
 
     file    header, then a ring of entries
     header  magic "QKB1" · capacity u32 · tail position u64 · tail number u64
+            · records not covered u64 · of them journaled since u64
     entry   length u32 · xxh32 u32 · number u64 · msgpack, padded to 8 bytes
 
 Positions count bytes since the beginning and are taken modulo the capacity.
@@ -17,7 +18,6 @@ full, records are not covered until the journal has caught up.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import struct
 import threading
@@ -45,6 +45,8 @@ _MAGIC = b"QKB1"
 _HEADER = struct.Struct("<4sIQQ")
 _TAIL = struct.Struct("<QQ")
 _TAIL_AT = 8
+_UNCOVERED = struct.Struct("<QQ")
+_UNCOVERED_AT = 24
 _RING_AT = 64
 _ENTRY = struct.Struct("<IIQ")
 _WRAP = 0xFFFFFFFF
@@ -61,9 +63,12 @@ class BlackBox:
 
     Raises:
         OSError: There is not so much shared memory.
+        ImportError: This Python has no mmap.
     """
 
     def __init__(self, path: Path, *, size_bytes: int = SIZE_BYTES) -> None:
+        import mmap  # not every Python has it
+
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Without this, writing to memory that is not there would kill the process.
@@ -82,8 +87,9 @@ class BlackBox:
         self._tail = 0
         # Held for a copy in memory, never waited for: a signal handler may come in between.
         self._lock = threading.Lock()
+        self._journaled = 0
         self.uncovered = 0
-        """Records that were not put in, because the ring was full or in use."""
+        """Items that were not put in, because the ring was full or in use."""
         _HEADER.pack_into(self._memory, 0, _MAGIC, self._capacity, 0, 0)
 
     def wrap_append(self, append: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -143,7 +149,7 @@ class BlackBox:
     def put(self, data: bytes) -> None:
         """Put one entry in, if there is room."""
         if not self._lock.acquire(False):
-            self.uncovered += 1
+            self._leave_out()
             return
         try:
             length = len(data)
@@ -153,7 +159,7 @@ class BlackBox:
             room = capacity - place
             needed = size if size <= room else room + size
             if head + needed - self._tail > capacity:
-                self.uncovered += 1
+                self._leave_out()
                 return
             memory = self._memory
             if size > room:
@@ -170,14 +176,25 @@ class BlackBox:
         finally:
             self._lock.release()
 
-    def mark(self) -> tuple[int, int]:
+    def mark(self) -> tuple[int, int, int]:
         """Where the ring ends now; everything before it is in the channels."""
-        return self._head, self._number
+        return self._head, self._number, self.uncovered
 
-    def release(self, mark: tuple[int, int]) -> None:
+    def release(self, mark: tuple[int, int, int]) -> None:
         """Let entries before a mark be overwritten: they are journaled."""
-        _TAIL.pack_into(self._memory, _TAIL_AT, *mark)
-        self._tail = mark[0]
+        head, number, journaled = mark
+        _TAIL.pack_into(self._memory, _TAIL_AT, head, number)
+        self._tail = head
+        if self._journaled != journaled:
+            self._journaled = journaled
+            self._note_uncovered()
+
+    def _leave_out(self) -> None:
+        self.uncovered += 1
+        self._note_uncovered()
+
+    def _note_uncovered(self) -> None:
+        _UNCOVERED.pack_into(self._memory, _UNCOVERED_AT, self.uncovered, self._journaled)
 
     def remove(self) -> None:
         """Delete the file; the ring itself goes with the last who uses it."""
@@ -195,26 +212,38 @@ def open_black_box(origin: Origin) -> BlackBox | None:
         return None
     try:
         return BlackBox(_SHARED_MEMORY / f"quark-{origin.run_id}-{origin.writer_id}")
-    except OSError as error:
+    except (OSError, ImportError) as error:
         _log.debug("no black box: %s", error)
         return None
 
 
-def read_black_box(path: Path, origin: Origin) -> list[StreamRecord]:
-    """The records in a ring whose process is gone, in the order they were put in.
+def read_black_box(path: Path, origin: Origin) -> tuple[list[StreamRecord], int]:
+    """What is in a ring whose process is gone.
 
     Args:
         path: The ring's file; none is as good as an empty one.
         origin: Whose records they are.
+
+    Returns:
+        The records, in the order they were put in, and how many calls of the
+        process since it last journaled may be in neither place: at most so
+        many, since part of them may have come into the journal.
     """
     try:
         data = path.read_bytes()
     except OSError:
-        return []
+        return [], 0
     records: list[StreamRecord] = []
     for entry in _read_entries(data):
         records += _to_records(entry, origin)
-    return records
+    return records, _count_uncovered(data)
+
+
+def _count_uncovered(data: bytes) -> int:
+    if len(data) < _RING_AT or data[:4] != _MAGIC:
+        return 0
+    uncovered, journaled = _UNCOVERED.unpack_from(data, _UNCOVERED_AT)
+    return max(0, int(uncovered) - int(journaled))
 
 
 def _read_entries(data: bytes) -> Iterator[Any]:

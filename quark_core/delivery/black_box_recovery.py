@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from quark_core.backend import Batch
 from quark_core.codec import encode_records
@@ -11,7 +12,9 @@ from quark_core.delivery.black_box import read_black_box
 from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, Manifest
 from quark_core.delivery.origin import Origin
-from quark_core.records import StreamRecord
+from quark_core.json_object import JsonObject
+from quark_core.records import EventRecord, LifecycleRecord, StreamRecord
+from quark_core.times import now_us
 
 __all__ = ["recover_black_box"]
 
@@ -44,11 +47,12 @@ def recover_black_box(folder: JournalFolder, manifest: Manifest) -> int:
             for batch in kept
             for sequence in batch.decoded.to_list("sequence")
         }
-        missing = [
-            record
-            for record in read_black_box(path, origin)
-            if (record.KIND, record.sequence) not in known
-        ]
+        records, uncovered = read_black_box(path, origin)
+        missing = [record for record in records if (record.KIND, record.sequence) not in known]
+        if uncovered:
+            # A gap that is counted, in the run itself, so that nobody takes its end for whole.
+            known |= {(record.KIND, record.sequence) for record in missing}
+            missing += _describe_gap(uncovered, known, origin)
         marks = [folder.mark(entry.name).done for entry in manifest.lanes]
         first = max([batch.number + 1 for batch in kept[-1:]] + marks, default=0)
         batches = _make_batches(missing, origin, first)
@@ -63,6 +67,31 @@ def recover_black_box(folder: JournalFolder, manifest: Manifest) -> int:
         return len(missing)
     finally:
         lease.release()
+
+
+def _describe_gap(
+    uncovered: int, known: set[tuple[str, int]], origin: Origin
+) -> list[StreamRecord]:
+    """What a living process would have said of a gap: a lifecycle record and an event."""
+    _log.warning(
+        "run %s: the process was killed while its black box was full; "
+        "at most its last %d calls are in no journal",
+        origin.run_id,
+        uncovered,
+    )
+    head: Any = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+    data = JsonObject({"at_most": uncovered, "reason": "killed while the black box was full"})
+
+    def next_place(kind: str) -> tuple[int, int]:
+        taken = [sequence for found, sequence in known if found == kind]
+        return max(taken, default=-1) + 1, now_us()
+
+    return [
+        EventRecord(
+            *(*head, *next_place("event"), "records_dropped", "error", None, None, None, data)
+        ),
+        LifecycleRecord(*(*head, *next_place("lifecycle"), "gap", data)),
+    ]
 
 
 def _make_batches(records: list[StreamRecord], origin: Origin, first: int) -> list[Batch]:

@@ -10,12 +10,17 @@ from typing import Any
 from quark_core import metric_rows
 from quark_core.codec import column_types, encode_columns
 
-__all__ = ["ITEM_BYTES", "Channel", "encode_frame_body"]
+__all__ = ["FRAME_BYTES", "ITEM_BYTES", "Channel", "encode_frame_body"]
+
+FRAME_BYTES = 256 * 1024
+"""A frame is closed when its items weigh about as much, encoded and not compressed."""
 
 _DEFAULT_FRAME_RECORDS = 100
 # What a record weighs in memory, measured over metrics with step and epoch.
 ITEM_BYTES = 256
 _SAMPLES = 8
+# Where a kind of record carries the one thing of it that may be large.
+_OBJECT_FIELDS = {"metric": "metadata", "event": "payload", "lifecycle": "data"}
 
 
 class Channel:
@@ -74,7 +79,7 @@ class Channel:
             return 0
         try:
             places = range(0, waiting, max(1, waiting // _SAMPLES))
-            sample = [_weigh_item(self.items[place]) for place in places]
+            sample = [_weigh_item(self.kind, self.items[place]) for place in places]
         except IndexError:  # the full queue has let go of some in the meantime
             return waiting * ITEM_BYTES
         return waiting * sum(sample) // len(sample)
@@ -82,14 +87,15 @@ class Channel:
     def take_frame(self) -> tuple[list[Any], int]:
         """The next items that go into one batch, and how many records they are."""
         items: list[Any] = []
-        records = 0
-        while records < self.frame_records:
+        records = size_bytes = 0
+        while records < self.frame_records and size_bytes < FRAME_BYTES:
             try:
                 item = self.items.popleft()
             except IndexError:
                 break
             items.append(item)
             records += metric_rows.count_items(item)
+            size_bytes += _measure_encoded(self.kind, item)
         self._drained += records
         return items, records
 
@@ -122,16 +128,24 @@ class Channel:
         return found
 
 
-def _weigh_item(item: Any) -> int:
+def _weigh_item(kind: str, item: Any) -> int:
     """About how many bytes an item takes in memory."""
     if type(item) is tuple:
         return 200 + 60 * len(item[5])
-    encoded = 0
-    for name in ("metadata", "payload", "data"):
-        value = getattr(item, name, None)
-        if value is not None:
-            encoded += len(value.encoded)
-    return ITEM_BYTES + 12 * encoded
+    return ITEM_BYTES + 12 * _measure_objects(kind, item)
+
+
+def _measure_encoded(kind: str, item: Any) -> int:
+    """About how many bytes an item takes in a frame that is not compressed."""
+    if type(item) is tuple:
+        return 16 + 20 * len(item[5])
+    return 64 + _measure_objects(kind, item)
+
+
+def _measure_objects(kind: str, item: Any) -> int:
+    """Length of the JSON object that an item carries."""
+    value = getattr(item, _OBJECT_FIELDS.get(kind, "metadata"), None)
+    return 0 if value is None else len(value.encoded)
 
 
 def encode_frame_body(kind: str, items: list[Any]) -> tuple[int, bytes]:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["Files"]
+__all__ = ["Files", "identify_file"]
 
 # Windows has no fdatasync, and would translate line ends without O_BINARY.
 _SYNC = getattr(os, "fdatasync", os.fsync)
 _BINARY = getattr(os, "O_BINARY", 0)
+
+
+def identify_file(descriptor: int) -> tuple[int, int]:
+    """Which file a descriptor is of; a number that was closed may come to mean another.
+
+    Raises:
+        OSError: It is of none.
+    """
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 class Files:
@@ -22,6 +32,10 @@ class Files:
     def create(self, path: Path) -> int:
         """Make a file that must not exist, open for writing; returns its descriptor."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+
+    def identify(self, descriptor: int) -> tuple[int, int]:
+        """Which file a descriptor is of."""
+        return identify_file(descriptor)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         """Write at the descriptor's place; returns how many bytes were written."""

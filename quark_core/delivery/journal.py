@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._prepare = prepare
         self._descriptor: int | None = None
+        self._identity: tuple[int, int] | None = None
         self._size_bytes = 0
         self._index = 0
         self._segments: dict[str, _Segment] = {}
@@ -128,6 +130,7 @@ class Journal:
             self._rewrite = False
         assert self._descriptor is not None
         try:
+            self._check_descriptor()
             self.files.sync(self._descriptor)
             # Data in a file that somebody deleted is synced to nowhere.
             if not self.files.exists(self.directory / segment_name(self._index)):
@@ -180,6 +183,7 @@ class Journal:
         name = segment_name(self._index)
         path = self.directory / name
         self._descriptor = self.files.create(path)
+        self._identity = self.files.identify(self._descriptor)
         self._size_bytes = 0
         try:
             self._write(header + b"".join(frame for _, frame in frames))
@@ -194,6 +198,7 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         """Write all of it, or take back what was written of it and raise."""
+        self._check_descriptor()
         assert self._descriptor is not None
         rest = memoryview(data)
         try:
@@ -212,8 +217,31 @@ class Journal:
         if self._descriptor is not None and self._unsynced:
             self.sync()
 
+    def _check_descriptor(self) -> None:
+        """See that the descriptor is still ours before anything is done with it.
+
+        User code may close descriptors that it does not own; the number then
+        goes to the next file that is opened, which must not be written to.
+        """
+        assert self._descriptor is not None
+        try:
+            identity = self.files.identify(self._descriptor)
+        except OSError:
+            identity = None
+        if identity == self._identity:
+            return
+        self._descriptor = None
+        # Nobody synced what was written through it.
+        self._rewrite = True
+        raise OSError(errno.EBADF, "other code closed the journal's file")
+
     def _abandon_segment(self) -> None:
         if self._descriptor is not None:
+            try:
+                self._check_descriptor()
+            except OSError as error:
+                _log.debug("closing a segment of %s: %s", self.directory, error)
+                return
             descriptor, self._descriptor = self._descriptor, None
             try:
                 self.files.close(descriptor)

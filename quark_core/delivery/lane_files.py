@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from quark_core.delivery.files import identify_file
 from quark_core.process import ProcessIdentity, current_process, is_alive
 
 __all__ = ["LEASE_STALE_S", "LaneMark", "Lease", "lane_folder_name"]
@@ -43,6 +44,7 @@ class LaneMark:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
+        self._identity: tuple[int, int] | None = None
         self.done = 0
         """Number after the last acknowledged batch."""
         self.begun = 0
@@ -74,8 +76,10 @@ class LaneMark:
         """Give up the file."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            with contextlib.suppress(OSError):  # the user's code may have closed it
-                os.close(descriptor)
+            with contextlib.suppress(OSError):
+                # Other code may have closed it, and the number mean another file by now.
+                if identify_file(descriptor) == self._identity:
+                    os.close(descriptor)
 
     def _save(self) -> None:
         head = struct.pack("<QQ", self.done, self.begun)
@@ -85,6 +89,10 @@ class LaneMark:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 binary = getattr(os, "O_BINARY", 0)
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | binary, 0o666)
+                self._identity = identify_file(self._descriptor)
+            elif identify_file(self._descriptor) != self._identity:
+                self._descriptor = None
+                return
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             os.write(self._descriptor, data)
         except OSError:

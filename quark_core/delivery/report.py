@@ -66,9 +66,16 @@ class LaneReport:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """State of all lanes of one process's stream into a run."""
+    """State of all lanes of one process's stream into a run.
+
+    Attributes:
+        lanes: One report per backend.
+        uncovered: Records that were for a moment (until they were journaled)
+            not safe from SIGKILL, because the black box was full or in use.
+    """
 
     lanes: tuple[LaneReport, ...] = ()
+    uncovered: int = 0
 
     @property
     def complete(self) -> bool:
@@ -77,4 +84,4 @@ class DeliveryReport:
 
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""
-        return {"lanes": [asdict(lane) for lane in self.lanes]}
+        return {"lanes": [asdict(lane) for lane in self.lanes], "uncovered": self.uncovered}

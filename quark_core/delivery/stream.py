@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from quark_core import settings
-from quark_core.backend import Batch
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.black_box import BlackBox
-from quark_core.delivery.channel import ITEM_BYTES, Channel, encode_frame_body
+from quark_core.delivery.channel import ITEM_BYTES, Channel
+from quark_core.delivery.framer import Framer
 from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.lane import Lane
 from quark_core.delivery.lane_files import Lease
@@ -94,6 +94,7 @@ class RunStream:
         if black_box is not None:
             for channel in self._channels.values():
                 channel.append = black_box.wrap_append(channel.append)
+        self._framer = Framer(origin, self._channels, self._log)
         self._on_second = on_second
         self._on_beat = on_beat
         self._memory = MemoryBound(self._channels, capacity_bytes, on_gap)
@@ -108,8 +109,6 @@ class RunStream:
         # Plain numbers, so that a signal handler can ask without any lock.
         self._signal_asked = 0
         self._signal_answered = 0
-        self._draining = 0
-        self._unencodable = 0
         self._closing = False
         self._ended = False
         self._closed_report: DeliveryReport | None = None
@@ -149,13 +148,15 @@ class RunStream:
         """
         return self._ask(timeout_s, sync=False)
 
-    def flush(self, timeout_s: float, level: FlushLevel = "stored") -> None:
+    def flush(self, timeout_s: float, level: FlushLevel = "stored", *, sync: bool = True) -> None:
         """Wait until everything accepted before this call is as safe as `level` says.
 
         Args:
             timeout_s: How long.
             level: "journaled" survives the process, "durable" the machine,
                 "stored" has been acknowledged by the primary.
+            sync: At "stored", bring the journal to the disk as well, for the
+                backends that are behind the primary.
 
         Raises:
             SessionStoreError: It took longer; the records stay queued and are
@@ -168,7 +169,7 @@ class RunStream:
         elif self._retain and level == "stored":
             level = "durable"
         deadline = time.monotonic() + timeout_s
-        position = self._ask(timeout_s, sync=level == "durable")
+        position = self._ask(timeout_s, sync=sync and level != "journaled")
         if level == "stored":
             self._flush_primary(position, deadline, timeout_s)
             return
@@ -210,7 +211,7 @@ class RunStream:
         ended = self._thread is None or not self._thread.is_alive()
         if self._folder is not None and ended:
             # A thread that hangs in its disk may write yet; a later process finds what it leaves.
-            if self._log.all_passed and not self._retain and not self._count_pending():
+            if self._log.all_passed and not self._retain and not self._framer.count_pending():
                 self._folder.remove()
             else:
                 self._folder.close()
@@ -231,13 +232,13 @@ class RunStream:
         if self._closed_report is not None:
             return self._closed_report
         channels = self._channels.values()
-        pending = self._count_pending()
-        lost = self._unencodable + sum(channel.lost for channel in channels)
-        return DeliveryReport(tuple(lane.report(pending, lost) for lane in self._lanes))
-
-    def _count_pending(self) -> int:
-        """Records that are accepted and not yet in the log."""
-        return self._draining + sum(c.count_records() for c in self._channels.values())
+        pending = self._framer.count_pending()
+        lost = self._framer.unencodable + sum(channel.lost for channel in channels)
+        box = self._black_box
+        return DeliveryReport(
+            tuple(lane.report(pending, lost) for lane in self._lanes),
+            uncovered=0 if box is None else box.uncovered,
+        )
 
     def report_primary(self) -> LaneReport | None:
         """The primary's lane, or None where there is none."""
@@ -295,8 +296,10 @@ class RunStream:
     def _run(self) -> None:
         next_beat = time.monotonic() + HEARTBEAT_S
         next_sync = time.monotonic() + SYNC_S
+        last_tick = time.monotonic()
         while not self._closing:
-            self._wake.wait(self._tick_s)
+            last_tick, elapsed_s = (now := time.monotonic()), now - last_tick
+            self._wake.wait(self._framer.choose_wait(self._tick_s, elapsed_s))
             self._wake.clear()
             asked, signal_asked = self._asked, self._signal_asked
             now = time.monotonic()
@@ -338,9 +341,7 @@ class RunStream:
     def _tick(self, *, sync: bool) -> bool:
         """One round of work; whether everything that was in the channels is in the log."""
         mark = self._black_box.mark() if self._black_box is not None else None
-        drained = True
-        for channel in self._channels.values():
-            drained = self._drain(channel) and drained
+        drained = self._framer.drain()
         self._memory.bound(may_tell=not self._log.is_full)
         written = self._log.write_journal()
         end = self._log.end
@@ -360,41 +361,3 @@ class RunStream:
         on_beat = self._on_beat
         if on_beat is not None:
             on_beat()
-
-    def _drain(self, channel: Channel) -> bool:
-        """Put what is in a channel now into the log; whether there was room for all of it."""
-        # What comes while this goes on waits for the next tick, so that a tick ends.
-        remaining = len(channel.items)
-        while remaining > 0 and not self._log.is_full:
-            items, records = channel.take_frame()
-            if not items:
-                return True
-            remaining -= len(items)
-            self._draining = records
-            try:
-                batch = self._make_batch(channel.kind, items)
-            except Exception:  # noqa: BLE001
-                # Records are validated before they come here, so this is a bug of ours or
-                # memory that ran out; it must cost this frame only, and be seen.
-                _log.exception("%d %s records could not be encoded", records, channel.kind)
-                self._unencodable += records
-                self._draining = 0
-                continue
-            self._log.add(batch)
-            self._draining = 0
-            self._log.persist()
-        return remaining <= 0
-
-    def _make_batch(self, kind: str, items: list[Any]) -> Batch:
-        count, body = encode_frame_body(kind, items)
-        origin = self.origin
-        return Batch(
-            origin.run_id or "",
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
-            self._log.end,
-            kind,
-            count,
-            body,
-        )

@@ -97,7 +97,11 @@ def sync_folder(
         on_progress: Told of each number of records that are done with.
     """
     results = []
+    # Asked before anything is read: what a living writer adds meanwhile must not be deleted unread.
+    is_final = not folder.is_written(manifest)
     recover_black_box(folder, manifest)
+    if manifest.black_box is not None and Path(manifest.black_box).exists():
+        is_final = False  # another process is about to journal what is in there
     for entry in manifest.lanes:
         result = LaneSync(run_id=manifest.run_id, writer_id=manifest.writer_id, backend=entry.name)
         results.append(result)
@@ -111,7 +115,7 @@ def sync_folder(
             _sync_lane(folder, manifest, entry, open_lane, result, on_progress)
         finally:
             lease.release()
-    if all(result.state == "delivered" for result in results) and not folder.is_written(manifest):
+    if is_final and all(result.state == "delivered" for result in results):
         if any(result.damage for result in results):
             _log.warning("the journal %s is damaged; its files are kept", folder.path)
         else:

@@ -35,3 +35,27 @@ def test_kill(tmp_path):
     (whole,) = [row for row in figures["kill"] if row["pace"] == "all"]
     assert whole["logged"] > 0
     assert (whole["duplicated"], whole["holes"], whole["left waiting"]) == (0, 0, 0)
+
+
+@pytest.mark.slow
+def test_outage(tmp_path):
+    figures = run(tmp_path, "benchmarks/durability.py", "outage")["outage"]
+    assert [row["phase"] for row in figures["phases"]][:2] == ["before", "outage"]
+    assert len(figures["deliveries"]) == 3
+    for backend in figures["deliveries"]:
+        assert backend["logged"] == backend["stored"] > 0
+        assert (backend["missing"], backend["duplicated"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_full_disk(tmp_path):
+    cases = run(tmp_path, "benchmarks/durability.py", "disk-full")["disk-full"]
+    if not cases:
+        pytest.skip("no small file system can be mounted here")
+    for case in cases:
+        assert case["full for s"] > 0
+        assert case["logged"] > 0
+        assert case["missing"] == case["told as gaps"] == case["dropped in report"]
+        rest = ("exceptions", "waiting", "duplicated", "CSV differs")
+        assert [case[name] for name in rest] == [0, 0, 0, 0]
+    assert cases[0]["missing"] == 0

@@ -234,3 +234,28 @@ def test_a_kind_without_a_number_of_its_own_goes_through():
     batch = msgspec.structs.replace(make_batches(1)[0], kind="something_new")
     data = encode_header("run0", "writer0", 0, 0, 0) + encode_frame(batch)
     assert parse_segment(data).batches == [batch]
+
+
+def test_a_descriptor_that_came_to_mean_another_file_is_neither_written_nor_closed(tmp_path):
+    journal = Journal(tmp_path / "journal", ORIGIN)
+    batches = make_batches(6)
+    journal.append(batches[:2])
+    os.close(journal._descriptor)
+    with (tmp_path / "other").open("wb") as other:
+        assert other.fileno() == journal._descriptor
+        with pytest.raises(OSError, match="other code closed"):
+            journal.append(batches[2:4])
+        journal.append(batches[2:4])
+        journal.sync()
+        os.close(journal._descriptor)
+        with (tmp_path / "another").open("wb") as another:
+            assert another.fileno() == journal._descriptor
+            with pytest.raises(OSError, match="other code closed"):
+                journal.append(batches[4:])
+            journal.append(batches[4:])
+            journal.close()
+            another.write(b"another")
+        other.write(b"other")
+    assert (tmp_path / "other").read_bytes() == b"other"
+    assert (tmp_path / "another").read_bytes() == b"another"
+    assert list(JournalReader(tmp_path / "journal").read()) == batches

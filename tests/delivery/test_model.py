@@ -47,6 +47,9 @@ class CrashingFiles(Files):
         self.open[descriptor] = path
         return descriptor
 
+    def identify(self, descriptor):
+        return self.open[descriptor]
+
     def write(self, descriptor, data):
         try:
             self._step()

@@ -10,6 +10,7 @@ from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.stream import RunStream
 from quark_core.errors import SessionStoreError
+from quark_core.json_object import JsonObject
 from quark_core.records import EventRecord, LifecycleRecord
 from quark_core.testing.faults import ScriptedBackend
 
@@ -22,11 +23,10 @@ def open_stream(backend, **arguments):
     return stream
 
 
-def put_event(stream, event_type="e"):
+def put_event(stream, event_type="e", *, payload=None):
     channel, origin = stream.channel("event"), stream.origin
-    record = EventRecord(
-        origin.run_id, origin.writer_id, 0, 0, channel.take_sequence(), 1, event_type, "info"
-    )
+    head = (origin.run_id, origin.writer_id, 0, 0, channel.take_sequence(), 1)
+    record = EventRecord(*head, event_type, "info", payload=payload)
     channel.append(record)
     return record
 
@@ -124,3 +124,31 @@ def test_closing_twice_gives_the_same_report():
     assert stream.close(5) is stream.close(5)
     stream.flush(5)
     assert stream.report().lanes[0].delivered == 1
+
+
+def test_a_frame_is_closed_at_256_kb_whatever_a_batch_may_hold():
+    backend = ScriptedBackend()
+    stream = open_stream(backend)
+    stream.channel("event").fit_frames(10_000)
+    text = JsonObject({"text": "x" * 10_000})
+    for _ in range(100):
+        put_event(stream, payload=text)
+    (lane,) = stream.close(10).lanes
+    assert lane.delivered == 100
+    sizes = [batch.count for batch in backend.stored]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 27  # 26 records of 10 kB and the one that goes beyond
+
+
+def test_the_next_tick_comes_sooner_where_much_comes_in():
+    backend = ScriptedBackend()
+    stream = open_stream(backend)
+    framer = stream._framer
+    framer._framed_bytes = 256 * 1024
+    assert framer.choose_wait(0.05, 0.05) == 0.05
+    framer._framed_bytes = 4 * 256 * 1024
+    assert framer.choose_wait(0.05, 0.05) == pytest.approx(0.0125)
+    assert framer.choose_wait(0.05, 0.05) == 0.05
+    framer._framed_bytes = 10**9
+    assert framer.choose_wait(0.05, 0.05) == pytest.approx(0.005)
+    stream.close(5)

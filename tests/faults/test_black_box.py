@@ -19,6 +19,7 @@ from quark_core.delivery.black_box import BlackBox, open_black_box, read_black_b
 from quark_core.delivery.origin import Origin
 from quark_core.json_object import JsonObject
 from quark_core.metric_rows import MetricKey
+from quark_core.query import Query
 from quark_core.records import EventRecord, LifecycleRecord, MetricRecord
 
 pytestmark = pytest.mark.skipif(
@@ -31,6 +32,10 @@ ORIGIN = Origin("run0", "writer0")
 
 def metric(sequence, value=0.0, **fields):
     return MetricRecord("run0", "writer0", 0, 0, sequence, 5, "a/b", "a", "b", value, 1, **fields)
+
+
+def read_records(path):
+    return read_black_box(path, ORIGIN)[0]
 
 
 @pytest.fixture
@@ -51,7 +56,7 @@ def test_every_kind_comes_back_as_it_was(box):
         append(record)
     keys = (MetricKey("a/b", "a", "b"), MetricKey("c", None, "c"))
     append((1, 5, 1, None, keys, [1.0, 2.0]))
-    found = read_black_box(box.path, ORIGIN)
+    found = read_records(box.path)
     assert found[:3] == records
     assert [(r.sequence, r.metric_key, r.namespace, r.value) for r in found[3:]] == [
         (1, "a/b", "a", 1.0),
@@ -67,7 +72,7 @@ def test_the_ring_goes_round_and_reads_from_its_tail(box):
         if sequence % 7 == 0:
             box.release(box.mark())
     expected = [sequence for sequence in range(2_000) if sequence > 1_995]
-    assert [record.sequence for record in read_black_box(box.path, ORIGIN)] == expected
+    assert [record.sequence for record in read_records(box.path)] == expected
     assert box.uncovered == 0
 
 
@@ -75,12 +80,14 @@ def test_a_full_ring_covers_the_oldest_and_counts_the_rest(box):
     append = box.wrap_append(lambda item: None)
     for sequence in range(500):
         append(metric(sequence))
-    found = [record.sequence for record in read_black_box(box.path, ORIGIN)]
+    found = [record.sequence for record in read_records(box.path)]
     assert found == list(range(len(found)))
     assert box.uncovered == 500 - len(found) > 0
+    assert read_black_box(box.path, ORIGIN)[1] == box.uncovered
     box.release(box.mark())
     append(metric(500))
-    assert [record.sequence for record in read_black_box(box.path, ORIGIN)] == [500]
+    assert [record.sequence for record in read_records(box.path)] == [500]
+    assert read_black_box(box.path, ORIGIN)[1] == 0
 
 
 def test_torn_and_wrong_bytes_end_the_reading_quietly(box, tmp_path):
@@ -95,9 +102,9 @@ def test_torn_and_wrong_bytes_end_the_reading_quietly(box, tmp_path):
             data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
         path = tmp_path / "broken"
         path.write_bytes(data)
-        found = [record.sequence for record in read_black_box(path, ORIGIN)]
+        found = [record.sequence for record in read_records(path)]
         assert found == list(range(found[0], found[0] + len(found))) if found else True
-    assert read_black_box(tmp_path / "absent", ORIGIN) == []
+    assert read_records(tmp_path / "absent") == []
 
 
 def test_without_shared_memory_or_when_told_so_there_is_none(monkeypatch, tmp_path):
@@ -165,3 +172,40 @@ def test_what_log_returned_for_survives_a_kill(tmp_path, pause_s, seed):
     assert len(lines) == len(steps) + 1
     assert recovery.survey(tmp_path / "runs") == []
     assert not list(Path("/dev/shm").glob(f"quark-{run_id}-*"))
+
+
+FULL = """
+import os, signal, sys, quark
+from quark_core.delivery import black_box
+black_box.BlackBox.__init__.__kwdefaults__["size_bytes"] = 4096
+session = quark.start_run(project="killed", storage_dir=sys.argv[1])
+metrics = quark.MetricsLogger(session)
+session.open_run.background.join()
+session.flush()
+stream = session.open_run.stream
+stream._tick = lambda *, sync: True
+for step in range(1_000):
+    metrics.log("m", float(step), step=step)
+print(session.run_id, stream.report().uncovered, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_the_ring_could_not_cover_is_told_in_the_run_of_a_killed_process(tmp_path, caplog):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    run_id, uncovered = done.stdout.split()
+    recovery.sync(tmp_path)
+    session = quark.open_run(run_id, tmp_path)
+    found = [record.step for record in quark.MetricsLogger(session).read()]
+    assert found == list(range(1_000 - int(uncovered)))
+    assert int(uncovered) > 900
+    (event,) = quark.EventLogger(session).read(event_type="records_dropped")
+    assert event.severity == "error"
+    assert event.payload["at_most"] == int(uncovered)
+    assert f"its last {uncovered} calls" in caplog.text
+    lifecycle = session.open_run.reader.read(run_id, "lifecycle", Query()).to_records()
+    assert [record.data["at_most"] for record in lifecycle if record.action == "gap"] == [
+        int(uncovered)
+    ]

@@ -168,3 +168,17 @@ def test_a_mark_whose_descriptor_was_closed_goes_on(tmp_path):
     mark.finish(3)
     mark.close()
     assert LaneMark(tmp_path / "lanes" / "x.mark").done == 3
+
+
+def test_a_mark_is_never_written_into_a_file_that_took_its_number(tmp_path):
+    mark = LaneMark(tmp_path / "lanes" / "x.mark")
+    mark.finish(1)
+    os.close(mark._descriptor)
+    with (tmp_path / "other").open("wb") as other:
+        assert other.fileno() == mark._descriptor
+        mark.finish(2)
+        mark.finish(3)
+        mark.close()
+        other.write(b"other")
+    assert (tmp_path / "other").read_bytes() == b"other"
+    assert LaneMark(tmp_path / "lanes" / "x.mark").done == 3

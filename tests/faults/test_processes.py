@@ -1,12 +1,15 @@
 """Several processes at one store, and at one run."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 
 import pytest
 
 import quark
+from quark_core import recovery
+from quark_core.query import Query
 
 WRITER = """
 import sys, quark
@@ -45,13 +48,16 @@ def log_from_context(context, name):
         events.log("worker_done", payload={"worker": name})
 
 
-def test_spawned_processes_log_through_the_context(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_other_processes_log_through_the_context(tmp_path, method):
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"there is no {method} here")
+    start = multiprocessing.get_context(method)
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv") as session:
         metrics = quark.MetricsLogger(session)
         metrics.log("parent", 1.0, step=0)
         workers = [
-            spawn.Process(target=log_from_context, args=(session.context, f"worker{index}"))
+            start.Process(target=log_from_context, args=(session.context, f"worker{index}"))
             for index in range(2)
         ]
         for worker in workers:
@@ -84,3 +90,61 @@ def test_a_context_joins_the_session_of_its_own_process(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         record = quark.MetricsLogger(session.context).log("m", 1.0, step=0)
         assert record.writer_id == session.open_run.origin.writer_id
+
+
+LATE_WORKER = """
+import os, sys, time, quark
+with quark.start_run(project="p", storage_dir=sys.argv[1], backends="csv") as session:
+    metrics = quark.MetricsLogger(session)
+    metrics.log("parent", 0.0, step=0)
+    pid = os.fork()
+    if pid == 0:
+        for step in range(50):
+            metrics.log("worker", float(step), step=step)
+            time.sleep(0.01)
+        sys.exit(0)
+    # The parent does not wait for its worker.
+    time.sleep(float(sys.argv[2]))
+print(session.run_id)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_the_end_of_a_run_comes_after_what_a_living_worker_logs(tmp_path):
+    done = run_late_worker(tmp_path, wait_s=20)
+    session = quark.open_run(done.split()[0], tmp_path)
+    metrics = quark.MetricsLogger(session)
+    worker = metrics.read(metric_key="worker")
+    assert [record.step for record in worker] == list(range(50))
+    lifecycle = session.open_run.reader.read(session.run_id, "lifecycle", Query()).to_records()
+    (end,) = [record for record in lifecycle if record.action == "status"]
+    assert end.time_us > worker[-1].time_us
+    assert session.status == "completed"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_worker_that_goes_on_for_long_is_waited_for_as_long_as_said(tmp_path):
+    done = run_late_worker(tmp_path, wait_s=0)
+    recovery.sync(tmp_path)
+    session = quark.open_run(done.split()[0], tmp_path)
+    worker = quark.MetricsLogger(session).read(metric_key="worker")
+    assert [record.step for record in worker] == list(range(50))
+    lifecycle = session.open_run.reader.read(session.run_id, "lifecycle", Query()).to_records()
+    (end,) = [record for record in lifecycle if record.action == "status"]
+    assert end.time_us < worker[-1].time_us
+    assert session.status == "completed"
+
+
+def run_late_worker(tmp_path, *, wait_s):
+    """Run a script that ends its run while a worker logs; returns once the worker is gone too."""
+    done = subprocess.run(
+        # The worker must be known: a process counts from its first record on.
+        [sys.executable, "-c", LATE_WORKER, str(tmp_path), "0.2"],
+        env={**os.environ, "QUARK_WRITERS_TIMEOUT_SECONDS": str(wait_s)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
