@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quark_core.errors import SchemaValidationError as SchemaValidationError
     from quark_core.errors import SessionStoreError as SessionStoreError
     from quark_core.records import EventRecord as EventRecord
+    from quark_core.records import LayerSummaryRecord as LayerSummaryRecord
     from quark_core.records import LogIdentifier as LogIdentifier
     from quark_core.records import MetricRecord as MetricRecord
     from quark_core.records import ProjectRecord as ProjectRecord
@@ -46,6 +47,7 @@ _HOMES = {
     "EventRecord": "quark_core.records",
     "InvalidRunStateError": "quark_core.errors",
     "LaneReport": "quark_core.delivery.report",
+    "LayerSummaryRecord": "quark_core.records",
     "LogIdentifier": "quark_core.records",
     "MetricRecord": "quark_core.records",
     "MetricsLogger": "quark_core.writers.metrics",
@@ -76,6 +78,7 @@ __all__ = [
     "EventRecord",
     "InvalidRunStateError",
     "LaneReport",
+    "LayerSummaryRecord",
     "LogIdentifier",
     "MetricRecord",
     "MetricsLogger",

@@ -20,7 +20,7 @@ and connections and gives them up in `close()`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from quark_core.columns import Columns
     from quark_core.query import Query
     from quark_core.records import StreamRecord
+    from quark_core.run_summary import RunSummary
+    from quark_core.search.expression import RunSearch
+    from quark_core.series import Series
 
 __all__ = [
     "API_VERSION",
@@ -44,14 +47,17 @@ __all__ = [
     "BackendDefinition",
     "Batch",
     "Capability",
+    "Generation",
     "RankPolicy",
     "RunLocation",
     "StoredRun",
+    "SupportsGenerations",
     "SupportsGroups",
     "SupportsPrimary",
     "SupportsRead",
     "SupportsReplay",
-    "check_capabilities",
+    "SupportsSearch",
+    "SupportsSeries",
 ]
 
 API_VERSION = 1
@@ -71,6 +77,12 @@ class Capability(StrEnum):
     """Implements `SupportsReplay`: gives batches back as they came."""
     GROUPS = "groups"
     """Implements `SupportsGroups`: several batches in one transaction."""
+    SERIES = "series"
+    """Implements `SupportsSeries`: curves reduced without reading every point."""
+    SEARCH = "search"
+    """Implements `SupportsSearch`: finds and sums up runs without reading their points."""
+    GENERATIONS = "generations"
+    """Implements `SupportsGenerations`: keeps the outputs of analyzers."""
 
 
 class RankPolicy(StrEnum):
@@ -231,6 +243,78 @@ class SupportsReplay(Protocol):
         """A writer's batches from a number on, in order, at most `limit`, as they were written."""
 
 
+@runtime_checkable
+class SupportsSeries(SupportsRead, Protocol):
+    """What a backend has that declares `Capability.SERIES`.
+
+    Other backends that read are served by `quark_core.reading`, which reads
+    every point.
+    """
+
+    def read_series(
+        self, run_id: str, key: str, *, max_points: int | None, all_attempts: bool = False
+    ) -> Series:
+        """One metric, in at most `max_points` entries; every point for None."""
+
+    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
+        """What `read` returns, in parts of about `rows` rows, in order.
+
+        The parts are those of one moment: what comes or is compacted
+        meanwhile changes nothing.
+        """
+
+
+@runtime_checkable
+class SupportsSearch(SupportsRead, Protocol):
+    """What a backend has that declares `Capability.SEARCH`.
+
+    Other backends that read are served by `quark_core.reading`, which reads
+    every run.
+    """
+
+    def search(self, search: RunSearch) -> list[RunSummary]:
+        """The runs that fit, in the order that is asked for, newest first by default.
+
+        Raises:
+            SchemaValidationError: A name that no run of the searched projects
+                has; the message points at its column.
+        """
+
+    def summarize(self, run_id: str) -> RunSummary:
+        """One run with its metrics summed up, as of now."""
+
+
+@runtime_checkable
+class SupportsGenerations(Backend, Protocol):
+    """What a backend has that declares `Capability.GENERATIONS`."""
+
+    def write_generation(self, generation: Generation) -> int:
+        """Keep the outputs of one analysis, all at once; returns the generation's number.
+
+        May be called from any thread, and for a run that has ended.
+        """
+
+    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
+        """Outputs of one kind: of each analyzer all from its newest replacing generation on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Outputs of one analysis of a run.
+
+    Attributes:
+        run_id: The run.
+        analyzer: Name of the analyzer.
+        replaces: Whether readers no longer see the analyzer's earlier generations.
+        outputs: Records by kind; a kind may be empty, which says that there is none.
+    """
+
+    run_id: str
+    analyzer: str
+    replaces: bool
+    outputs: Mapping[str, Sequence[StreamRecord]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
     """What a backend is opened with.
@@ -276,40 +360,3 @@ class BackendDefinition:
     schemes: Sequence[str] = ()
     rank_policy: RankPolicy = RankPolicy.ZERO
     api_version: int = API_VERSION
-
-
-_PROTOCOLS: Mapping[Capability, type] = {
-    Capability.PRIMARY: SupportsPrimary,
-    Capability.READ: SupportsRead,
-    Capability.GROUPS: SupportsGroups,
-    Capability.REPLAY: SupportsReplay,
-}
-_PRIMARY_NEEDS = frozenset({Capability.READ, Capability.IDEMPOTENT})
-
-
-def check_capabilities(definition: BackendDefinition, backend: object) -> Backend:
-    """Compare what a definition declares with what was opened, and return the backend.
-
-    Raises:
-        BackendContractError: A declared capability is not there, or one is
-            there that was not declared.
-    """
-    from quark_core.errors import BackendContractError
-
-    def refuse(reason: str) -> BackendContractError:
-        return BackendContractError(
-            f"backend {definition.name!r} {reason}", backend=definition.name
-        )
-
-    if not isinstance(backend, Backend):
-        raise refuse(f"opened a {type(backend).__name__}, which has no write() and close()")
-    declared = frozenset(definition.capabilities)
-    for capability, protocol in _PROTOCOLS.items():
-        if capability in declared and not isinstance(backend, protocol):
-            raise refuse(f"declares {capability} but does not implement {protocol.__name__}")
-        if capability not in declared and isinstance(backend, protocol):
-            raise refuse(f"implements {protocol.__name__} but does not declare {capability}")
-    if Capability.PRIMARY in declared and not declared >= _PRIMARY_NEEDS:
-        missing = ", ".join(sorted(_PRIMARY_NEEDS - declared))
-        raise refuse(f"declares primary without {missing}")
-    return backend

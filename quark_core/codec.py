@@ -22,11 +22,12 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quark_core.errors import SchemaValidationError
+from quark_core.fields import ORIGIN_FIELDS, column_types, default_value, tuple_fields
 from quark_core.json_object import decode_json, encode_json
 from quark_core.records import RECORD_TYPES, StreamRecord
 
@@ -42,10 +43,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BODY_VERSION",
     "MISSING_INDEX",
-    "ORIGIN_FIELDS",
     "Column",
     "DecodedBody",
-    "column_types",
     "decode_body",
     "encode_columns",
     "encode_records",
@@ -55,8 +54,6 @@ BODY_VERSION = 1
 MISSING_INDEX = -1
 """What stands in an integer array where a record has None; no valid value is negative."""
 
-ORIGIN_FIELDS = ("run_id", "writer_id", "attempt", "rank")
-"""Fields that are the same in a whole batch; they travel in its header."""
 
 _COMPRESS_FROM_BYTES = 256
 _MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -165,12 +162,15 @@ class DecodedBody:
         """The column, or one of its default where the writer did not know it."""
         found = self._columns.get(name)
         if found is None:
-            found = Column(name, "c", _ColumnTypes.default(self.kind, name))
+            found = Column(name, "c", default_value(self.kind, name))
         return found
 
     def to_list(self, name: str) -> list[Any]:
         """Values of a column as Python objects."""
-        return self.column(name).to_list(self.count)
+        values = self.column(name).to_list(self.count)
+        if name in tuple_fields(self.kind):
+            values = [None if value is None else tuple(value) for value in values]
+        return values
 
     def to_array(self, name: str) -> NDArray[Any]:
         """Values of a column as a numpy array, as `Column.to_array` says."""
@@ -183,7 +183,22 @@ class DecodedBody:
                 return np.full(self.count, MISSING_INDEX, dtype=np.int64)
             if encoding == "f":
                 return np.full(self.count, np.nan)
+        if name in tuple_fields(self.kind):
+            out = np.empty(self.count, dtype=object)
+            out[:] = self.to_list(name)
+            return out
         return column.to_array(self.count)
+
+    def nulls(self, name: str) -> NDArray[np.bool_] | None:
+        """Which values of a column of floats are None rather than NaN; None where none is."""
+        import numpy as np
+
+        column = self.column(name)
+        if column_types(self.kind)[name] != "f":
+            return None
+        if column.encoding == "c" and column.head is None:
+            return np.ones(self.count, dtype=np.bool_)
+        return np.frombuffer(column.nulls, dtype=np.bool_) if column.nulls else None
 
     def to_records(
         self, *, run_id: str | None, writer_id: str, attempt: int, rank: int
@@ -199,47 +214,6 @@ class DecodedBody:
             record_type(run_id, writer_id, attempt, rank, *values)
             for values in zip(*columns, strict=True)
         ]
-
-
-class _ColumnTypes:
-    """How each field of each record type is encoded, read off its annotations once."""
-
-    _known: ClassVar[dict[str, dict[str, str]]] = {}
-
-    @classmethod
-    def of(cls, kind: str) -> dict[str, str]:
-        found = cls._known.get(kind)
-        if found is None:
-            hints = get_type_hints(RECORD_TYPES[kind])
-            found = cls._known[kind] = {
-                name: _encoding_of(hints[name])
-                for name in RECORD_TYPES[kind].__struct_fields__
-                if name not in ORIGIN_FIELDS
-            }
-        return found
-
-    @staticmethod
-    def default(kind: str, name: str) -> Any:
-        for field in msgspec.structs.fields(RECORD_TYPES[kind]):
-            if field.name == name:
-                return None if field.default is msgspec.NODEFAULT else field.default
-        raise KeyError(f"{kind} records have no field {name!r}")
-
-
-def column_types(kind: str) -> dict[str, str]:
-    """Field name -> encoding (`i`, `f`, `t` or `j`) of a kind, without the origin fields."""
-    return _ColumnTypes.of(kind)
-
-
-def _encoding_of(annotation: Any) -> str:
-    options = set(getattr(annotation, "__args__", (annotation,))) - {type(None)}
-    if options <= {int, bool}:
-        return "i"
-    if options == {float}:
-        return "f"
-    if options == {str}:
-        return "t"
-    return "j"
 
 
 def encode_records(records: Sequence[StreamRecord]) -> bytes:

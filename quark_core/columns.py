@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_core.codec import MISSING_INDEX, column_types
+from quark_core.codec import MISSING_INDEX, DecodedBody
+from quark_core.fields import column_types
 from quark_core.query import Query
 from quark_core.records import RECORD_TYPES, StreamRecord
 
-__all__ = ["Columns", "match_rows"]
+__all__ = ["Array", "Columns", "MakeArray", "fill_array", "match_rows"]
 
 Array = NDArray[Any]
+MakeArray = Callable[[], Array]
 
 _ORIGIN = ("run_id", "writer_id", "attempt", "rank")
 
@@ -24,45 +27,83 @@ class Columns(Mapping[str, Array]):
 
     The rows stand in persistence order: by attempt, rank, start of the
     writer, then sequence. Every field of the record type is there. Integers
-    are int64, with -1 where the record has None; floats are float64, texts
-    and JSON values are objects. Metrics have one more column, `finite`, False
-    where the value is NaN or infinite; the value itself is kept as it was.
+    are int64, with -1 where the record has None; floats are float64, with NaN
+    for None (`is_null` tells it from a stored NaN); texts and JSON values are
+    objects. Metrics have one more column, `finite`, False where the value is
+    NaN or infinite; the value itself is kept as it was.
+
+    Columns that nobody asks for are not made.
+
+    Args:
+        kind: Kind of the records.
+        count: Number of rows.
+        arrays: Field name -> array, or a function that makes it.
+        nulls: Name of a column of floats -> which of its values are None.
     """
 
-    __slots__ = ("_arrays", "count", "kind")
+    __slots__ = ("_arrays", "_nulls", "count", "kind")
 
-    def __init__(self, kind: str, count: int, arrays: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        count: int,
+        arrays: Mapping[str, Array | MakeArray],
+        nulls: Mapping[str, Array] | None = None,
+    ) -> None:
         self.kind = kind
         self.count = count
         self._arrays = dict(arrays)
+        self._nulls = dict(nulls or {})
 
     @classmethod
     def empty(cls, kind: str) -> Columns:
         """Columns of no rows."""
         dtypes = {"i": np.int64, "f": np.float64}
-        arrays: dict[str, Array] = {
-            name: np.empty(0, dtype=dtypes.get(encoding, object))
-            for name, encoding in column_types(kind).items()
+        arrays: dict[str, Array | MakeArray] = {
+            name: np.empty(0, dtype=object if name.endswith("_id") else np.int64)
+            for name in _ORIGIN
         }
-        for name in _ORIGIN:
-            arrays[name] = np.empty(0, dtype=object if name.endswith("_id") else np.int64)
+        for name, encoding in column_types(kind).items():
+            arrays[name] = np.empty(0, dtype=dtypes.get(encoding, object))
         return cls(kind, 0, arrays)
 
     @classmethod
     def from_records(cls, kind: str, records: Sequence[StreamRecord]) -> Columns:
         """Columns of records, in their order."""
-        out = cls.empty(kind)
-        for name, array in out._arrays.items():
+        arrays: dict[str, Array | MakeArray] = {}
+        nulls = {}
+        for name, array in cls.empty(kind).items():
+            if name == "finite":
+                continue
             values = [getattr(record, name) for record in records]
             if array.dtype == object:
-                out._arrays[name] = np.empty(len(values), dtype=object)
-                out._arrays[name][:] = values
-            else:
-                missing = MISSING_INDEX if array.dtype == np.int64 else np.nan
-                filled = [missing if value is None else value for value in values]
-                out._arrays[name] = np.array(filled, dtype=array.dtype)
-        out.count = len(records)
-        return out
+                objects = np.empty(len(values), dtype=object)
+                objects[:] = values
+                arrays[name] = objects
+                continue
+            is_null = np.array([value is None for value in values], dtype=np.bool_)
+            missing = MISSING_INDEX if array.dtype == np.int64 else np.nan
+            filled = [missing if value is None else value for value in values]
+            arrays[name] = np.array(filled, dtype=array.dtype)
+            if array.dtype == np.float64 and is_null.any():
+                nulls[name] = is_null
+        return cls(kind, len(records), arrays, nulls)
+
+    @classmethod
+    def from_body(cls, body: DecodedBody, origin: Mapping[str, Any]) -> Columns:
+        """Columns of a batch's body, with the fields that the batch itself carries."""
+        count = body.count
+        arrays: dict[str, Array | MakeArray] = {
+            name: partial(fill_array, count, origin[name]) for name in _ORIGIN
+        }
+        nulls = {}
+        for name, encoding in column_types(body.kind).items():
+            arrays[name] = partial(body.to_array, name)
+            if encoding == "f":
+                is_null = body.nulls(name)
+                if is_null is not None:
+                    nulls[name] = is_null
+        return cls(body.kind, count, arrays, nulls)
 
     @classmethod
     def concatenate(cls, kind: str, parts: Sequence[Columns]) -> Columns:
@@ -71,20 +112,29 @@ class Columns(Mapping[str, Array]):
             return cls.empty(kind)
         if len(parts) == 1:
             return parts[0]
-        names = parts[0]._arrays
-        return cls(
-            kind,
-            sum(part.count for part in parts),
-            {name: np.concatenate([part._arrays[name] for part in parts]) for name in names},
-        )
+        kept = tuple(parts)
+
+        def join(name: str) -> Array:
+            return np.concatenate([part[name] for part in kept])
+
+        arrays = {name: partial(join, name) for name in parts[0]._arrays}
+        with_nulls = {name for part in parts for name in part._nulls}
+        nulls = {
+            name: np.concatenate([part.is_null(name) for part in parts]) for name in with_nulls
+        }
+        return cls(kind, sum(part.count for part in parts), arrays, nulls)
 
     def __getitem__(self, name: str) -> Array:
-        if name == "finite" and self.kind == "metric":
-            return np.isfinite(self._arrays["value"])
         try:
-            return self._arrays[name]
+            found = self._arrays[name]
         except KeyError:
+            if name == "finite" and self.kind == "metric":
+                return np.isfinite(self["value"])
             raise KeyError(f"{self.kind} columns are {', '.join(self)}, not {name!r}") from None
+        if callable(found):
+            # Two threads may both make it; the arrays are equal and either may stay.
+            found = self._arrays[name] = found()
+        return found
 
     def __iter__(self) -> Iterator[str]:
         yield from self._arrays
@@ -97,14 +147,40 @@ class Columns(Mapping[str, Array]):
     def __repr__(self) -> str:
         return f"Columns({self.kind}, {self.count} rows: {', '.join(self)})"
 
+    def is_null(self, name: str) -> Array:
+        """Which values of a column stand for None."""
+        found = self._nulls.get(name)
+        if found is not None:
+            return found
+        values = self[name]
+        if values.dtype == object:
+            return np.array([value is None for value in values], dtype=np.bool_)
+        if values.dtype == np.int64:
+            return np.asarray(values == MISSING_INDEX, dtype=np.bool_)
+        return np.zeros(self.count, dtype=np.bool_)
+
+    def make_all(self) -> Columns:
+        """Make every column now, and let go of what they were made from."""
+        for name in self._arrays:
+            self[name]
+        return self
+
     def take(self, rows: Array | slice) -> Columns:
         """Only these rows: a mask, an index array or a slice."""
-        arrays = {name: array[rows] for name, array in self._arrays.items()}
-        return Columns(self.kind, len(arrays["sequence"]), arrays)
+        if isinstance(rows, np.ndarray) and rows.dtype == np.bool_:
+            rows = np.flatnonzero(rows)
+        count = len(range(*rows.indices(self.count))) if isinstance(rows, slice) else len(rows)
+
+        def pick(name: str) -> Array:
+            return self[name][rows]
+
+        arrays = {name: partial(pick, name) for name in self._arrays}
+        nulls = {name: mask[rows] for name, mask in self._nulls.items()}
+        return Columns(self.kind, count, arrays, nulls)
 
     def order_by_sequence(self) -> Columns:
         """Rows in the order of `sequence`; as it is where they already are."""
-        sequence = self._arrays["sequence"]
+        sequence = self["sequence"]
         if self.count < 2 or bool((sequence[1:] >= sequence[:-1]).all()):
             return self
         return self.take(np.argsort(sequence, kind="stable"))
@@ -127,11 +203,23 @@ class Columns(Mapping[str, Array]):
         types = column_types(self.kind)
         lists = []
         for name in record_type.__struct_fields__:
-            values = self._arrays[name].tolist()
+            values = self[name].tolist()
             if types.get(name) == "i" and MISSING_INDEX in values:
                 values = [None if value == MISSING_INDEX else value for value in values]
+            elif name in self._nulls:
+                nulls = self._nulls[name].tolist()
+                values = [None if n else value for n, value in zip(nulls, values, strict=True)]
             lists.append(values)
         return tuple(record_type(*row) for row in zip(*lists, strict=True))
+
+
+def fill_array(count: int, value: Any) -> Array:
+    """An array of one value: int64, float64, or objects."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        out = np.empty(count, dtype=object)
+        out.fill(value)
+        return out
+    return np.full(count, value)
 
 
 def match_rows(

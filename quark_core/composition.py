@@ -25,8 +25,8 @@ from quark_core.backend import (
     RunLocation,
     SupportsPrimary,
     SupportsReplay,
-    check_capabilities,
 )
+from quark_core.capability_check import check_capabilities
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.black_box import BlackBox, open_black_box
 from quark_core.delivery.journal import Journal

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from quark_core.codec import column_types, encode_columns
+from quark_core.codec import encode_columns
+from quark_core.fields import column_types
 from quark_core.records import MetricRecord
 
 __all__ = ["MetricItem", "MetricKey", "MetricRow", "count_items", "encode_items", "expand_row"]

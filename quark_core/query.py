@@ -51,6 +51,8 @@ class Query:
         epoch, epoch_min, epoch_max: The same for epochs.
         limit: Keep the newest N, returned in persistence order.
         include_non_finite: Whether values that are NaN or infinite are returned.
+        all_attempts: Whether points are returned that a later attempt, resumed
+            from an earlier step, has hidden.
     """
 
     equals: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +65,7 @@ class Query:
     epoch_max: int | None = None
     limit: int | None = None
     include_non_finite: bool = True
+    all_attempts: bool = False
 
     @classmethod
     def build(
@@ -71,6 +74,7 @@ class Query:
         equals: Mapping[str, str | None] | None = None,
         any_of: Mapping[str, tuple[str, ...] | None] | None = None,
         include_non_finite: bool = True,
+        all_attempts: bool = False,
         **bounds: Any,
     ) -> Query:
         """Make a query out of a reader's arguments, leaving out what is None.
@@ -83,5 +87,6 @@ class Query:
             equals={name: value for name, value in (equals or {}).items() if value is not None},
             any_of={name: value for name, value in (any_of or {}).items() if value is not None},
             include_non_finite=include_non_finite,
+            all_attempts=bool(all_attempts),
             **{name: check_index(value, name) for name, value in bounds.items()},
         )

@@ -33,6 +33,7 @@ __all__ = [
     "EnvironmentSnapshot",
     "EventRecord",
     "EventSeverity",
+    "LayerSummaryRecord",
     "LifecycleAction",
     "LifecycleRecord",
     "LogIdentifier",
@@ -195,6 +196,45 @@ class EventRecord(StreamRecord, frozen=True, gc=False):
     KIND: ClassVar[str] = "event"
 
 
+class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
+    """Statistics of what one call of one module gave, or of its gradient.
+
+    Attributes:
+        module_name: Qualified name of the module.
+        module_type: Name of its class.
+        summary_type: activation or gradient.
+        hook_direction: forward or backward.
+        call_index: 0 for the module's first call of the step, and so on.
+        element_count: Elements that the statistics are over.
+        step: Step counter, or None.
+        epoch: Epoch counter, or None.
+        tensor_shape: Shape of the tensor, or None.
+        mean, std, norm, variance: Statistics of the elements, or None.
+        dead_unit_ratio: Share of units that are zero everywhere, or None.
+        saturation_ratio: Share of elements at the ends of their range, or None.
+        metadata: JSON values, or None.
+    """
+
+    module_name: str
+    module_type: str
+    summary_type: str
+    hook_direction: str
+    call_index: int
+    element_count: int
+    step: int | None = None
+    epoch: int | None = None
+    tensor_shape: tuple[int, ...] | None = None
+    mean: float | None = None
+    std: float | None = None
+    norm: float | None = None
+    variance: float | None = None
+    dead_unit_ratio: float | None = None
+    saturation_ratio: float | None = None
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "layer"
+
+
 class LifecycleRecord(StreamRecord, frozen=True, gc=False):
     """One step in a run's life, which travels in the stream and is applied by the store.
 
@@ -213,7 +253,8 @@ class LifecycleRecord(StreamRecord, frozen=True, gc=False):
 
 
 RECORD_TYPES: dict[str, type[StreamRecord]] = {
-    record_type.KIND: record_type for record_type in (MetricRecord, EventRecord, LifecycleRecord)
+    record_type.KIND: record_type
+    for record_type in (MetricRecord, EventRecord, LayerSummaryRecord, LifecycleRecord)
 }
 """Every kind of record that travels in a stream."""
 

@@ -13,6 +13,7 @@ from quark_core.names import check_name, join_name
 from quark_core.records import (
     EventRecord,
     EventSeverity,
+    LayerSummaryRecord,
     LifecycleAction,
     LifecycleRecord,
     MetricRecord,
@@ -26,6 +27,8 @@ from quark_core.records import (
 __all__ = [
     "CURRENT_SCHEMA_VERSION",
     "EVENT_SEVERITIES",
+    "HOOK_DIRECTIONS",
+    "LAYER_SUMMARY_TYPES",
     "LOG_IDENTIFIERS",
     "RESERVED_LOG_KEYS",
     "RUN_STATUSES",
@@ -35,17 +38,29 @@ __all__ = [
     "validate_record",
 ]
 
-CURRENT_SCHEMA_VERSION = 1
+CURRENT_SCHEMA_VERSION = 2
 """Version of the records and of the stores that hold them."""
 
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 TERMINAL_STATUSES = ("completed", "failed", "interrupted")
 EVENT_SEVERITIES: tuple[str, ...] = get_args(EventSeverity)
+LAYER_SUMMARY_TYPES = ("activation", "gradient")
+HOOK_DIRECTIONS = ("forward", "backward")
 LOG_IDENTIFIERS = {"Info": "info", "Warning": "warning", "Error": "error"}
 """Identifier of a log -> severity of its event."""
 RESERVED_LOG_KEYS = ("message", "identifier")
 """Payload keys of a log that Quark fills in."""
 
+_COUNTERS = (
+    "attempt",
+    "rank",
+    "sequence",
+    "step",
+    "epoch",
+    "resume_count",
+    "call_index",
+    "element_count",
+)
 _EVENT_TYPE = re.compile(r"[a-z][a-z0-9_./-]*")
 
 
@@ -103,6 +118,10 @@ def validate_record(record: Record) -> Record:
         _check_literal(f"{name}.severity", record.severity, EVENT_SEVERITIES)
     elif isinstance(record, LifecycleRecord):
         _check_literal(f"{name}.action", record.action, get_args(LifecycleAction))
+    elif isinstance(record, LayerSummaryRecord):
+        check_name(record.module_name, f"{name}.module_name")
+        _check_literal(f"{name}.summary_type", record.summary_type, LAYER_SUMMARY_TYPES)
+        _check_literal(f"{name}.hook_direction", record.hook_direction, HOOK_DIRECTIONS)
     elif isinstance(record, RunRecord):
         _check_literal(f"{name}.status", record.status, RUN_STATUSES)
     return record
@@ -118,7 +137,7 @@ def dump_record(record: Record) -> dict[str, Any]:
 
 
 def _check_counters(name: str, record: Record) -> None:
-    for field in ("attempt", "rank", "sequence", "step", "epoch", "resume_count"):
+    for field in _COUNTERS:
         value = getattr(record, field, None)
         if value is not None and value < 0:
             raise SchemaValidationError(f"{name}.{field} must not be negative, got {value}")

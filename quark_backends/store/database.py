@@ -9,17 +9,26 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
-from quark_backends.store.tables import APPLICATION_ID, DDL, SCHEMA_VERSION
 from quark_core.errors import SessionStoreError
+from quark_core.schema import CURRENT_SCHEMA_VERSION
 
 __all__ = [
+    "APPLICATION_ID",
+    "SCHEMA_VERSION",
     "StoreLayout",
     "connect",
     "connect_memory",
     "ensure_marker",
     "ensure_store",
     "find_store",
+    "load_schema",
 ]
+
+SCHEMA_VERSION = CURRENT_SCHEMA_VERSION
+"""Version of the tables, kept in SQLite's user_version."""
+
+APPLICATION_ID = 0x51524B31
+"""Marks a database file as ours ("QRK1"), kept in SQLite's application_id."""
 
 STORE_FOLDER = ".quark"
 _MARKER = "store.json"
@@ -79,8 +88,13 @@ def ensure_marker(storage_dir: Path) -> StoreLayout:
 def connect_memory() -> sqlite3.Connection:
     """A database in memory with the store's tables."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    connection.executescript(DDL)
+    connection.executescript(load_schema())
     return connection
+
+
+def load_schema() -> str:
+    """The statements that make the tables; made from `tables.py`."""
+    return Path(__file__).with_name("schema.sql").read_text("utf-8")
 
 
 def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool) -> None:
@@ -200,8 +214,12 @@ def _create_database(path: Path) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        # Lets `quark gc` give space back in small steps, beside a training that writes.
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.executescript(f"BEGIN; {DDL} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        connection.executescript(
+            f"BEGIN; {load_schema()} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+        )
     finally:
         connection.close()
 

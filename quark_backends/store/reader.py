@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from quark_backends.store.run_rows import RUN_QUERY, run_not_found, to_stored_run
 from quark_core.backend import Batch, StoredRun
-from quark_core.codec import ORIGIN_FIELDS, DecodedBody, column_types, decode_body
-from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
-from quark_core.json_object import JsonObject
-from quark_core.liveness import find_lost_reason
-from quark_core.process import ProcessIdentity
-from quark_core.records import (
-    ConfigSnapshot,
-    EnvironmentSnapshot,
-    ProjectRecord,
-    RunRecord,
-    format_time,
-)
+from quark_core.codec import decode_body
+from quark_core.errors import SchemaValidationError, SessionStoreError
 
 if TYPE_CHECKING:
     from quark_core.columns import Columns
@@ -32,14 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["StoreReader"]
 
 _CACHED_ROWS = 200_000
-
-_RUN_QUERY = """
-SELECT run.id, project_id, project.name, project.root_path, project.created_us,
-    project.updated_us, status, parent_run_id, lineage_root_run_id, attempt, run_path,
-    git_commit, strict_mode, tags, run.name, notes, run.created_us, run.updated_us, ended_us,
-    config, environment, process, heartbeat_us
-FROM run JOIN project ON project.id = project_id
-"""
 
 
 class StoreReader:
@@ -77,7 +57,7 @@ class StoreReader:
         with self._lock:
             run_row = self._execute("SELECT pk FROM run WHERE id = ?", run_id).fetchone()
             if run_row is None:
-                raise _not_found(run_id)
+                raise run_not_found(run_id)
             writers = self._execute(
                 "SELECT pk, id, attempt, rank FROM writer WHERE run_pk = ?"
                 " ORDER BY attempt, rank, started_us, id",
@@ -118,10 +98,10 @@ class StoreReader:
             SessionStoreError: The store cannot be read.
         """
         with self._lock:
-            row = self._execute(f"{_RUN_QUERY} WHERE run.id = ?", run_id).fetchone()
+            row = self._execute(f"{RUN_QUERY} WHERE run.id = ?", run_id).fetchone()
         if row is None:
-            raise _not_found(run_id)
-        return _to_stored_run(row)
+            raise run_not_found(run_id)
+        return to_stored_run(row)
 
     def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
         """Runs, newest first."""
@@ -131,11 +111,11 @@ class StoreReader:
             arguments.append(project)
         with self._lock:
             rows = self._execute(
-                f"{_RUN_QUERY} {where} ORDER BY run.created_us DESC, run.pk DESC LIMIT ?",
+                f"{RUN_QUERY} {where} ORDER BY run.created_us DESC, run.pk DESC LIMIT ?",
                 *arguments,
                 -1 if limit is None else limit,
             ).fetchall()
-        return [_to_stored_run(row) for row in rows]
+        return [to_stored_run(row) for row in rows]
 
     def _read_writer(self, writer_pk: int, kind: str, origin: dict[str, Any]) -> Columns:
         """All rows of one writer and kind, in order of their batches."""
@@ -153,13 +133,13 @@ class StoreReader:
             parts = [columns] if columns.count else []
             for number, body in rows:
                 try:
-                    parts.append(_to_columns(decode_body(body), origin))
+                    parts.append(Columns.from_body(decode_body(body), origin))
                 except SchemaValidationError as error:
                     raise SessionStoreError(
                         f"batch {number} of writer {origin['writer_id']} cannot be read: {error}"
                     ) from error
                 known = number
-            columns = Columns.concatenate(kind, parts)
+            columns = Columns.concatenate(kind, parts).make_all()
             self._remember((writer_pk, kind), known, columns)
         return columns
 
@@ -183,98 +163,7 @@ class StoreReader:
             raise SessionStoreError(f"the store cannot be read: {error}") from error
 
 
-def _to_columns(body: DecodedBody, origin: dict[str, Any]) -> Columns:
-    import numpy as np
-
-    from quark_core.columns import Columns
-
-    arrays = {name: body.to_array(name) for name in column_types(body.kind)}
-    for name in ORIGIN_FIELDS:
-        value = origin[name]
-        dtype = object if isinstance(value, str) else np.int64
-        arrays[name] = np.full(body.count, value, dtype=dtype)
-    return Columns(body.kind, body.count, arrays)
-
-
 def _without_limit(query: Query) -> Query:
     import dataclasses
 
     return query if query.limit is None else dataclasses.replace(query, limit=None)
-
-
-def _to_stored_run(row: tuple[Any, ...]) -> StoredRun:
-    (
-        run_id,
-        project_id,
-        project_name,
-        root_path,
-        project_created_us,
-        project_updated_us,
-        status,
-        parent_run_id,
-        lineage_root_run_id,
-        attempt,
-        run_path,
-        git_commit,
-        strict_mode,
-        tags,
-        name,
-        notes,
-        created_us,
-        updated_us,
-        ended_us,
-        config,
-        environment,
-        process,
-        heartbeat_us,
-    ) = row
-    identity = msgspec.json.decode(process, type=ProcessIdentity)
-    lost_reason = find_lost_reason(status, identity, heartbeat_us)
-    return StoredRun(
-        project=ProjectRecord(
-            project_id,
-            project_name,
-            root_path,
-            format_time(project_created_us),
-            format_time(project_updated_us),
-        ),
-        run=RunRecord(
-            id=run_id,
-            project_id=project_id,
-            project_name=project_name,
-            status=status,
-            parent_run_id=parent_run_id,
-            lineage_root_run_id=lineage_root_run_id,
-            resume_count=attempt,
-            run_path=run_path,
-            git_commit=git_commit,
-            strict_mode=bool(strict_mode),
-            tags=tuple(json.loads(tags)),
-            attempt=attempt,
-            name=name,
-            notes=notes,
-            created_at=format_time(created_us),
-            updated_at=format_time(updated_us),
-            ended_at=None if ended_us is None else format_time(ended_us),
-        ),
-        state=status if lost_reason is None else "lost",
-        config=_to_config(config),
-        environment=(
-            None
-            if environment is None
-            else EnvironmentSnapshot(JsonObject(json.loads(environment)))
-        ),
-        heartbeat_at=format_time(heartbeat_us),
-        lost_reason=lost_reason,
-    )
-
-
-def _to_config(text: str | None) -> ConfigSnapshot | None:
-    if text is None:
-        return None
-    data = json.loads(text)
-    return ConfigSnapshot(JsonObject(data["values"]), tuple(data["notes"]))
-
-
-def _not_found(run_id: str) -> RunNotFoundError:
-    return RunNotFoundError(f"run_id {run_id}: this store has no such run")

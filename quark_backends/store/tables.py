@@ -1,70 +1,272 @@
-"""Tables of the store.
+"""Tables of the store, declared once for SQLite and PostgreSQL.
 
 A writer is one process's stream into a run; `head` is the number of its
 newest acknowledged batch and moves in the transaction that stores the batch.
-A batch is kept as it came: one compressed columnar body.
+A batch is kept as it came (`batch`, the inbox) until compaction turns it into
+chunks: for metrics one series of one writer (`name_pk` says which), for every
+other kind rows in their order. What compaction needs to give batches back to a
+mirror that is behind stays in `frame`.
+
+`run_metric`, `run_tag` and `run_config` sum up what search and lists ask for;
+they change in the transaction of the batch that changes them. A record hidden
+by `resume_run(from_step=...)` is in no summary.
+
+SQLite is used through its driver on the hot path, with `schema.sql`, which is
+made from this module and held equal to it by a test.
 """
 
 from __future__ import annotations
 
-__all__ = ["APPLICATION_ID", "DDL", "SCHEMA_VERSION"]
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
 
-SCHEMA_VERSION = 1
-"""Version of these tables, kept in SQLite's user_version."""
+__all__ = ["METADATA"]
 
-APPLICATION_ID = 0x51524B31
-"""Marks a database file as ours ("QRK1"), kept in SQLite's application_id."""
+METADATA = MetaData()
 
-DDL = """
-CREATE TABLE project (
-    id          TEXT NOT NULL PRIMARY KEY,
-    name        TEXT NOT NULL UNIQUE,
-    root_path   TEXT NOT NULL,
-    created_us  INTEGER NOT NULL,
-    updated_us  INTEGER NOT NULL
-);
-CREATE TABLE run (
-    pk              INTEGER PRIMARY KEY,
-    id              TEXT NOT NULL UNIQUE,
-    project_id      TEXT NOT NULL REFERENCES project (id),
-    name            TEXT,
-    notes           TEXT,
-    status          TEXT NOT NULL,
-    attempt         INTEGER NOT NULL,
-    parent_run_id   TEXT,
-    lineage_root_run_id TEXT,
-    run_path        TEXT NOT NULL,
-    git_commit      TEXT,
-    strict_mode     INTEGER NOT NULL,
-    tags            TEXT NOT NULL,
-    process         TEXT NOT NULL,
-    config          TEXT,
-    environment     TEXT,
-    created_us      INTEGER NOT NULL,
-    updated_us      INTEGER NOT NULL,
-    ended_us        INTEGER,
-    heartbeat_us    INTEGER NOT NULL
-);
-CREATE INDEX run_by_creation ON run (created_us DESC);
-CREATE INDEX run_by_project ON run (project_id, created_us DESC);
-CREATE TABLE writer (
-    pk          INTEGER PRIMARY KEY,
-    run_pk      INTEGER NOT NULL REFERENCES run (pk),
-    id          TEXT NOT NULL,
-    attempt     INTEGER NOT NULL,
-    rank        INTEGER NOT NULL,
-    started_us  INTEGER NOT NULL,
-    head        INTEGER NOT NULL,
-    UNIQUE (run_pk, id)
-);
-CREATE TABLE batch (
-    pk          INTEGER PRIMARY KEY,
-    writer_pk   INTEGER NOT NULL REFERENCES writer (pk),
-    kind        TEXT NOT NULL,
-    number      INTEGER NOT NULL,
-    count       INTEGER NOT NULL,
-    digest      BLOB NOT NULL,
-    body        BLOB NOT NULL,
-    UNIQUE (writer_pk, kind, number)
-);
-"""
+# SQLite numbers rows by itself only where the type is INTEGER.
+_Number = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _key(name: str, *target: str) -> Column[int]:
+    return Column(name, _Number, *(ForeignKey(t) for t in target), nullable=False)
+
+
+project = Table(
+    "project",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("root_path", Text, nullable=False),
+    Column("created_us", _Number, nullable=False),
+    Column("updated_us", _Number, nullable=False),
+)
+
+run = Table(
+    "run",
+    METADATA,
+    Column("pk", _Number, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("project_id", Text, ForeignKey("project.id"), nullable=False),
+    Column("name", Text),
+    Column("notes", Text),
+    Column("status", Text, nullable=False),
+    Column("attempt", _Number, nullable=False),
+    Column("parent_run_id", Text),
+    Column("lineage_root_run_id", Text),
+    Column("run_path", Text, nullable=False),
+    Column("git_commit", Text),
+    Column("strict_mode", _Number, nullable=False),
+    # JSON: a sorted array of texts.
+    Column("tags", Text, nullable=False),
+    Column("process", Text, nullable=False),
+    Column("config", Text),
+    Column("environment", Text),
+    Column("created_us", _Number, nullable=False),
+    Column("updated_us", _Number, nullable=False),
+    Column("ended_us", _Number),
+    Column("heartbeat_us", _Number, nullable=False),
+    # Highest step of a visible metric.
+    Column("newest_step", _Number),
+    # When it was put into the trash, which hides it from every list.
+    Column("trashed_us", _Number),
+    Index("run_by_creation", "created_us"),
+    Index("run_by_project", "project_id", "created_us"),
+)
+
+attempt = Table(
+    "attempt",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("number", _Number, primary_key=True),
+    # Points of earlier attempts from this step on are hidden.
+    Column("from_step", _Number),
+    Column("started_us", _Number, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+run_tag = Table(
+    "run_tag",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("tag", Text, primary_key=True),
+    Index("run_tag_by_tag", "tag"),
+    sqlite_with_rowid=False,
+)
+
+# The configuration, flattened: `optimizer.lr` is a key. `type` is number, bool
+# (number holds 0 or 1), text, null or json (text holds it).
+run_config = Table(
+    "run_config",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("type", Text, nullable=False),
+    Column("number", Double),
+    Column("text", Text),
+    Index("run_config_by_key", "key"),
+    sqlite_with_rowid=False,
+)
+
+# Names of metrics, each once in the store; 0 stands for none.
+name = Table(
+    "name",
+    METADATA,
+    Column("pk", _Number, primary_key=True),
+    Column("text", Text, nullable=False, unique=True),
+)
+
+# Values that are not finite are counted in `non_finite`, and NULL where they come
+# first or last. Places are (attempt * 2^24 + rank, writer's start, sequence).
+run_metric = Table(
+    "run_metric",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("name_pk", _Number, ForeignKey("name.pk"), primary_key=True),
+    Column("count", _Number, nullable=False),
+    Column("non_finite", _Number, nullable=False),
+    Column("first", Double),
+    Column("last", Double),
+    Column("low", Double),
+    Column("high", Double),
+    Column("last_step", _Number),
+    Column("last_us", _Number, nullable=False),
+    Column("first_place", _Number, nullable=False),
+    Column("first_started_us", _Number, nullable=False),
+    Column("first_sequence", _Number, nullable=False),
+    Column("last_place", _Number, nullable=False),
+    Column("last_started_us", _Number, nullable=False),
+    Column("last_sequence", _Number, nullable=False),
+    Index("run_metric_by_name", "name_pk", "run_pk"),
+    sqlite_with_rowid=False,
+)
+
+writer = Table(
+    "writer",
+    METADATA,
+    Column("pk", _Number, primary_key=True),
+    _key("run_pk", "run.pk"),
+    Column("id", Text, nullable=False),
+    Column("attempt", _Number, nullable=False),
+    Column("rank", _Number, nullable=False),
+    Column("started_us", _Number, nullable=False),
+    Column("head", _Number, nullable=False),
+    # Lowest `from_step` of the attempts after this writer's.
+    Column("hidden_step", _Number),
+    UniqueConstraint("run_pk", "id"),
+)
+
+# Sequence of the first hidden record of a kind: records of that kind that have
+# no step are hidden from there on.
+hidden = Table(
+    "hidden",
+    METADATA,
+    Column("writer_pk", _Number, ForeignKey("writer.pk"), primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("sequence", _Number, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+batch = Table(
+    "batch",
+    METADATA,
+    Column("pk", _Number, primary_key=True),
+    _key("writer_pk", "writer.pk"),
+    Column("kind", Text, nullable=False),
+    Column("number", _Number, nullable=False),
+    Column("count", _Number, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("writer_pk", "kind", "number"),
+)
+
+# The roll-up stands before the body, so that it is read without walking over it.
+chunk = Table(
+    "chunk",
+    METADATA,
+    Column("pk", _Number, primary_key=True),
+    _key("writer_pk", "writer.pk"),
+    Column("kind", Text, nullable=False),
+    Column("name_pk", _Number, nullable=False),
+    Column("first_sequence", _Number, nullable=False),
+    Column("last_sequence", _Number, nullable=False),
+    # -1 and -1 where no row has a step.
+    Column("step_low", _Number, nullable=False),
+    Column("step_high", _Number, nullable=False),
+    Column("count", _Number, nullable=False),
+    Column("codec", _Number, nullable=False),
+    Column("rollup", LargeBinary),
+    Column("body", LargeBinary, nullable=False),
+    Index("chunk_by_series", "writer_pk", "kind", "name_pk", "first_sequence"),
+    # A number is never used again: readers remember chunks by it.
+    sqlite_autoincrement=True,
+)
+
+# Which records were in each of the batches that compaction took apart.
+frame = Table(
+    "frame",
+    METADATA,
+    Column("writer_pk", _Number, ForeignKey("writer.pk"), primary_key=True),
+    Column("first_number", _Number, primary_key=True),
+    Column("last_number", _Number, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+
+# What could not be read and was set aside, with the reason. `source` is batch or chunk.
+damaged = Table(
+    "damaged",
+    METADATA,
+    Column("pk", _Number, primary_key=True),
+    _key("writer_pk", "writer.pk"),
+    Column("source", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("number", _Number, nullable=False),
+    Column("count", _Number, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("found_us", _Number, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+
+# Outputs of an analyzer, visible all at once; readers take everything from the
+# newest generation that replaces what was before it.
+generation = Table(
+    "generation",
+    METADATA,
+    Column("pk", _Number, primary_key=True),
+    _key("run_pk", "run.pk"),
+    Column("analyzer", Text, nullable=False),
+    Column("number", _Number, nullable=False),
+    Column("replaces", _Number, nullable=False),
+    Column("created_us", _Number, nullable=False),
+    UniqueConstraint("run_pk", "analyzer", "number"),
+)
+
+output = Table(
+    "output",
+    METADATA,
+    Column("pk", _Number, primary_key=True),
+    _key("generation_pk", "generation.pk"),
+    Column("kind", Text, nullable=False),
+    Column("count", _Number, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index("output_by_generation", "generation_pk", "kind"),
+)
+
+# Runs that were removed for good: what still arrives for them is let go.
+removed = Table(
+    "removed",
+    METADATA,
+    Column("run_id", Text, primary_key=True),
+    Column("removed_us", _Number, nullable=False),
+)

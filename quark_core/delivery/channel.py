@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from quark_core import metric_rows
-from quark_core.codec import column_types, encode_columns
+from quark_core.codec import encode_columns
+from quark_core.fields import column_types
 
 __all__ = ["FRAME_BYTES", "ITEM_BYTES", "Channel", "encode_frame_body"]
 

@@ -40,8 +40,8 @@ from quark_core.backend import (
     Capability,
     SupportsGroups,
     SupportsRead,
-    check_capabilities,
 )
+from quark_core.capability_check import check_capabilities
 from quark_core.errors import BackendRejected, RunNotFoundError
 from quark_core.json_object import JsonObject
 from quark_core.query import Query

@@ -10,8 +10,7 @@ import threading
 import pytest
 
 import quark
-from quark_backends.store.database import connect, ensure_store, find_store
-from quark_backends.store.tables import SCHEMA_VERSION
+from quark_backends.store.database import SCHEMA_VERSION, connect, ensure_store, find_store
 from quark_core.errors import SessionStoreError
 
 

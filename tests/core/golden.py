@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quark_core.codec import encode_records
 from quark_core.json_object import JsonObject
-from quark_core.records import EventRecord, LifecycleRecord, MetricRecord
+from quark_core.records import EventRecord, LayerSummaryRecord, LifecycleRecord, MetricRecord
 from quark_core.schema import CURRENT_SCHEMA_VERSION
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -41,6 +41,28 @@ RECORDS = {
         EventRecord(
             *_head(4), "user_log", "error", 7, 1, "bad", JsonObject({"message": "loss is NaN 😀"})
         ),
+    ],
+    "layer": [
+        LayerSummaryRecord(
+            *_head(i),
+            module_name=("encoder.0", "encoder.1", "head")[i % 3],
+            module_type=("Conv2d", "Conv2d", "Linear")[i % 3],
+            summary_type=("activation", "gradient")[i % 2],
+            hook_direction=("forward", "backward")[i % 2],
+            call_index=i // 6,
+            element_count=64 * (i + 1),
+            step=None if i == 11 else 10 * (i // 6),
+            epoch=1 if i == 11 else None,
+            tensor_shape=None if i % 3 == 1 else (8, 16, 4)[: 1 + i % 3],
+            mean=None if i == 4 else _VALUES[i % 8],
+            std=float("inf") if i == 5 else 0.25 * i,
+            norm=1.5 * i,
+            variance=None,
+            dead_unit_ratio=None if i % 2 else i / 12,
+            saturation_ratio=0.125,
+            metadata=None if i else JsonObject({"output": "logits"}),
+        )
+        for i in range(12)
     ],
     "lifecycle": [
         LifecycleRecord(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from quark_core.backend import BackendDefinition, Capability, check_capabilities
+from quark_core.backend import BackendDefinition, Capability
+from quark_core.capability_check import check_capabilities
 from quark_core.errors import BackendContractError, UnknownBackendError
 from quark_core.hookspecs import hookimpl
 from quark_core.registry import BackendRegistry

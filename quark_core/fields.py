@@ -1,0 +1,56 @@
+"""How each field of each record type is encoded, read off its annotations once."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from quark_core.records import RECORD_TYPES
+
+__all__ = ["ORIGIN_FIELDS", "column_types", "default_value", "tuple_fields"]
+
+ORIGIN_FIELDS = ("run_id", "writer_id", "attempt", "rank")
+"""Fields that a batch carries once for all of its records."""
+
+
+@cache
+def column_types(kind: str) -> dict[str, str]:
+    """Field name -> encoding (`i`, `f`, `t` or `j`) of a kind, without the origin fields."""
+    hints = get_type_hints(RECORD_TYPES[kind])
+    return {
+        name: _encoding_of(hints[name])
+        for name in RECORD_TYPES[kind].__struct_fields__
+        if name not in ORIGIN_FIELDS
+    }
+
+
+@cache
+def tuple_fields(kind: str) -> frozenset[str]:
+    """Fields of a kind that hold tuples, which JSON gives back as lists."""
+    hints = get_type_hints(RECORD_TYPES[kind])
+    return frozenset(
+        name
+        for name, hint in hints.items()
+        if any(get_origin(option) is tuple for option in (hint, *get_args(hint)))
+    )
+
+
+def default_value(kind: str, name: str) -> Any:
+    """What stands in a field that an older writer did not know."""
+    for field in msgspec.structs.fields(RECORD_TYPES[kind]):
+        if field.name == name:
+            return None if field.default is msgspec.NODEFAULT else field.default
+    raise KeyError(f"{kind} records have no field {name!r}")
+
+
+def _encoding_of(annotation: Any) -> str:
+    options = set(getattr(annotation, "__args__", (annotation,))) - {type(None)}
+    if options <= {int, bool}:
+        return "i"
+    if options == {float}:
+        return "f"
+    if options == {str}:
+        return "t"
+    return "j"

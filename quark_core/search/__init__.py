@@ -1,0 +1,1 @@
+"""The language in which runs are searched for."""
