@@ -34,6 +34,7 @@ FROM run JOIN project ON project.id = project_id
 
 
 def to_stored_run(row: Sequence[Any]) -> StoredRun:
+    """The run that a row of `RUN_QUERY` is."""
     (
         run_id,
         project_id,
@@ -108,4 +109,5 @@ def _to_config(text: str | None) -> ConfigSnapshot | None:
 
 
 def run_not_found(run_id: str) -> RunNotFoundError:
+    """The error for a run that the store does not have."""
     return RunNotFoundError(f"run_id {run_id}: this store has no such run")
