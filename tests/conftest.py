@@ -1,11 +1,18 @@
 """What all tests share."""
 
+import signal
+
 import pytest
 
 from quark_core.open_run import open_runs
 
 # The kit asserts in a module that pytest would not rewrite by itself.
 pytest.register_assert_rewrite("quark_core.testing.conformance")
+
+
+# A job in the background of a shell ignores Ctrl-C, and so would the scripts that are tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
