@@ -119,7 +119,12 @@ def test_arrays_agree_with_lists(records):
     dtypes = {"i": np.int64, "f": np.float64, "t": object, "j": object}
     for name, encoding in column_types(decoded.kind).items():
         array, values = decoded.to_array(name), decoded.to_list(name)
-        expected = [MISSING_INDEX if v is None and encoding == "i" else v for v in values]
+        missing = {"i": MISSING_INDEX, "f": math.nan}.get(encoding)
+        expected = [missing if v is None else v for v in values]
+        nulls = decoded.nulls(name)
+        if encoding == "f":
+            is_null = [False] * len(records) if nulls is None else nulls.tolist()
+            assert is_null == [value is None for value in values]
 
         assert array.dtype == dtypes[encoding]
         assert array.shape == (len(records),)

@@ -12,7 +12,13 @@ from quark_core.columns import Columns
 from quark_core.errors import SchemaValidationError
 from quark_core.json_object import JsonObject
 from quark_core.query import Query
-from quark_core.records import RECORD_TYPES, EventRecord, LifecycleRecord, MetricRecord
+from quark_core.records import (
+    RECORD_TYPES,
+    EventRecord,
+    LayerSummaryRecord,
+    LifecycleRecord,
+    MetricRecord,
+)
 
 INDEX = st.none() | st.integers(0, 5)
 KEYS = ("loss", "lr", "acc")
@@ -41,10 +47,23 @@ EVENT = st.builds(
     JSON,
 )
 LIFECYCLE = st.builds(LifecycleRecord, *HEAD, st.sampled_from(["tag", "status"]), JSON)
-RECORDS = {"metric": METRIC, "event": EVENT, "lifecycle": LIFECYCLE}
+LAYER = st.builds(
+    LayerSummaryRecord,
+    *HEAD,
+    *[st.sampled_from(["encoder.0", "head"])] * 2,
+    *[st.sampled_from(["activation", "forward"])] * 2,
+    *[st.integers(0, 9)] * 2,
+    INDEX,
+    INDEX,
+    st.sampled_from([None, (), (8, 16)]),
+    *[st.none() | VALUE] * 6,
+    JSON,
+)
+RECORDS = {"metric": METRIC, "event": EVENT, "layer": LAYER, "lifecycle": LIFECYCLE}
 SAMPLES = {
     "metric": MetricRecord("r", "w", 0, 0, 0, 0, "loss", None, "loss", 0.5, 1),
     "event": EventRecord("r", "w", 0, 0, 0, 0, "saved", "info"),
+    "layer": LayerSummaryRecord("r", "w", 0, 0, 0, 0, "m", "Linear", "activation", "forward", 0, 8),
     "lifecycle": LifecycleRecord("r", "w", 0, 0, 0, 0, "tag", None),
 }
 BOUNDS = dict.fromkeys(["step", "step_min", "step_max", "epoch", "epoch_min", "epoch_max"], INDEX)
