@@ -20,15 +20,21 @@ if TYPE_CHECKING:
     from quark_core.errors import SchemaMigrationError as SchemaMigrationError
     from quark_core.errors import SchemaValidationError as SchemaValidationError
     from quark_core.errors import SessionStoreError as SessionStoreError
+    from quark_core.migration import migrate_store as migrate_store
     from quark_core.records import EventRecord as EventRecord
     from quark_core.records import LayerSummaryRecord as LayerSummaryRecord
     from quark_core.records import LogIdentifier as LogIdentifier
     from quark_core.records import MetricRecord as MetricRecord
     from quark_core.records import ProjectRecord as ProjectRecord
     from quark_core.records import RunRecord as RunRecord
+    from quark_core.run_reading import series as series
+    from quark_core.run_summary import MetricSummary as MetricSummary
+    from quark_core.run_summary import RunSummary as RunSummary
     from quark_core.schema import CURRENT_SCHEMA_VERSION as CURRENT_SCHEMA_VERSION
     from quark_core.schema import dump_record as dump_record
     from quark_core.schema import validate_record as validate_record
+    from quark_core.searching import search_runs as search_runs
+    from quark_core.series import Series as Series
     from quark_core.session import TrainingSession as TrainingSession
     from quark_core.shortcuts import add_log as add_log
     from quark_core.shortcuts import add_tag as add_tag
@@ -50,14 +56,17 @@ _HOMES = {
     "LayerSummaryRecord": "quark_core.records",
     "LogIdentifier": "quark_core.records",
     "MetricRecord": "quark_core.records",
+    "MetricSummary": "quark_core.run_summary",
     "MetricsLogger": "quark_core.writers.metrics",
     "ProjectRecord": "quark_core.records",
     "QuarkError": "quark_core.errors",
     "RunContext": "quark_core.context",
     "RunNotFoundError": "quark_core.errors",
     "RunRecord": "quark_core.records",
+    "RunSummary": "quark_core.run_summary",
     "SchemaMigrationError": "quark_core.errors",
     "SchemaValidationError": "quark_core.errors",
+    "Series": "quark_core.series",
     "SessionStoreError": "quark_core.errors",
     "TrainingSession": "quark_core.session",
     "__version__": "quark_core.version",
@@ -65,8 +74,11 @@ _HOMES = {
     "add_tag": "quark_core.shortcuts",
     "dump_record": "quark_core.schema",
     "end_run": "quark_core.shortcuts",
+    "migrate_store": "quark_core.migration",
     "open_run": "quark_core.shortcuts",
     "resume_run": "quark_core.shortcuts",
+    "search_runs": "quark_core.searching",
+    "series": "quark_core.run_reading",
     "start_run": "quark_core.shortcuts",
     "validate_record": "quark_core.schema",
 }
@@ -81,14 +93,17 @@ __all__ = [
     "LayerSummaryRecord",
     "LogIdentifier",
     "MetricRecord",
+    "MetricSummary",
     "MetricsLogger",
     "ProjectRecord",
     "QuarkError",
     "RunContext",
     "RunNotFoundError",
     "RunRecord",
+    "RunSummary",
     "SchemaMigrationError",
     "SchemaValidationError",
+    "Series",
     "SessionStoreError",
     "TrainingSession",
     "__version__",
@@ -96,8 +111,11 @@ __all__ = [
     "add_tag",
     "dump_record",
     "end_run",
+    "migrate_store",
     "open_run",
     "resume_run",
+    "search_runs",
+    "series",
     "start_run",
     "validate_record",
 ]

@@ -11,6 +11,7 @@ import msgspec
 from quark_core import recovery
 from quark_core.environment import GitState, capture_environment, complete_environment
 from quark_core.errors import InvalidRunStateError
+from quark_core.json_object import JsonObject
 from quark_core.open_run import OpenRun
 from quark_core.process import current_process
 from quark_core.ranks import RankInfo
@@ -27,6 +28,8 @@ def announce(
     rank: RankInfo,
     git: GitState | None,
     event_type: str,
+    *,
+    from_step: int | None = None,
 ) -> None:
     """Send the start of an attempt, and wait until the primary has it.
 
@@ -52,6 +55,7 @@ def announce(
                 "tags": list(record.tags),
             },
             "process": msgspec.to_builtins(process),
+            **({} if from_step is None else {"from_step": from_step}),
         },
         time_us=parse_time(record.updated_at),
     )
@@ -68,7 +72,8 @@ def announce(
         run.end_stream("the run could not be started", 0.5)
         run.stream.discard()
         raise
-    run.emit_event(event_type, "info", status="running")
+    payload = None if from_step is None else JsonObject({"from_step": from_step})
+    run.emit_event(event_type, "info", status="running", payload=payload)
     recovery.adopt_orphans(run.context.storage_dir)
     run.background = threading.Thread(
         target=_complete_environment,

@@ -83,6 +83,8 @@ class Capability(StrEnum):
     """Implements `SupportsSearch`: finds and sums up runs without reading their points."""
     GENERATIONS = "generations"
     """Implements `SupportsGenerations`: keeps the outputs of analyzers."""
+    REMOVAL = "removal"
+    """Implements `quark_core.keeping.SupportsRemoval`: measures runs, removes them by a trash."""
 
 
 class RankPolicy(StrEnum):
@@ -268,8 +270,8 @@ class SupportsSeries(SupportsRead, Protocol):
 class SupportsSearch(SupportsRead, Protocol):
     """What a backend has that declares `Capability.SEARCH`.
 
-    Other backends that read are served by `quark_core.reading`, which reads
-    every run.
+    Other backends that read are served by `quark_core.search.fallback`, which
+    reads every run.
     """
 
     def search(self, search: RunSearch) -> list[RunSummary]:
@@ -295,7 +297,11 @@ class SupportsGenerations(Backend, Protocol):
         """
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
-        """Outputs of one kind: of each analyzer all from its newest replacing generation on."""
+        """Outputs of one kind: of each analyzer all from its newest replacing generation on.
+
+        Their `writer_id` is the analyzer's name and the generation's number,
+        with a dot between; whoever made the records does not matter.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +332,7 @@ class BackendConfig:
         project: Name of the run's project, or None likewise.
         location: What stands behind the scheme in the backend's URI, or "".
         options: Query parameters of the URI.
-        read_only: Nothing may be written, made or migrated.
+        read_only: No run may be written and no store made; an older store may be migrated.
     """
 
     storage_dir: Path
@@ -351,6 +357,9 @@ class BackendDefinition:
         schemes: URI schemes that lead here, besides the name.
         rank_policy: On which ranks it is opened by default.
         api_version: Version of the contract that it was written against.
+        migrate: Brings an older store at the configured place to the current schema
+            and returns its version; None where there is nothing to migrate. The
+            text is what the store notes as the moment of it.
     """
 
     name: str
@@ -360,3 +369,4 @@ class BackendDefinition:
     schemes: Sequence[str] = ()
     rank_policy: RankPolicy = RankPolicy.ZERO
     api_version: int = API_VERSION
+    migrate: Callable[[BackendConfig, str], int] | None = None

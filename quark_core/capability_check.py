@@ -17,6 +17,7 @@ from quark_core.backend import (
     SupportsSeries,
 )
 from quark_core.errors import BackendContractError
+from quark_core.keeping import SupportsRemoval
 
 __all__ = ["check_capabilities"]
 
@@ -28,6 +29,7 @@ _PROTOCOLS: Mapping[Capability, type] = {
     Capability.SERIES: SupportsSeries,
     Capability.SEARCH: SupportsSearch,
     Capability.GENERATIONS: SupportsGenerations,
+    Capability.REMOVAL: SupportsRemoval,
 }
 _PRIMARY_NEEDS = frozenset({Capability.READ, Capability.IDEMPOTENT})
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quark_core.codec import MISSING_INDEX, DecodedBody
-from quark_core.fields import column_types
+from quark_core.fields import column_types, optional_fields
 from quark_core.query import Query
 from quark_core.records import RECORD_TYPES, StreamRecord
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
+    import polars
+    import pyarrow  # type: ignore[import-untyped]
 
 __all__ = ["Array", "Columns", "MakeArray", "fill_array", "match_rows"]
 
@@ -155,7 +160,7 @@ class Columns(Mapping[str, Array]):
         values = self[name]
         if values.dtype == object:
             return np.array([value is None for value in values], dtype=np.bool_)
-        if values.dtype == np.int64:
+        if values.dtype == np.int64 and name in optional_fields(self.kind):
             return np.asarray(values == MISSING_INDEX, dtype=np.bool_)
         return np.zeros(self.count, dtype=np.bool_)
 
@@ -200,17 +205,35 @@ class Columns(Mapping[str, Array]):
     def to_records(self) -> tuple[StreamRecord, ...]:
         """One immutable record for each row."""
         record_type: Any = RECORD_TYPES[self.kind]
-        types = column_types(self.kind)
+        types, optional = column_types(self.kind), optional_fields(self.kind)
         lists = []
         for name in record_type.__struct_fields__:
             values = self[name].tolist()
-            if types.get(name) == "i" and MISSING_INDEX in values:
+            if types.get(name) == "i" and name in optional and MISSING_INDEX in values:
                 values = [None if value == MISSING_INDEX else value for value in values]
             elif name in self._nulls:
                 nulls = self._nulls[name].tolist()
                 values = [None if n else value for n, value in zip(nulls, values, strict=True)]
             lists.append(values)
         return tuple(record_type(*row) for row in zip(*lists, strict=True))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A pandas DataFrame (extra `pandas`); `quark_core.frames` lists its types."""
+        from quark_core.frames import to_pandas
+
+        return to_pandas(self)
+
+    def to_polars(self) -> polars.DataFrame:
+        """A Polars DataFrame (extra `polars`); `quark_core.frames` lists its types."""
+        from quark_core.frames import to_polars
+
+        return to_polars(self)
+
+    def to_arrow(self) -> pyarrow.Table:
+        """An Arrow table (extra `arrow`); `quark_core.frames` lists its types."""
+        from quark_core.frames import to_arrow
+
+        return to_arrow(self)
 
 
 def fill_array(count: int, value: Any) -> Array:

@@ -9,7 +9,7 @@ import msgspec
 
 from quark_core.records import RECORD_TYPES
 
-__all__ = ["ORIGIN_FIELDS", "column_types", "default_value", "tuple_fields"]
+__all__ = ["ORIGIN_FIELDS", "column_types", "default_value", "optional_fields", "tuple_fields"]
 
 ORIGIN_FIELDS = ("run_id", "writer_id", "attempt", "rank")
 """Fields that a batch carries once for all of its records."""
@@ -35,6 +35,13 @@ def tuple_fields(kind: str) -> frozenset[str]:
         for name, hint in hints.items()
         if any(get_origin(option) is tuple for option in (hint, *get_args(hint)))
     )
+
+
+@cache
+def optional_fields(kind: str) -> frozenset[str]:
+    """Fields of a kind that may be None."""
+    hints = get_type_hints(RECORD_TYPES[kind])
+    return frozenset(name for name, hint in hints.items() if type(None) in get_args(hint))
 
 
 def default_value(kind: str, name: str) -> Any:

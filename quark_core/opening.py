@@ -26,6 +26,7 @@ from quark_core.environment import (
 )
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
 from quark_core.open_run import OpenRun, open_runs
+from quark_core.query import check_index
 from quark_core.ranks import RankInfo, detect_rank
 from quark_core.records import ProjectRecord, RunRecord, format_time
 from quark_core.run_arguments import (
@@ -114,9 +115,11 @@ def resume(
     storage_dir: str | Path | None,
     backends: str | Sequence[str] | None,
     reopen: bool,
+    from_step: int | None = None,
 ) -> OpenRun:
     """Continue a run; see `TrainingSession.resume_run` for arguments and errors."""
     check_run_id(run_id)
+    first_step = check_index(from_step, "from_step")
     settings.check_timeouts()
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
@@ -154,7 +157,7 @@ def resume(
         backends=plan.specifications,
     )
     run = _open(context, plan, primary, rank)
-    announce(run, None, rank, git, "run_resumed")
+    announce(run, None, rank, git, "run_resumed", from_step=first_step)
     return run
 
 

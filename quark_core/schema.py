@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from quark_core.errors import SchemaValidationError
 from quark_core.json_object import JsonObject
-from quark_core.names import check_name, join_name
+from quark_core.names import check_name, split_name
 from quark_core.records import (
     EventRecord,
     EventSeverity,
@@ -51,6 +52,7 @@ LOG_IDENTIFIERS = {"Info": "info", "Warning": "warning", "Error": "error"}
 RESERVED_LOG_KEYS = ("message", "identifier")
 """Payload keys of a log that Quark fills in."""
 
+_INT64_MAX = 2**63 - 1
 _COUNTERS = (
     "attempt",
     "rank",
@@ -95,9 +97,8 @@ def validate_record(record: Record) -> Record:
             f"record must be one of Quark's records, not {type(record).__name__}"
         )
     name = type(record).__name__
-    for field, annotation in get_type_hints(type(record)).items():
-        if field in record.__struct_fields__:
-            _check_field(f"{name}.{field}", getattr(record, field), annotation)
+    for field, annotation in _field_types(type(record)):
+        _check_field(f"{name}.{field}", getattr(record, field), annotation)
     _check_counters(name, record)
     if isinstance(record, StreamRecord):
         try:
@@ -108,9 +109,10 @@ def validate_record(record: Record) -> Record:
             ) from None
     if isinstance(record, MetricRecord):
         check_name(record.metric_key, f"{name}.metric_key")
-        if record.metric_key != join_name(record.namespace, record.metric_name):
+        if (record.namespace, record.metric_name) != split_name(record.metric_key):
             raise SchemaValidationError(
-                f"{name}.metric_key {record.metric_key!r} is not namespace and metric_name joined"
+                f"{name}.metric_key {record.metric_key!r} is not namespace and metric_name joined, "
+                "with the last segment as metric_name"
             )
         _check_finite(f"{name}.value", record.value)
     elif isinstance(record, EventRecord):
@@ -125,6 +127,12 @@ def validate_record(record: Record) -> Record:
     elif isinstance(record, RunRecord):
         _check_literal(f"{name}.status", record.status, RUN_STATUSES)
     return record
+
+
+@cache
+def _field_types(record_type: type[Record]) -> tuple[tuple[str, Any], ...]:
+    hints = get_type_hints(record_type)
+    return tuple((field, hints[field]) for field in record_type.__struct_fields__)
 
 
 def dump_record(record: Record) -> dict[str, Any]:
@@ -163,6 +171,8 @@ def _check_field(where: str, value: object, annotation: Any) -> None:
     options = (
         get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     )
+    if type(value) is int and float not in options and not -_INT64_MAX <= value <= _INT64_MAX:
+        raise SchemaValidationError(f"{where} must fit in 64 bits")
     if not any(_fits(value, option) for option in options):
         wanted = " or ".join(
             "None" if o is type(None) else getattr(o, "__name__", str(o)) for o in options

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quark_core.errors import SchemaValidationError
+from quark_core.query import check_index
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Series"]
+__all__ = ["Series", "check_max_points", "reduce_points"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +59,115 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.step)
+
+
+def check_max_points(max_points: object) -> int | None:
+    """Return the bound of a series as a plain int; None, which is no bound, stays None.
+
+    Raises:
+        SchemaValidationError: Not a positive integer.
+    """
+    bound = check_index(max_points, "max_points")
+    if bound == 0:
+        raise SchemaValidationError("max_points must be positive, or None for every point")
+    return bound
+
+
+def reduce_points(
+    key: str,
+    step: NDArray[Any],
+    epoch: NDArray[Any],
+    time_us: NDArray[Any],
+    value: NDArray[Any],
+    max_points: int | None = None,
+) -> Series:
+    """Reduce the points of one metric to at most `max_points` entries.
+
+    The entries stand for equal numbers of points (to within one) that follow
+    each other. Of equal extremes the first one gives the step.
+
+    Args:
+        key: The metric's stored key.
+        step, epoch: int64 in persistence order, -1 where there is none.
+        time_us: int64, microseconds since the epoch.
+        value: float64; what is not finite is counted and in no extreme.
+        max_points: The bound, positive; None keeps every point.
+    """
+    import numpy as np
+
+    points = len(value)
+    finite = np.isfinite(value)
+    if max_points is None or points <= max_points:
+        shown = np.where(finite, value, np.nan)
+        its_step = np.where(finite, step, -1)
+        return Series(
+            key=key,
+            step=step,
+            epoch=epoch,
+            time_us=time_us,
+            low=shown,
+            high=shown,
+            mean=shown,
+            last=value,
+            low_step=its_step,
+            high_step=its_step,
+            count=np.ones(points, dtype=np.int64),
+            non_finite=(~finite).astype(np.int64),
+            exact=True,
+        )
+    edges = np.arange(max_points + 1, dtype=np.int64) * points // max_points
+    starts, count = edges[:-1], np.diff(edges)
+    finite_count = np.add.reduceat(finite.astype(np.int64), starts)
+    low = np.minimum.reduceat(np.where(finite, value, np.inf), starts)
+    high = np.maximum.reduceat(np.where(finite, value, -np.inf), starts)
+    return Series(
+        key=key,
+        step=step[starts],
+        epoch=epoch[starts],
+        time_us=time_us[starts],
+        low=np.where(finite_count, low, np.nan),
+        high=np.where(finite_count, high, np.nan),
+        mean=_average(np.where(finite, value, 0.0), starts, finite_count, low, high),
+        last=value[edges[1:] - 1],
+        low_step=_find_steps(step, value == np.repeat(low, count), edges, finite),
+        high_step=_find_steps(step, value == np.repeat(high, count), edges, finite),
+        count=count,
+        non_finite=count - finite_count,
+        exact=False,
+    )
+
+
+def _average(
+    filled: NDArray[Any],
+    starts: NDArray[Any],
+    finite_count: NDArray[Any],
+    low: NDArray[Any],
+    high: NDArray[Any],
+) -> NDArray[Any]:
+    """Means of the finite values (0 stands for the others); NaN where there is none."""
+    import numpy as np
+
+    divisor = np.maximum(finite_count, 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = np.add.reduceat(filled, starts) / divisor
+        if not np.isfinite(mean).all():
+            # The sum of large values overflows where their mean does not.
+            count = np.diff(np.append(starts, len(filled)))
+            parts = np.add.reduceat(filled / np.repeat(divisor, count), starts)
+            mean = np.where(np.isfinite(mean), mean, parts)
+    # Rounding can carry the mean of equal values past them.
+    return np.where(finite_count, np.minimum(np.maximum(mean, low), high), np.nan)
+
+
+def _find_steps(
+    step: NDArray[Any], found: NDArray[Any], edges: NDArray[Any], finite: NDArray[Any]
+) -> NDArray[Any]:
+    """Step of the first found point between two edges; -1 where there is none."""
+    import numpy as np
+
+    places = np.flatnonzero(found & finite)
+    if not len(places):
+        return np.full(len(edges) - 1, -1, dtype=np.int64)
+    first = places[np.minimum(np.searchsorted(places, edges[:-1]), len(places) - 1)]
+    inside = (first >= edges[:-1]) & (first < edges[1:])
+    return np.where(inside, step[first], -1)

@@ -18,12 +18,13 @@ from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
 from quark_core.open_run import OpenRun, open_runs
 from quark_core.process_end import watch_process
-from quark_core.records import EventRecord, RunStatus, format_time
+from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time
 from quark_core.registry import default_registry
 from quark_core.run_arguments import check_tag
 from quark_core.schema import TERMINAL_STATUSES
 from quark_core.times import now_us
 from quark_core.writers.events import emit_log
+from quark_core.writers.records import write_records
 
 __all__ = ["TrainingSession"]
 
@@ -103,6 +104,7 @@ class TrainingSession:
         storage_dir: str | Path | None = None,
         backends: str | Sequence[str] | None = None,
         reopen: bool = False,
+        from_step: int | None = None,
     ) -> TrainingSession:
         """Continue a run that was interrupted, has failed or was lost.
 
@@ -114,6 +116,9 @@ class TrainingSession:
             storage_dir: Storage root; the working directory by default.
             backends: As in `start_run`.
             reopen: Let a completed run be continued too.
+            from_step: The first step that is done again, such as that of the
+                checkpoint plus one. Readers then leave out what earlier
+                attempts have from there on, unless asked for all attempts.
 
         Raises:
             RunNotFoundError: The store has no such run.
@@ -121,7 +126,11 @@ class TrainingSession:
             SessionStoreError: The primary store cannot serve the call.
         """
         run = opening.resume(
-            run_id=run_id, storage_dir=storage_dir, backends=backends, reopen=reopen
+            run_id=run_id,
+            storage_dir=storage_dir,
+            backends=backends,
+            reopen=reopen,
+            from_step=from_step,
         )
         return cls._opened(run)
 
@@ -238,6 +247,22 @@ class TrainingSession:
         )
         self._run.stream.hand_over(_JOURNAL_TIMEOUT_S)
         return record
+
+    def write(self, records: Iterable[StreamRecord]) -> int:
+        """Write records of any type of the stream, mixed as they come; returns how many.
+
+        Each is validated. Who wrote it (run, writer, attempt, rank, sequence)
+        becomes this session; its time and content are kept. However fast
+        records come, none is dropped: this waits for the journal. Of a
+        collection none is accepted unless all are good; of a generator the
+        same is true of each slice of at most 10,000 records.
+
+        Raises:
+            SchemaValidationError: A record that does not fit, with its place.
+            InvalidRunStateError: The run has ended or is open for reading only.
+            SessionStoreError: The journal took too long; nothing is lost.
+        """
+        return write_records(self._run, records)
 
     def end_run(self, status: RunStatus = "completed") -> RunContext:
         """End the run and return its last context.

@@ -48,10 +48,15 @@ def resume_run(
     storage_dir: str | Path | None = None,
     backends: str | Sequence[str] | None = None,
     reopen: bool = False,
+    from_step: int | None = None,
 ) -> TrainingSession:
     """Continue a run; the same as `TrainingSession.resume_run`."""
     return TrainingSession.resume_run(
-        run_id=run_id, storage_dir=storage_dir, backends=backends, reopen=reopen
+        run_id=run_id,
+        storage_dir=storage_dir,
+        backends=backends,
+        reopen=reopen,
+        from_step=from_step,
     )
 
 

@@ -9,9 +9,12 @@ import click
 
 from quark.cli.backends import backends
 from quark.cli.doctor import doctor
+from quark.cli.export import export
+from quark.cli.removal import gc, restore, rm
 from quark.cli.runs import runs
 from quark.cli.show import show
 from quark.cli.sync import sync
+from quark.cli.usage import du
 from quark_core.errors import QuarkError
 from quark_core.version import __version__
 
@@ -27,8 +30,13 @@ def cli() -> None:
 cli.add_command(backends)
 cli.add_command(runs)
 cli.add_command(doctor)
+cli.add_command(export)
 cli.add_command(show)
 cli.add_command(sync)
+cli.add_command(du)
+cli.add_command(rm)
+cli.add_command(restore)
+cli.add_command(gc)
 
 
 def main() -> None:

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quark_core.query import Query
-from quark_core.records import MetricRecord
+from quark_core.reading import read_series
+from quark_core.searching import summarize_run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quark_core.backend import SupportsRead
+    from quark_core.run_summary import MetricSummary as StoredSummary
+    from quark_core.series import Series
 
-__all__ = ["MetricSummary", "find_direction", "last_loss", "summarize_metrics"]
+__all__ = ["MetricSummary", "find_direction", "summarize_metrics"]
 
-_LOSS_KEYS = ("train/loss", "training/loss", "loss", "val/loss", "validation/loss")
+# More than any terminal shows.
+_CURVE_POINTS = 500
 _WORDS = re.compile(r"[a-z]+[0-9]*")
 _DOWN = frozenset("loss error err perplexity ppl mse mae rmse nll wer cer fid".split())
 _UP = frozenset(
@@ -41,8 +44,8 @@ class MetricSummary:
         direction: "min", "max" or None.
         low, high: Least and greatest finite value.
         non_finite: How many values are NaN or infinite.
-        x: Steps, or epochs where there are no steps.
-        y: Values.
+        x: Steps, or epochs where there are no steps, of the points to draw.
+        y: Their values.
     """
 
     key: str
@@ -74,53 +77,50 @@ def find_direction(key: str) -> str | None:
 
 
 def summarize_metrics(reader: SupportsRead, run_id: str) -> list[MetricSummary]:
-    """One summary per metric of a run, sorted by key."""
-    columns = reader.read(run_id, MetricRecord.KIND, Query())
-    if columns.count == 0:
-        return []
-    keys = columns["metric_key"]
-    # Sorting once by key and slicing is linear in the points, however many metrics there are.
-    names, indexes = np.unique(keys.astype(str), return_inverse=True)
-    order = np.argsort(indexes, kind="stable")
-    bounds = np.searchsorted(indexes[order], np.arange(len(names) + 1))
-    values, steps, epochs = columns["value"], columns["step"], columns["epoch"]
-    summaries = []
-    for index, name in enumerate(names):
-        rows = order[bounds[index] : bounds[index + 1]]
-        x = np.where(steps[rows] >= 0, steps[rows], epochs[rows])
-        summaries.append(_summarize(str(name), x, values[rows]))
-    return summaries
+    """One summary per metric of a run, sorted by key, without reading every point."""
+    found = summarize_run(reader, run_id)
+    return [
+        _summarize(metric, read_series(reader, run_id, metric.key, _CURVE_POINTS))
+        for metric in found.metrics.values()
+    ]
 
 
-def last_loss(reader: SupportsRead, run_id: str) -> float | None:
-    """The newest value of the first conventional loss that a run has, or None."""
-    for key in _LOSS_KEYS:
-        found = reader.read(run_id, MetricRecord.KIND, Query(equals={"metric_key": key}, limit=1))
-        if found.count:
-            return float(found["value"][-1])
-    return None
-
-
-def _summarize(key: str, x: NDArray[Any], y: NDArray[Any]) -> MetricSummary:
-    finite = np.isfinite(y)
-    direction = find_direction(key)
-    low = high = best = best_at = None
-    if finite.any():
-        low, high = float(y[finite].min()), float(y[finite].max())
-        if direction is not None:
-            best = low if direction == "min" else high
-            best_at = int(x[finite][np.argmax(y[finite] == best)])
+def _summarize(metric: StoredSummary, series: Series) -> MetricSummary:
+    direction = find_direction(metric.key)
+    best = best_at = None
+    if direction is not None and metric.low is not None:
+        downwards = direction == "min"
+        best = metric.low if downwards else metric.high
+        extremes = series.low if downwards else series.high
+        entry = int(np.nanargmin(extremes) if downwards else np.nanargmax(extremes))
+        step = int((series.low_step if downwards else series.high_step)[entry])
+        best_at = step if step >= 0 else int(series.epoch[entry])
+    x, y = _draw_points(series)
     return MetricSummary(
-        key=key,
-        count=len(y),
-        first=float(y[0]) if finite[0] else None,
-        last=float(y[-1]) if finite[-1] else None,
+        key=metric.key,
+        count=metric.count,
+        first=metric.first,
+        last=metric.last,
         best=best,
         best_at=best_at,
         direction=direction,
-        low=low,
-        high=high,
-        non_finite=int(len(y) - finite.sum()),
+        low=metric.low,
+        high=metric.high,
+        non_finite=metric.non_finite,
         x=x,
         y=y,
     )
+
+
+def _draw_points(series: Series) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The points of a curve to draw: all of them, or the extremes of each entry."""
+    if series.exact:
+        return np.where(series.step >= 0, series.step, series.epoch), series.last
+    ends = [
+        (np.where(steps >= 0, steps, series.epoch), values)
+        for steps, values in ((series.low_step, series.low), (series.high_step, series.high))
+    ]
+    x = np.stack([x for x, _ in ends], axis=1)
+    y = np.stack([y for _, y in ends], axis=1)
+    order = np.argsort(x, axis=1, kind="stable")
+    return np.take_along_axis(x, order, 1).ravel(), np.take_along_axis(y, order, 1).ravel()

@@ -1,4 +1,4 @@
-"""`quark runs`: the runs of a store, newest first."""
+"""`quark runs`: the runs of a store that fit, newest first or sorted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import click
 from quark.cli.store_access import json_option, open_store, print_json, storage_option
 
 if TYPE_CHECKING:
-    from quark_core.backend import StoredRun
+    from collections.abc import Sequence
+
+    from quark_core.run_summary import RunSummary
+    from quark_core.search.expression import Field, RunSearch
 
 __all__ = ["runs"]
 
@@ -23,6 +26,20 @@ _STATES = ("running", "completed", "failed", "interrupted", "lost")
 @click.option("-s", "--status", type=click.Choice(_STATES), help="Only runs in this state.")
 @click.option("-t", "--tag", multiple=True, help="Only runs with this tag; repeat for several.")
 @click.option(
+    "-w",
+    "--where",
+    metavar="EXPR",
+    help="Only runs of which this is true, such as "
+    "\"val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags\".",
+)
+@click.option(
+    "--sort",
+    metavar="EXPR",
+    multiple=True,
+    help='Sort by a metric, a config.KEY or a field of the run, such as "val/loss" or, '
+    'descending, "-min(val/loss)"; repeat for ties.',
+)
+@click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most N."
 )
 @json_option
@@ -31,85 +48,77 @@ def runs(
     project: str | None,
     status: str | None,
     tag: tuple[str, ...],
+    where: str | None,
+    sort: tuple[str, ...],
     limit: int,
     as_json: bool,
 ) -> None:
-    """List runs, newest first."""
-    from quark.cli.run_summary import last_loss
+    """List runs, newest first, or those that fit an expression, sorted.
+
+    The metrics and settings that --where and --sort ask for become columns. The
+    language is described in docs/reference/search.md.
+    """
     from quark.cli.texts import find_duration_s
+    from quark_core.errors import SchemaValidationError
+    from quark_core.searching import build_search, find_runs
 
-    store = open_store(storage_dir)
-    found = [
-        stored
-        for stored in store.list_runs(project=project)
-        if status in (None, stored.state) and set(tag) <= set(stored.run.tags)
-    ]
-    rows = [
-        (stored, find_duration_s(stored), last_loss(store, str(stored.run.id)))
-        for stored in found[:limit]
-    ]
-    if as_json:
-        print_json(
-            [
-                {
-                    **stored.run.to_dict(),
-                    "state": stored.state,
-                    "duration_s": duration_s,
-                    "last_loss": loss,
-                }
-                for stored, duration_s, loss in rows
-            ]
+    try:
+        search = build_search(
+            project=project,
+            where=where,
+            order_by=sort,
+            # One more than is shown tells whether there are more.
+            limit=limit + 1,
+            where_argument="--where",
+            order_argument="--sort",
         )
+        found = find_runs(open_store(storage_dir), _add_filters(search, status, tag))
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+    shown = found[:limit]
+    if not as_json:
+        _print_table(shown, search.fields, has_more=len(found) > limit)
         return
-    _print_table(rows, len(found))
+    from quark.cli.run_table import find_loss
+
+    print_json(
+        [
+            {
+                **run.stored.run.to_dict(),
+                "state": run.state,
+                "duration_s": find_duration_s(run.stored),
+                "last_loss": None if (loss := find_loss(run)) is None else loss.last,
+                "newest_step": run.newest_step,
+                "config": run.config,
+                "metrics": run.to_dict()["metrics"],
+            }
+            for run in shown
+        ]
+    )
 
 
-def _print_table(rows: list[tuple[StoredRun, float, float | None]], found: int) -> None:
-    from rich import box
+def _add_filters(search: RunSearch, status: str | None, tags: Sequence[str]) -> RunSearch:
+    from dataclasses import replace
+
+    from quark_core.search.expression import And, Comparison, Expression, Field, HasTag
+
+    terms: list[Expression] = [HasTag(tag) for tag in tags]
+    if status is not None:
+        terms.append(Comparison(Field("run", "state"), "==", status))
+    if search.where is not None:
+        terms.append(search.where)
+    return replace(search, where=And(tuple(terms)) if terms else None)
+
+
+def _print_table(runs: Sequence[RunSummary], asked: Sequence[Field], *, has_more: bool) -> None:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    from quark.cli.texts import describe_age, describe_duration, describe_number, describe_state
+    from quark.cli.run_table import make_table
 
     console = Console()
-    if not rows:
+    if not runs:
         console.print("No runs here fit.")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    named = any(stored.run.name for stored, _, _ in rows)
-    table.add_column("run", no_wrap=True, style="bold")
-    if named:
-        table.add_column("name")
-    table.add_column("project", overflow="fold")
-    table.add_column("status", no_wrap=True)
-    table.add_column("started", no_wrap=True)
-    table.add_column("duration", justify="right", no_wrap=True)
-    table.add_column("last loss", justify="right", no_wrap=True)
-    table.add_column("tags")
-    ids = [str(stored.run.id) for stored, _, _ in rows]
-    shown = _shorten(ids)
-    for (stored, duration_s, loss), run_id in zip(rows, shown, strict=True):
-        cells = [Text(run_id)]
-        if named:
-            cells.append(Text(stored.run.name or ""))
-        table.add_row(
-            *cells,
-            Text(stored.project.name),
-            describe_state(stored.state),
-            describe_age(stored.run.created_at),
-            describe_duration(duration_s),
-            describe_number(loss),
-            Text(", ".join(stored.run.tags)),
-        )
-    console.print(table)
-    if found > len(rows):
-        console.print(f"{len(rows)} of {found} runs; --limit shows more.", style="dim")
-
-
-def _shorten(ids: list[str]) -> list[str]:
-    """The shortest beginnings, of eight characters at least, that still tell the ids apart."""
-    length = 8
-    while len({run_id[:length] for run_id in ids}) < len(ids):
-        length += 1
-    return [run_id[:length] for run_id in ids]
+    console.print(make_table(runs, asked, console.width))
+    if has_more:
+        console.print(f"There are more than these {len(runs)}; --limit shows them.", style="dim")

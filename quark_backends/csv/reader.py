@@ -48,6 +48,7 @@ class CsvReader:
             RunNotFoundError: No such run here.
             SessionStoreError: A file cannot be read.
         """
+        from quark_core.attempts import hide_superseded
         from quark_core.columns import Columns
 
         folder = self.folder_of(run_id)
@@ -62,7 +63,10 @@ class CsvReader:
             records = [parse(run_id, row) for row in read_in_order(folder, _FILES[kind])]
         except (OSError, ValueError, KeyError, csv.Error) as error:
             raise SessionStoreError(f"the CSV mirror {folder} cannot be read: {error}") from error
-        return Columns.from_records(kind, records).select(query)
+        columns = Columns.from_records(kind, records)
+        if not query.all_attempts:
+            columns = hide_superseded(columns, RunFile(folder).load_from_steps())
+        return columns.select(query)
 
     def load_run(self, run_id: str) -> StoredRun:
         """One run.

@@ -48,6 +48,9 @@ class RunFile:
                 return
             created_us = known["created_us"] if known else record.time_us
             tags = known["tags"] if known else sorted(set(data["run"]["tags"]))
+            from_steps = known.get("from_steps", {})
+            if data.get("from_step") is not None:
+                from_steps = {**from_steps, str(record.attempt): data["from_step"]}
             known = {
                 **data["run"],
                 "id": record.run_id,
@@ -59,6 +62,7 @@ class RunFile:
                 "created_us": created_us,
                 "ended_us": None,
                 "environment": known.get("environment"),
+                "from_steps": from_steps,
             }
         elif not known:
             return
@@ -77,6 +81,11 @@ class RunFile:
             known["updated_us"] = record.time_us
         known["heartbeat_us"] = time.time_ns() // 1000
         self._save(_RUN, known)
+
+    def load_from_steps(self) -> dict[int, int]:
+        """Attempt -> the step that it was resumed from."""
+        from_steps = self._load().get("from_steps", {})
+        return {int(attempt): step for attempt, step in from_steps.items()}
 
     def load(self) -> StoredRun | None:
         """The run, or None where there is none."""

@@ -11,26 +11,32 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quark_backends.embedded.generation_files import GenerationFiles
 from quark_backends.store.database import StoreLayout, connect_memory, ensure_marker, find_store
 from quark_backends.store.ingest import BatchIngest
-from quark_backends.store.reader import StoreReader
-from quark_core.backend import BackendConfig, Batch, RunLocation, StoredRun
+from quark_backends.store.reader import StoreReader, find_run
+from quark_backends.store.trash import JournalTrash, SupportsTrash
+from quark_core.backend import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import find_folders
 from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
 
 if TYPE_CHECKING:
+    from quark_backends.store.search import RunFinder
     from quark_core.columns import Columns
     from quark_core.query import Query
+    from quark_core.run_summary import RunSummary
+    from quark_core.search.expression import RunSearch
+    from quark_core.series import Series
 
 __all__ = ["JournalBackend"]
 
 
-class JournalBackend:
+class JournalBackend(SupportsTrash):
     """Serves a storage root out of its journals.
 
     Raises:
@@ -52,7 +58,10 @@ class JournalBackend:
         else:
             ensure_marker(config.storage_dir)
         self._layout = StoreLayout(config.storage_dir)
+        self._trash = JournalTrash(self._layout)
         self._played: dict[Path, int] = {}
+        self._generations: set[Path] = set()
+        self._finder: RunFinder | None = None
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._reader = StoreReader(self._connect)
@@ -83,11 +92,61 @@ class JournalBackend:
             self._play()
             return self._reader.read(run_id, kind, query)
 
+    def read_series(
+        self, run_id: str, key: str, *, max_points: int | None, all_attempts: bool = False
+    ) -> Series:
+        """See `SupportsSeries`."""
+        with self._lock:
+            self._play()
+            return self._reader.read_series(
+                run_id, key, max_points=max_points, all_attempts=all_attempts
+            )
+
+    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
+        """See `SupportsSeries`; here all of it is in memory anyway."""
+        found = self.read(run_id, kind, query)
+        for start in range(0, found.count, rows):
+            yield found.take(slice(start, start + rows))
+
     def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
         """See `SupportsReplay`."""
         with self._lock:
             self._play()
             return self._reader.read_batches(run_id, writer_id, start, limit)
+
+    def search(self, search: RunSearch) -> list[RunSummary]:
+        """See `SupportsSearch`."""
+        with self._lock:
+            self._play()
+            return self._find().search(search)
+
+    def summarize(self, run_id: str) -> RunSummary:
+        """See `SupportsSearch`."""
+        with self._lock:
+            self._play()
+            return self._find().summarize(run_id)
+
+    def _find(self) -> RunFinder:
+        if self._finder is None:
+            # SQLAlchemy is loaded by who searches only.
+            from quark_backends.store.search import RunFinder
+
+            self._finder = RunFinder(self._connect)
+        return self._finder
+
+    def write_generation(self, generation: Generation) -> int:
+        """See `SupportsGenerations`."""
+        self.load_run(generation.run_id)
+        return GenerationFiles(self._layout.run_path(generation.run_id)).write(generation)
+
+    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
+        """See `SupportsGenerations`."""
+        with self._lock:
+            self._play()
+            run_pk = find_run(self._connect(), run_id)
+            files = GenerationFiles(self._layout.run_path(run_id))
+            files.play(self._connect(), run_pk, self._generations)
+            return self._reader.read_outputs(run_id, kind, analyzer)
 
     def load_run(self, run_id: str) -> StoredRun:
         """See `SupportsRead`."""

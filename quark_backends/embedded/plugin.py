@@ -20,6 +20,21 @@ def _open(config: BackendConfig) -> Backend:
     return EmbeddedBackend(config)
 
 
+def _migrate(config: BackendConfig, migrated_at: str) -> int:
+    from quark_backends.embedded.filesystem import find_network_filesystem
+    from quark_backends.store.database import StoreLayout
+    from quark_backends.store.migration import migrate
+    from quark_core.errors import SchemaMigrationError
+
+    network = find_network_filesystem(config.storage_dir)
+    if network is not None and StoreLayout(config.storage_dir).db_path.exists():
+        raise SchemaMigrationError(
+            f"storage_dir {config.storage_dir} lies on a network file system ({network}), where "
+            "a database cannot be altered safely: migrate it where it lies on a local disk"
+        )
+    return migrate(config.storage_dir, migrated_at)
+
+
 @hookimpl
 def quark_register_backends() -> list[BackendDefinition]:
     """The embedded store."""
@@ -35,7 +50,12 @@ def quark_register_backends() -> list[BackendDefinition]:
                     Capability.IDEMPOTENT,
                     Capability.GROUPS,
                     Capability.REPLAY,
+                    Capability.SERIES,
+                    Capability.SEARCH,
+                    Capability.GENERATIONS,
+                    Capability.REMOVAL,
                 }
             ),
+            migrate=_migrate,
         )
     ]

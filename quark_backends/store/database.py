@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from quark_core.errors import SessionStoreError
@@ -21,7 +22,12 @@ __all__ = [
     "ensure_marker",
     "ensure_store",
     "find_store",
+    "is_unwritable",
     "load_schema",
+    "open_database",
+    "read_marker",
+    "read_version",
+    "write_marker",
 ]
 
 SCHEMA_VERSION = CURRENT_SCHEMA_VERSION
@@ -111,9 +117,7 @@ def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool)
     try:
         if with_database:
             _create_database(scratch / _DATABASE)
-        (scratch / _MARKER).write_text(
-            json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION}) + "\n"
-        )
+        write_marker(scratch)
         scratch.chmod(0o777 & ~_umask())
         os.rename(scratch, layout.root)
     except OSError as error:
@@ -154,68 +158,154 @@ def find_store(storage_dir: Path) -> StoreLayout | None:
     """
     layout = StoreLayout(storage_dir)
     try:
-        text = layout.marker.read_text()
+        marker = read_marker(layout)
     except FileNotFoundError:
         if not layout.root.exists() or (layout.root.is_dir() and not any(layout.root.iterdir())):
             return None
-        raise _foreign(layout) from None
+        raise _foreign(layout.root) from None
     except OSError as error:
         raise SessionStoreError(f"the store {layout.root} cannot be read: {error}") from error
-    try:
-        ours = json.loads(text).get("format") == _FORMAT
-    except (ValueError, AttributeError):
-        ours = False
-    if not ours:
-        raise _foreign(layout)
+    if marker is None:
+        raise _foreign(layout.root)
+    version = marker.get("schema_version")
+    # Where there is a database, it says itself which version it has.
+    if isinstance(version, int) and version > SCHEMA_VERSION and not layout.db_path.exists():
+        raise _newer(layout.root, version)
     return layout
 
 
 def connect(layout: StoreLayout, *, read_only: bool = False) -> sqlite3.Connection:
     """A connection in autocommit mode, usable from any one thread at a time.
 
+    A store of an older version is migrated first; see `migration.open_older`.
+
     Raises:
-        SessionStoreError: The file is no store of ours, is damaged, or was
-            written by a newer Quark (the message gives both versions).
+        SessionStoreError: The file is no store of ours, is damaged, cannot be
+            written, was written by a newer Quark (the message gives both
+            versions), or is of an older version and cannot be migrated now.
     """
-    mode = "ro" if read_only else "rw"
-    # The path goes into a URI: a "?" or "%" in it must not be read as syntax.
-    uri = f"file:{quote(str(layout.db_path))}?mode={mode}"
     try:
-        connection = sqlite3.connect(
-            uri,
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            timeout=_BUSY_TIMEOUT_S,
-            cached_statements=64,
-        )
         try:
-            application_id = connection.execute("PRAGMA application_id").fetchone()[0]
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if application_id != APPLICATION_ID:
-                raise _foreign(layout)
-            if version > SCHEMA_VERSION:
-                raise SessionStoreError(
-                    f"the store {layout.root} has schema version {version}, this Quark knows "
-                    f"{SCHEMA_VERSION}: upgrade quark-tracker to open it. It was left as it was."
-                )
+            connection = open_database(layout.db_path, "mode=ro" if read_only else "mode=rw")
+        except sqlite3.OperationalError as error:
+            if not is_unwritable(error):
+                raise
             if not read_only:
-                # FULL: an acknowledged batch must survive a power loss, not only a crash.
-                connection.execute("PRAGMA synchronous=FULL")
+                _check_writable(layout)
+                raise
+            from quark_backends.store.snapshot import open_unwritable
+
+            connection = open_unwritable(layout.db_path)
+        try:
+            version = read_version(connection, layout.root)
+            if version == SCHEMA_VERSION:
+                if not read_only:
+                    _check_writable(layout)
+                    # FULL: an acknowledged batch must survive a power loss, not only a crash.
+                    connection.execute("PRAGMA synchronous=FULL")
+                return connection
         except BaseException:
             connection.close()
             raise
     except sqlite3.Error as error:
         raise SessionStoreError(f"the store {layout.db_path} cannot be opened: {error}") from error
+    connection.close()
+    from quark_backends.store.migration import open_older
+
+    return open_older(layout, read_only=read_only)
+
+
+def open_database(path: Path, parameters: str) -> sqlite3.Connection:
+    """Open a database file as it is, whatever is in it, and read its head.
+
+    Args:
+        path: The file, which must exist.
+        parameters: Of SQLite's URI, such as `mode=ro`.
+
+    Raises:
+        sqlite3.Error: It cannot be opened or read.
+    """
+    connection = sqlite3.connect(
+        # The path goes into a URI: a "?" or "%" in it must not be read as syntax.
+        f"file:{quote(str(path))}?{parameters}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=_BUSY_TIMEOUT_S,
+        cached_statements=64,
+    )
+    try:
+        connection.execute("PRAGMA user_version").fetchone()
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def read_version(connection: sqlite3.Connection, root: Path) -> int:
+    """Version of a store's tables, which is at most `SCHEMA_VERSION`.
+
+    Raises:
+        SessionStoreError: It is no store of ours, or that of a newer Quark.
+        sqlite3.Error: It cannot be read.
+    """
+    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application_id != APPLICATION_ID or version < 1:
+        raise _foreign(root)
+    if version > SCHEMA_VERSION:
+        raise _newer(root, version)
+    return version
+
+
+def is_unwritable(error: sqlite3.Error) -> bool:
+    """Whether SQLite fails because it may not write where the database lies."""
+    name = getattr(error, "sqlite_errorname", "")
+    return name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+
+
+def write_marker(folder: Path, **more: str) -> None:
+    """Write the file that says whose folder it is, at once or not at all.
+
+    Args:
+        folder: The store's folder.
+        more: What the marker says besides, such as `migrated_at`.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    text = json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, **more})
+    scratch = folder / f"{_MARKER}.new{os.getpid()}"
+    try:
+        with scratch.open("w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, folder / _MARKER)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read_marker(layout: StoreLayout) -> dict[str, Any] | None:
+    """What a store's marker says, or None where it is not ours.
+
+    Raises:
+        OSError: It cannot be read; FileNotFoundError where there is none.
+    """
+    try:
+        marker = json.loads(layout.marker.read_text())
+    except ValueError:
+        return None
+    return marker if isinstance(marker, dict) and marker.get("format") == _FORMAT else None
 
 
 def _create_database(path: Path) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
-        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         # Lets `quark gc` give space back in small steps, beside a training that writes.
+        # First of all: it has no effect once anything is in the file.
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute("PRAGMA journal_mode=WAL")
         connection.executescript(
             f"BEGIN; {load_schema()} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
@@ -224,10 +314,28 @@ def _create_database(path: Path) -> None:
         connection.close()
 
 
-def _foreign(layout: StoreLayout) -> SessionStoreError:
+def _check_writable(layout: StoreLayout) -> None:
+    # On a read-only disk SQLite opens for writing where its files lie there already,
+    # and fails when the first batch is stored.
+    for path in (layout.root, layout.db_path):
+        if not os.access(path, os.W_OK):
+            raise SessionStoreError(
+                f"the store {path} cannot be written: it is on a read-only disk or lacks write "
+                "permission. Choose another storage_dir or change its permissions."
+            )
+
+
+def _foreign(root: Path) -> SessionStoreError:
     return SessionStoreError(
-        f"{layout.root} was not made by this Quark, so it is left alone. "
+        f"{root} was not made by this Quark, so it is left alone. "
         "Choose another storage_dir, or move that folder away."
+    )
+
+
+def _newer(root: Path, version: int) -> SessionStoreError:
+    return SessionStoreError(
+        f"the store {root} has schema version {version}, this Quark knows "
+        f"{SCHEMA_VERSION}: upgrade quark-tracker to open it. It was left as it was."
     )
 
 

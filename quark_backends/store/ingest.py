@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import xxhash
 
+from quark_backends.store.figures import MetricFold, place_writer
 from quark_backends.store.lifecycle import apply_lifecycle
+from quark_backends.store.names import NameTable
+from quark_core.attempts import HiddenRows, can_be_hidden
 from quark_core.backend import Batch
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
-from quark_core.records import LifecycleRecord
+from quark_core.records import LifecycleRecord, MetricRecord
 
 __all__ = ["BatchIngest"]
 
 _NO_HEAD = -1
+
+
+@dataclass(slots=True)
+class _Writer:
+    pk: int
+    run_pk: int
+    head: int
+    started_us: int
+    hidden_step: int | None
 
 
 class BatchIngest:
@@ -22,11 +36,14 @@ class BatchIngest:
 
     The writer's head advances in the same transaction as the data, so a batch
     that is delivered again, after a lost reply or a crash, is recognised by
-    its number and acknowledged without being stored again.
+    its number and acknowledged without being stored again. What is known of a
+    run without reading it (its metrics' figures, tags, configuration, newest
+    step) changes in that transaction too.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._names = NameTable(connection)
 
     def write(self, batches: Sequence[Batch]) -> None:
         """Store batches in one transaction.
@@ -39,60 +56,135 @@ class BatchIngest:
         try:
             execute("BEGIN IMMEDIATE")
             try:
+                folds: dict[int, MetricFold] = {}
                 for batch in batches:
-                    self._store(batch)
+                    self._store(batch, folds)
+                for run_pk, fold in folds.items():
+                    fold.write(self._connection, run_pk, self._names.find)
                 execute("COMMIT")
             except BaseException:
+                self._names.forget()
                 if self._connection.in_transaction:
                     execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
             raise BackendUnavailable(f"SQLite: {error}") from error
 
-    def _store(self, batch: Batch) -> None:
+    def _store(self, batch: Batch, folds: dict[int, MetricFold]) -> None:
         execute = self._connection.execute
         digest = xxhash.xxh3_128_digest(batch.body)
-        found = self._find_writer(batch)
-        if found is not None and batch.number <= found[1]:
-            self._recognise(found[0], batch, digest)
+        writer = self._find_writer(batch)
+        if writer is not None and batch.number <= writer.head:
+            self._recognise(writer.pk, batch, digest)
+            return
+        if writer is None and self._is_removed(batch):
             return
         if batch.kind == LifecycleRecord.KIND:
             self._apply(batch)  # a start makes the run that its writer belongs to
-        writer_pk = found[0] if found is not None else self._add_writer(batch)
+        if writer is None:
+            writer = self._add_writer(batch)
         execute(
             "INSERT INTO batch (writer_pk, kind, number, count, digest, body)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (writer_pk, batch.kind, batch.number, batch.count, digest, batch.body),
+            (writer.pk, batch.kind, batch.number, batch.count, digest, batch.body),
         )
-        execute("UPDATE writer SET head = ? WHERE pk = ?", (batch.number, writer_pk))
+        execute("UPDATE writer SET head = ? WHERE pk = ?", (batch.number, writer.pk))
+        hidden = None
+        if writer.hidden_step is not None and can_be_hidden(batch.kind):
+            hidden = self._note_hidden(writer, batch)
+        if batch.kind == MetricRecord.KIND:
+            fold = folds.get(writer.run_pk)
+            if fold is None:
+                fold = folds[writer.run_pk] = MetricFold()
+            place = place_writer(batch.attempt, batch.rank)
+            try:
+                fold.add_body(batch.decoded, place, writer.started_us, hidden)
+            except (SchemaValidationError, ValueError, TypeError) as error:
+                raise BackendRejected(f"metrics are malformed: {error}") from error
 
-    def _find_writer(self, batch: Batch) -> tuple[int, int] | None:
+    def _find_writer(self, batch: Batch) -> _Writer | None:
         row = self._connection.execute(
-            "SELECT writer.pk, head FROM writer JOIN run ON run.pk = run_pk"
-            " WHERE run.id = ? AND writer.id = ?",
+            "SELECT writer.pk, run_pk, head, started_us, hidden_step FROM writer"
+            " JOIN run ON run.pk = run_pk WHERE run.id = ? AND writer.id = ?",
             (batch.run_id, batch.writer_id),
         ).fetchone()
-        return None if row is None else (row[0], row[1])
+        return None if row is None else _Writer(*row)
 
-    def _add_writer(self, batch: Batch) -> int:
-        run = self._connection.execute(
-            "SELECT pk FROM run WHERE id = ?", (batch.run_id,)
+    def _is_removed(self, batch: Batch) -> bool:
+        """Whether the batch is a late one of a run that was removed for good.
+
+        Raises:
+            BackendRejected: It begins a new run under the old id.
+        """
+        row = self._connection.execute(
+            "SELECT removed_us FROM removed WHERE run_id = ?", (batch.run_id,)
         ).fetchone()
+        if row is None:
+            return False
+        if batch.kind == LifecycleRecord.KIND and any(
+            isinstance(record, LifecycleRecord)
+            and record.action == "start"
+            and record.time_us > row[0]
+            for record in batch.to_records()
+        ):
+            raise BackendRejected(
+                f"run {batch.run_id} was removed from this store; choose another id"
+            )
+        return True
+
+    def _add_writer(self, batch: Batch) -> _Writer:
+        execute = self._connection.execute
+        run = execute("SELECT pk FROM run WHERE id = ?", (batch.run_id,)).fetchone()
         if run is None:
             raise BackendRejected(f"run {batch.run_id} was never started in this store")
-        cursor = self._connection.execute(
-            "INSERT INTO writer (run_pk, id, attempt, rank, started_us, head)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
+        # An attempt that began before this writer's first batch came hides what it says too.
+        (hidden_step,) = execute(
+            "SELECT min(from_step) FROM attempt WHERE run_pk = ? AND number > ?",
+            (run[0], batch.attempt),
+        ).fetchone()
+        started_us = self._find_start(batch)
+        cursor = execute(
+            "INSERT INTO writer (run_pk, id, attempt, rank, started_us, head, hidden_step)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 run[0],
                 batch.writer_id,
                 batch.attempt,
                 batch.rank,
-                min(batch.decoded.to_list("time_us")),
+                started_us,
                 _NO_HEAD,
+                hidden_step,
             ),
         )
-        return int(cursor.lastrowid or 0)
+        return _Writer(int(cursor.lastrowid or 0), run[0], _NO_HEAD, started_us, hidden_step)
+
+    def _find_start(self, batch: Batch) -> int:
+        try:
+            return int(min(batch.decoded.to_list("time_us")))
+        except SchemaValidationError:
+            return time.time_ns() // 1000  # a kind that only a newer Quark knows
+
+    def _note_hidden(self, writer: _Writer, batch: Batch) -> HiddenRows:
+        """Which of a late batch's rows a later attempt has hidden."""
+        assert writer.hidden_step is not None
+        execute = self._connection.execute
+        steps, sequences = batch.decoded.to_list("step"), batch.decoded.to_list("sequence")
+        beyond = [
+            sequence
+            for step, sequence in zip(steps, sequences, strict=True)
+            if step is not None and step >= writer.hidden_step
+        ]
+        if beyond:
+            execute(
+                "INSERT INTO hidden (writer_pk, kind, sequence) VALUES (?, ?, ?)"
+                " ON CONFLICT (writer_pk, kind) DO UPDATE SET"
+                " sequence = min(sequence, excluded.sequence)",
+                (writer.pk, batch.kind, min(beyond)),
+            )
+        row = execute(
+            "SELECT sequence FROM hidden WHERE writer_pk = ? AND kind = ?", (writer.pk, batch.kind)
+        ).fetchone()
+        return HiddenRows(writer.hidden_step, None if row is None else row[0])
 
     def _recognise(self, writer_pk: int, batch: Batch, digest: bytes) -> None:
         row = self._connection.execute(
@@ -108,6 +200,6 @@ class BatchIngest:
         try:
             for record in batch.to_records():
                 assert isinstance(record, LifecycleRecord)
-                apply_lifecycle(self._connection, record)
+                apply_lifecycle(self._connection, record, self._names)
         except (SchemaValidationError, KeyError, TypeError) as error:
             raise BackendRejected(f"lifecycle records are malformed: {error!r}") from error

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from quark_backends.store.run_rows import RUN_QUERY, run_not_found, to_stored_run
-from quark_core.backend import Batch, StoredRun
-from quark_core.codec import decode_body
-from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.errors import RunNotFoundError, SessionStoreError
 
 if TYPE_CHECKING:
+    from quark_backends.store.stored_rows import StoredRows, WriterRow
+    from quark_core.backend import Batch, StoredRun
     from quark_core.columns import Columns
     from quark_core.query import Query
+    from quark_core.series import Series
 
 __all__ = ["StoreReader"]
-
-_CACHED_ROWS = 200_000
 
 
 class StoreReader:
     """Reads over connections of its own; may be used from any thread.
 
-    The newest kinds that were read are kept decoded, with a mark of how far
-    they go, so that reading again decodes only what came since.
+    Each read sees one moment of the store: every acknowledged record once,
+    whether it is compacted or not.
 
     Args:
         connect: Opens a connection for reading.
@@ -35,15 +34,15 @@ class StoreReader:
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
-        self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[int, str], tuple[int, Columns]] = OrderedDict()
+        self._rows: StoredRows | None = None
+        self._lock = threading.RLock()
 
     def close(self) -> None:
         """Give up the connection; a later read opens another."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
-                self._connection = None
+                self._connection = self._rows = None
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """Rows of one kind that fit the query, in persistence order.
@@ -54,116 +53,148 @@ class StoreReader:
         """
         from quark_core.columns import Columns
 
-        with self._lock:
-            run_row = self._execute("SELECT pk FROM run WHERE id = ?", run_id).fetchone()
-            if run_row is None:
-                raise run_not_found(run_id)
-            writers = self._execute(
-                "SELECT pk, id, attempt, rank FROM writer WHERE run_pk = ?"
-                " ORDER BY attempt, rank, started_us, id",
-                run_row[0],
-            ).fetchall()
-            parts = []
-            for writer_pk, writer_id, attempt, rank in writers:
-                origin = {
-                    "run_id": run_id,
-                    "writer_id": writer_id,
-                    "attempt": attempt,
-                    "rank": rank,
-                }
-                stored = self._read_writer(writer_pk, kind, origin)
-                parts.append(stored.select(_without_limit(query)).order_by_sequence())
+        with self._lock, self._moment() as connection:
+            rows = self._stored_rows(connection)
+            parts = [
+                rows.load(writer, kind, _without_limit(query))
+                for writer in find_writers(connection, run_id)
+            ]
         joined = Columns.concatenate(kind, [part for part in parts if part.count])
         return joined.keep_newest(query.limit)
 
+    def read_series(
+        self, run_id: str, key: str, *, max_points: int | None, all_attempts: bool = False
+    ) -> Series:
+        """One metric as a curve; see `SupportsSeries`."""
+        from quark_backends.store.curves import read_curve
+
+        with self._lock, self._moment() as connection:
+            writers = find_writers(connection, run_id)
+            rows = self._stored_rows(connection)
+            return read_curve(connection, rows, writers, key, max_points, all_attempts)
+
+    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
+        """What `read` returns, in parts; see `SupportsSeries`."""
+        if query.limit is not None:
+            found = self.read(run_id, kind, query)
+            for start in range(0, found.count, rows):
+                yield found.take(slice(start, start + rows))
+            return
+
+        from quark_backends.store.iteration import iterate_writer
+        from quark_backends.store.stored_rows import StoredRows
+
+        # A connection of its own: the moment lasts as long as whoever iterates takes.
+        connection = self._connect()
+        try:
+            connection.execute("BEGIN")
+            stored = StoredRows(connection)
+            for writer in find_writers(connection, run_id):
+                yield from iterate_writer(stored, writer, kind, query, rows)
+        except sqlite3.Error as error:
+            raise SessionStoreError(f"the store cannot be read: {error}") from error
+        finally:
+            connection.close()
+
     def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
-        """A writer's batches from a number on, in order, as they were written."""
-        with self._lock:
-            rows = self._execute(
-                "SELECT writer.attempt, writer.rank, number, kind, count, body FROM batch"
-                " JOIN writer ON writer.pk = writer_pk JOIN run ON run.pk = run_pk"
-                " WHERE run.id = ? AND writer.id = ? AND number >= ? ORDER BY number LIMIT ?",
-                run_id,
-                writer_id,
-                start,
-                limit,
-            ).fetchall()
-        return [Batch(run_id, writer_id, *row) for row in rows]
+        """A writer's batches from a number on, in order; see `SupportsReplay`."""
+        from quark_backends.store.replay import replay_batches
+
+        with self._lock, self._moment() as connection:
+            for writer in find_writers(connection, run_id):
+                if writer.writer_id == writer_id:
+                    return replay_batches(
+                        connection, self._stored_rows(connection), writer, start, limit
+                    )
+        return []
+
+    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
+        """Outputs of analyzers; see `SupportsGenerations`."""
+        from quark_backends.store.generations import read_outputs
+
+        with self._lock, self._moment() as connection:
+            return read_outputs(connection, run_id, kind, analyzer)
 
     def load_run(self, run_id: str) -> StoredRun:
         """One run.
 
         Raises:
-            RunNotFoundError: The store has no such run.
+            RunNotFoundError: The store has no such run, or has it in the trash.
             SessionStoreError: The store cannot be read.
         """
-        with self._lock:
-            row = self._execute(f"{RUN_QUERY} WHERE run.id = ?", run_id).fetchone()
-        if row is None:
-            raise run_not_found(run_id)
+        with self._lock, self._moment() as connection:
+            row = connection.execute(f"{RUN_QUERY} WHERE run.id = ?", (run_id,)).fetchone()
+            find_run(connection, run_id)
         return to_stored_run(row)
 
     def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
         """Runs, newest first."""
-        where, arguments = "", []
+        where, arguments = "WHERE trashed_us IS NULL", []
         if project is not None:
-            where = "WHERE project.name = ?"
+            where += " AND project.name = ?"
             arguments.append(project)
-        with self._lock:
-            rows = self._execute(
+        with self._lock, self._moment() as connection:
+            rows = connection.execute(
                 f"{RUN_QUERY} {where} ORDER BY run.created_us DESC, run.pk DESC LIMIT ?",
-                *arguments,
-                -1 if limit is None else limit,
+                (*arguments, -1 if limit is None else limit),
             ).fetchall()
         return [to_stored_run(row) for row in rows]
 
-    def _read_writer(self, writer_pk: int, kind: str, origin: dict[str, Any]) -> Columns:
-        """All rows of one writer and kind, in order of their batches."""
-        from quark_core.columns import Columns
+    def _stored_rows(self, connection: sqlite3.Connection) -> StoredRows:
+        from quark_backends.store.stored_rows import StoredRows
 
-        known, columns = self._cache.get((writer_pk, kind), (-1, Columns.empty(kind)))
-        rows = self._execute(
-            "SELECT number, body FROM batch WHERE writer_pk = ? AND kind = ? AND number > ?"
-            " ORDER BY number",
-            writer_pk,
-            kind,
-            known,
-        ).fetchall()
-        if rows:
-            parts = [columns] if columns.count else []
-            for number, body in rows:
-                try:
-                    parts.append(Columns.from_body(decode_body(body), origin))
-                except SchemaValidationError as error:
-                    raise SessionStoreError(
-                        f"batch {number} of writer {origin['writer_id']} cannot be read: {error}"
-                    ) from error
-                known = number
-            columns = Columns.concatenate(kind, parts).make_all()
-            self._remember((writer_pk, kind), known, columns)
-        return columns
+        if self._rows is None:
+            self._rows = StoredRows(connection)
+        return self._rows
 
-    def _remember(self, key: tuple[int, str], known: int, columns: Columns) -> None:
-        self._cache[key] = (known, columns)
-        self._cache.move_to_end(key)
-        while len(self._cache) > 1 and self._count_cached() > _CACHED_ROWS:
-            self._cache.popitem(last=False)
-        if self._count_cached() > _CACHED_ROWS:
-            self._cache.clear()
-
-    def _count_cached(self) -> int:
-        return sum(columns.count for _, columns in self._cache.values())
-
-    def _execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
-        if self._connection is None:
-            self._connection = self._connect()
+    @contextmanager
+    def _moment(self) -> Iterator[sqlite3.Connection]:
+        """A transaction for reading: what is committed meanwhile does not show."""
         try:
-            return self._connection.execute(sql, arguments)
+            if self._connection is None:
+                self._connection = self._connect()
+            self._connection.execute("BEGIN")
+            try:
+                yield self._connection
+            finally:
+                self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise SessionStoreError(f"the store cannot be read: {error}") from error
 
 
-def _without_limit(query: Query) -> Query:
+def find_run(connection: sqlite3.Connection, run_id: str) -> int:
+    """Number of a run.
+
+    Raises:
+        RunNotFoundError: There is none, or it is in the trash.
+    """
+    row = connection.execute("SELECT pk, trashed_us FROM run WHERE id = ?", (run_id,)).fetchone()
+    if row is None:
+        raise run_not_found(run_id)
+    if row[1] is not None:
+        raise RunNotFoundError(
+            f"run_id {run_id}: this run is in the trash; `quark restore {run_id}` brings it back"
+        )
+    return int(row[0])
+
+
+def find_writers(connection: sqlite3.Connection, run_id: str) -> list[WriterRow]:
+    """The writers of a run, in persistence order.
+
+    Raises:
+        RunNotFoundError: There is no such run, or it is in the trash.
+    """
+    from quark_backends.store.stored_rows import WriterRow
+
+    rows = connection.execute(
+        "SELECT pk, ?, id, attempt, rank, hidden_step FROM writer WHERE run_pk = ?"
+        " ORDER BY attempt, rank, started_us, id",
+        (run_id, find_run(connection, run_id)),
+    ).fetchall()
+    return [WriterRow(*row) for row in rows]
+
+
+def _without_limit(query: Query) -> Any:
     import dataclasses
 
     return query if query.limit is None else dataclasses.replace(query, limit=None)

@@ -67,6 +67,13 @@ class Channel:
         self.frame_records = records if not self._fitted else max(self.frame_records, records)
         self._fitted = True
 
+    def continue_sequence(self, other: Channel) -> None:
+        """Go on counting where another channel is, before anything was put in here."""
+        self.sequence = other.sequence
+        self.take_sequence = other.take_sequence
+        # What was drawn there comes in here, so that it must not count as missing.
+        self._drained = 0
+
     def count_records(self) -> int:
         """Records that wait in here."""
         if self.kind != "metric":

@@ -35,6 +35,9 @@ class StandInStream(RunStream):
 
     def succeed(self, stream: RunStream) -> None:
         """Pass on to the real stream what still comes here."""
+        for kind, channel in self._channels.items():
+            # What was numbered here keeps its number, so the next one must be another.
+            stream.channel(kind).continue_sequence(channel)
         self._successor = stream
 
     def _hand_on(self, kind: str, item: Any) -> None:

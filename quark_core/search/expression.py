@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 __all__ = [
     "And",
     "Comparison",
+    "Contains",
     "Expression",
     "Field",
     "HasTag",
     "IsNull",
-    "Literal_",
     "Membership",
     "Not",
+    "Operator",
     "Or",
     "OrderBy",
+    "Place",
     "RunSearch",
     "Scope",
     "Statistic",
+    "Value",
+    "find_fields",
+    "map_fields",
 ]
 
 Scope = Literal["run", "config", "metric"]
 Statistic = Literal["last", "first", "min", "max", "count"]
 Operator = Literal["==", "!=", "<", "<=", ">", ">="]
-Literal_ = float | int | str | bool
-"""A value that is compared with; a bool is no number."""
+Value = float | int | str | bool
+"""What a field is compared with; a bool is no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something stands in what the user wrote, for messages.
+
+    Attributes:
+        argument: Name of the argument, such as `where`.
+        text: The whole of it.
+        column: First character, counted from 1.
+        length: How many characters.
+    """
+
+    argument: str
+    text: str
+    column: int
+    length: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +59,46 @@ class Field:
     Attributes:
         scope: run, config or metric.
         name: A field of the run, a flattened key of its configuration, or the
-            stored key of a metric.
-        column: Where it stands in the text, counted from 1.
+            key of a metric: as the user wrote it until the names are
+            resolved, then as the store has it.
         statistic: Of a metric: which of its figures.
+        place: Where it was written; two fields are equal wherever they stand.
     """
 
     scope: Scope
     name: str
-    column: int
     statistic: Statistic = "last"
+    place: Place | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`field op value`; false for a run that lacks the field."""
+    """`field op value`; false for a run that lacks the field.
+
+    A value of another type than the field's is different from it, and neither
+    less nor greater. A value for a field that is a time is the ISO 8601 text
+    of a moment or of a whole day, hour and so on (see `parse_period`).
+    """
 
     field: Field
     operator: Operator
-    value: Literal_
+    value: Value
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """`field in (a, b)`; false for a run that lacks the field."""
+    """`field in (a, b)`: equal to one of them."""
 
     field: Field
-    values: tuple[Literal_, ...]
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    """`'part' in field`: the field is a text with this in it, in the same case."""
+
+    field: Field
+    part: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +136,16 @@ class Or:
     operands: tuple[Expression, ...]
 
 
-Expression = Comparison | Membership | HasTag | IsNull | Not | And | Or
+Expression = Comparison | Membership | Contains | HasTag | IsNull | Not | And | Or
 
 
 @dataclass(frozen=True, slots=True)
 class OrderBy:
-    """A field to sort by; runs that lack it come last either way."""
+    """A field to sort by; runs that lack it come last either way.
+
+    Values of a configuration may be of several types: false, true, then
+    numbers, then texts.
+    """
 
     field: Field
     descending: bool = False
@@ -119,11 +160,44 @@ class RunSearch:
         where: What must be true of a run.
         order_by: What to sort by; ties, and everything without it, newest first.
         limit: At most so many.
-        text: What the user wrote as `where`, for messages.
     """
 
     project: str | None = None
     where: Expression | None = None
     order_by: tuple[OrderBy, ...] = ()
     limit: int | None = None
-    text: str = ""
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Every field that is asked for, each once: those of `where` first."""
+        found = [] if self.where is None else list(find_fields(self.where))
+        return tuple(dict.fromkeys([*found, *(order.field for order in self.order_by)]))
+
+
+def find_fields(expression: Expression) -> Iterator[Field]:
+    """The fields of an expression, in the order in which they were written."""
+    match expression:
+        case Not(operand):
+            yield from find_fields(operand)
+        case And(operands) | Or(operands):
+            for operand in operands:
+                yield from find_fields(operand)
+        case HasTag():
+            pass
+        case _:
+            yield expression.field
+
+
+def map_fields(expression: Expression, change: Callable[[Field], Field]) -> Expression:
+    """The same expression with other fields."""
+    match expression:
+        case Not(operand):
+            return Not(map_fields(operand, change))
+        case And(operands):
+            return And(tuple(map_fields(operand, change) for operand in operands))
+        case Or(operands):
+            return Or(tuple(map_fields(operand, change) for operand in operands))
+        case HasTag():
+            return expression
+        case _:
+            return replace(expression, field=change(expression.field))

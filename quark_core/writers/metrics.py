@@ -13,10 +13,11 @@ from quark_core.errors import SchemaValidationError
 from quark_core.json_object import JsonObject, normalize_object
 from quark_core.metric_rows import MetricKey, MetricRow, expand_row
 from quark_core.names import check_name, check_text, encode_name, join_name, split_name
-from quark_core.query import Query, check_index
+from quark_core.query import check_index
 from quark_core.records import MetricRecord
 from quark_core.times import check_timestamp, now_us
 from quark_core.writers.base import BufferedWriter
+from quark_core.writers.metric_reading import MetricReading, build_metric_query
 from quark_core.writers.scalars import to_float
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _MAX_CACHED_KEYS = 100_000
 _MAX_CACHED_SHAPES = 1_000
 
 
-class MetricsLogger(BufferedWriter[MetricRecord]):
+class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
     """Logs scalar metrics under any name.
 
     `log` and `log_many` take microseconds, no lock and no system call, and
@@ -162,6 +163,8 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
             values = list(metrics.values())
         except Exception:  # noqa: BLE001 - a foreign object may raise anything
             self._refuse_metrics(metrics)
+        if len(names) != len(values):
+            self._refuse_metrics(metrics)
         try:
             keys = self._shapes[names if namespace is None else (namespace, names)]
         except Exception:  # noqa: BLE001 - new, or an object that raises when it is hashed
@@ -200,6 +203,7 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
         epoch_max: int | None = None,
         limit: int | None = None,
         include_non_finite: bool = False,
+        all_attempts: bool = False,
     ) -> tuple[MetricRecord, ...]:
         """Flush, then return the run's metric records that fit, in persistence order.
 
@@ -211,6 +215,8 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
             limit: The newest N.
             include_non_finite: Also values that are NaN or infinite.
+            all_attempts: Also points that a later attempt, resumed from an
+                earlier step, has hidden.
 
         Raises:
             SchemaValidationError: A bound is no non-negative integer.
@@ -228,6 +234,7 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
             epoch_max=epoch_max,
             limit=limit,
             include_non_finite=include_non_finite,
+            all_attempts=all_attempts,
         ).to_records()
 
     def columns(
@@ -244,18 +251,17 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
         epoch_max: int | None = None,
         limit: int | None = None,
         include_non_finite: bool = True,
+        all_attempts: bool = False,
     ) -> Columns:
         """The same as `read`, as numpy arrays: `columns(...)["value"]`.
 
         Values that are not finite are there as they were logged, and False in
         the column `finite`. A missing step or epoch is -1.
         """
-        query = Query.build(
-            equals={
-                "metric_key": _encode_filter(metric_key, "metric_key"),
-                "namespace": _encode_filter(namespace, "namespace"),
-                "metric_name": _encode_filter(metric_name, "metric_name"),
-            },
+        query = build_metric_query(
+            metric_key,
+            namespace,
+            metric_name,
             step=step,
             step_min=step_min,
             step_max=step_max,
@@ -264,6 +270,7 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
             epoch_max=epoch_max,
             limit=limit,
             include_non_finite=include_non_finite,
+            all_attempts=all_attempts,
         )
         return self._run.read(self.KIND, query)
 
@@ -376,14 +383,3 @@ class MetricsLogger(BufferedWriter[MetricRecord]):
         raise SchemaValidationError(
             f"metrics must be a mapping of names to numbers, not {type(metrics).__name__}"
         )
-
-
-def _encode_filter(name: str | None, argument: str) -> str | None:
-    """The stored form of a name that a reader filters by."""
-    if name is None:
-        return None
-    check_name(name, argument)
-    # A name that decodes to something else is itself a stored form.
-    from quark_core.names import decode_name
-
-    return name if decode_name(name) != name else encode_name(name)

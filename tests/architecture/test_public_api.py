@@ -34,11 +34,21 @@ BatchDiagnosticRecord
 AnalyzerEngine AnalyzerEngineConfig AnalyzerThresholds AnalyzerResult AlertRecord HealthScoreRecord
 EvidenceRecord PhaseAnalyzer PhaseAnalyzerConfig PhaseAnalyzerThresholds PhaseAnalysisResult
 PhaseRecord ComparisonEngine ComparisonEngineConfig MetricTargetSpec RunComparisonResult
-migrate_store
 """.split()
 
 # Ours, beyond the guide.
-BEYOND = ["DeliveryReport", "LaneReport", "QuarkError", "__version__", "open_run"]
+BEYOND = [
+    "DeliveryReport",
+    "LaneReport",
+    "MetricSummary",
+    "QuarkError",
+    "RunSummary",
+    "Series",
+    "__version__",
+    "open_run",
+    "search_runs",
+    "series",
+]
 
 
 def test_every_name_of_the_guide_is_there_or_listed_as_not_yet():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -144,15 +145,23 @@ def test_the_database_is_what_is_promised(tmp_path):
     connection.close()
 
 
-def test_a_damaged_batch_is_reported_by_its_number(tmp_path):
+def test_a_damaged_batch_is_reported_by_its_number_and_the_rest_is_read(tmp_path, caplog):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        quark.MetricsLogger(session).log("m", 1.0, step=0)
+        metrics = quark.MetricsLogger(session)
+        metrics.log("m", 1.0, step=0)
+        metrics.flush()
+        metrics.log("m", 2.0, step=1)
     database = sqlite3.connect(session.context.db_path)
-    database.execute("UPDATE batch SET body = x'00ff' WHERE kind = 'metric'")
+    database.execute(
+        "UPDATE batch SET body = x'00ff' WHERE pk ="
+        " (SELECT min(pk) FROM batch WHERE kind = 'metric')"
+    )
     database.commit()
     database.close()
-    with pytest.raises(SessionStoreError, match=r"batch \d+ of writer"):
-        quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read()
+    found = quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read()
+    assert [record.value for record in found] == [2.0]
+    writer = session.open_run.origin.writer_id
+    assert re.search(rf"batch of writer {writer} \d+ is damaged, its 1 records", caplog.text)
 
 
 def test_a_busy_database_is_waited_for(tmp_path, monkeypatch):

@@ -27,7 +27,8 @@ def test_installed_backends_are_listed(invoke):
     lines = [line.split() for line in result.stdout.splitlines()]
     firsts = [words[0] for words in lines if words]
     assert firsts.index("csv") < firsts.index("embedded")
-    assert "write, groups, idempotent, primary, read" in result.stdout
+    can = " ".join(result.stdout.split("embedded")[-1].split())
+    assert "write, generations, groups, idempotent, primary, read" in can
     assert "left out" not in result.stdout
 
 
@@ -36,11 +37,15 @@ def test_json_lists_capabilities_and_origin(invoke):
     by_name = {item["name"]: item for item in listed["backends"]}
     assert {"csv", "embedded"} <= by_name.keys()
     assert by_name["embedded"]["capabilities"] == [
+        "generations",
         "groups",
         "idempotent",
         "primary",
         "read",
+        "removal",
         "replay",
+        "search",
+        "series",
     ]
     assert by_name["csv"]["capabilities"] == ["idempotent", "read"]
     assert by_name["csv"]["origin"] == "quark-tracker"

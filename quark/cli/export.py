@@ -1,0 +1,209 @@
+"""`quark export`: a run as files of other programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from quark.cli.export_files import FORMATS, FileSet, check_format
+from quark.cli.store_access import find_run, open_store, storage_option
+
+if TYPE_CHECKING:
+    from quark_core.backend import StoredRun, SupportsPrimary
+    from quark_core.columns import Columns
+    from quark_core.query import Query
+
+__all__ = ["export"]
+
+
+def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) -> tuple[str, ...]:
+    known = _list_kinds()
+    for kind in kinds:
+        if kind not in known:
+            raise click.BadParameter(f"{kind!r} is no kind of record; kinds are {', '.join(known)}")
+    return tuple(dict.fromkeys(kinds))
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "-f", "--format", "file_format", type=click.Choice(FORMATS), required=True, help="Of the files."
+)
+@click.option(
+    "-k",
+    "--kind",
+    "kinds",
+    multiple=True,
+    callback=_check_kinds,
+    help="Only records of this kind (metric, event, layer …); may be repeated "
+    "[default: every kind that the run has].",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="A directory, or the file of a single --kind [default: a directory of the run's id].",
+)
+@storage_option
+@click.option(
+    "--all-attempts",
+    is_flag=True,
+    help="Also points that a later attempt, resumed from an earlier step, has hidden.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def export(
+    run: str,
+    file_format: str,
+    kinds: tuple[str, ...],
+    output: Path | None,
+    storage_dir: Path | None,
+    all_attempts: bool,
+    force: bool,
+) -> None:
+    """Write RUN (its id, the beginning of it, or its name) to files.
+
+    One file for each kind of record, and run.json with the run itself, its
+    config and its environment. The files appear together and whole, or not at
+    all, and none is overwritten without --force.
+    """
+    from rich.filesize import decimal
+
+    from quark_core.query import Query
+    from quark_core.reading import iterate
+
+    check_format(file_format)
+    targets = _Targets.choose(output, file_format, kinds)
+    store = open_store(storage_dir)
+    stored = find_run(store, run)
+    run_id = str(stored.run.id)
+    directory = targets.directory or Path(run_id)
+    query = Query(all_attempts=all_attempts)
+    try:
+        with FileSet(directory, force=force) as files, _Progress(store, run_id, query) as progress:
+            # What is in the way is told before the work, not after it.
+            files.check_free(targets.name_run(), *map(targets.name, kinds))
+            for kind in kinds or _list_kinds():
+                parts = progress.follow(kind, iterate(store, run_id, kind, query))
+                name = targets.name(kind)
+                files.write(name, file_format, kind, parts, optional=not kinds)
+            files.write_json(targets.name_run(), _describe(stored, files.rows))
+    except OSError as error:
+        raise click.ClickException(f"{directory} cannot be written: {error}") from error
+    click.echo(
+        f"{sum(files.rows.values()):,} rows, {decimal(files.size_bytes)} in "
+        f"{len(files.written)} files: {', '.join(map(str, files.written))}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Where an export goes.
+
+    Attributes:
+        directory: Where its files lie; None for a directory of the run's id.
+        suffix: Of the files with records.
+        file_name: Of the only such file, or None.
+    """
+
+    directory: Path | None
+    suffix: str
+    file_name: str | None = None
+
+    @classmethod
+    def choose(cls, output: Path | None, file_format: str, kinds: tuple[str, ...]) -> _Targets:
+        """Tell whether --output is a directory or a file: that is what ends like one."""
+        suffix = f".{file_format}"
+        if output is None or output.is_dir() or output.suffix[1:] not in FORMATS:
+            return cls(output, suffix)
+        if output.suffix != suffix:
+            raise click.UsageError(f"--output {output} is no file of --format {file_format}")
+        if len(kinds) != 1:
+            raise click.UsageError(
+                f"--output {output} is one file, so it needs exactly one --kind; "
+                "give a directory for several"
+            )
+        return cls(output.parent, suffix, output.name)
+
+    def name(self, kind: str) -> str:
+        """Name of the file of a kind."""
+        return self.file_name or f"{kind}{self.suffix}"
+
+    def name_run(self) -> str:
+        """Name of the file that describes the run."""
+        return "run.json" if self.file_name is None else f"{Path(self.file_name).stem}.run.json"
+
+
+class _Progress:
+    """A bar on stderr that counts rows; none where stderr is no terminal."""
+
+    def __init__(self, store: SupportsPrimary, run_id: str, query: Query) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._store = store
+        self._run_id = run_id
+        self._shown = sys.stderr.isatty()
+        # Summaries leave out what is hidden.
+        self._knows_total = self._shown and not query.all_attempts
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} rows"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not self._shown,
+            transient=True,
+        )
+
+    def follow(self, kind: str, parts: Iterator[Columns]) -> Iterator[Columns]:
+        """The same parts, counted as they pass."""
+        total = None
+        if self._knows_total and kind == "metric":
+            total = _count_metrics(self._store, self._run_id)
+        task = self._bar.add_task(kind, total=total)
+        for part in parts:
+            yield part
+            self._bar.advance(task, part.count)
+        self._bar.update(task, total=self._bar.tasks[task].completed)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+
+def _count_metrics(store: SupportsPrimary, run_id: str) -> int | None:
+    """How many points a run has, where the store knows it without reading them."""
+    from quark_core.backend import SupportsSearch
+
+    reader: object = store
+    if not isinstance(reader, SupportsSearch):
+        return None
+    return sum(metric.count for metric in reader.summarize(run_id).metrics.values())
+
+
+def _list_kinds() -> tuple[str, ...]:
+    """Kinds that can be exported: what run.json tells is not among them."""
+    from quark_core.records import RECORD_TYPES, LifecycleRecord
+
+    return tuple(kind for kind in RECORD_TYPES if kind != LifecycleRecord.KIND)
+
+
+def _describe(stored: StoredRun, rows: dict[str, int]) -> dict[str, Any]:
+    from quark_core.schema import CURRENT_SCHEMA_VERSION
+
+    return {"schema_version": CURRENT_SCHEMA_VERSION, **stored.to_dict(), "rows": rows}

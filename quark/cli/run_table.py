@@ -1,0 +1,198 @@
+"""The table of `quark runs`: which columns a terminal has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from quark.cli.texts import (
+    describe_age,
+    describe_duration,
+    describe_number,
+    describe_state,
+    find_duration_s,
+)
+
+if TYPE_CHECKING:
+    from quark_core.run_summary import MetricSummary, RunSummary
+    from quark_core.search.expression import Field
+
+__all__ = ["find_loss", "make_table"]
+
+_LOSS_KEYS = ("train/loss", "training/loss", "loss", "val/loss", "validation/loss")
+# Fields of a run that have a column of their own anyway.
+_SHOWN = frozenset({"created", "duration", "id", "name", "project", "state", "status", "tags"})
+_NOT_FINITE = "not finite"
+_MAX_CELL = 40
+_GAP = 2
+_NARROW = 9
+# What goes first where a terminal has no room for what was asked for.
+_EXPENDABLE = ("duration", "tags", "last loss", "project", "started", "name")
+
+
+@dataclass(slots=True)
+class _Column:
+    """A column; a flexible one may be narrower than what stands in it."""
+
+    label: str
+    cells: list[Text]
+    right: bool = False
+    flexible: bool = False
+
+    @property
+    def head(self) -> int:
+        """Columns of the terminal that its label takes."""
+        return max(Text(line).cell_len for line in self.label.split("\n"))
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal that everything in it takes."""
+        return max(self.head, *(cell.cell_len for cell in self.cells))
+
+    @property
+    def least(self) -> int:
+        """Columns of the terminal without which it cannot be read."""
+        return min(self.width, max(_NARROW, self.head)) if self.flexible else self.width
+
+
+def make_table(runs: Sequence[RunSummary], asked: Sequence[Field], width: int) -> Table:
+    """A table of runs, at least one.
+
+    Args:
+        runs: The runs.
+        asked: What the user searched for or sorted by; each gets a column.
+        width: Columns of the terminal.
+    """
+    columns = _fit(_list_columns(runs, asked), width, has_extra=bool(asked))
+    # Where even that is too much, every column gives way rather than the last one.
+    fits = _measure(columns) <= width
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(
+            Text(column.label),
+            justify="right" if column.right else "left",
+            no_wrap=index == 0 or (fits and not column.flexible),
+            min_width=column.least if fits else None,
+            overflow="fold",
+            style="bold" if index == 0 else "",
+        )
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def find_loss(run: RunSummary) -> MetricSummary | None:
+    """The first conventional loss that a run has."""
+    for key in _LOSS_KEYS:
+        if key in run.metrics:
+            return run.metrics[key]
+    return None
+
+
+def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_Column]:
+    stored = [run.stored for run in runs]
+    columns = [_Column("run", [Text(text) for text in _shorten([run.run_id for run in runs])])]
+    if any(each.run.name for each in stored):
+        columns.append(_Column("name", [Text(e.run.name or "") for e in stored], flexible=True))
+    columns += [
+        _Column("project", [Text(each.project.name) for each in stored], flexible=True),
+        _Column("status", [describe_state(each.state) for each in stored]),
+        _Column("started", [Text(describe_age(each.run.created_at)) for each in stored]),
+        _Column(
+            "duration",
+            [Text(describe_duration(find_duration_s(each))) for each in stored],
+            right=True,
+        ),
+        _Column(
+            "last loss",
+            [Text(_describe_metric(find_loss(run), "last")) for run in runs],
+            right=True,
+        ),
+    ]
+    for field in asked:
+        if field.scope == "run" and field.name in _SHOWN:
+            continue
+        columns.append(
+            _Column(
+                _label(field),
+                [Text(_describe_field(field, run)) for run in runs],
+                right=field.scope == "metric" or field.name in ("attempt", "step"),
+                flexible=field.scope == "config" or field.name == "notes",
+            )
+        )
+    columns.append(_Column("tags", [Text(", ".join(e.run.tags)) for e in stored], flexible=True))
+    return columns
+
+
+def _fit(columns: list[_Column], width: int, *, has_extra: bool) -> list[_Column]:
+    """The columns that there is room for; what was asked for and how a run went are kept."""
+    kept = list(columns)
+    for label in _EXPENDABLE:
+        if _measure(kept) <= width:
+            break
+        if label == "last loss" and not has_extra:
+            continue
+        kept = [column for column in kept if column.label != label]
+    return kept
+
+
+def _measure(columns: Sequence[_Column]) -> int:
+    """Columns of the terminal without which they cannot be read."""
+    return sum(column.least + _GAP for column in columns)
+
+
+def _label(field: Field) -> str:
+    if field.scope == "config":
+        # Over two lines, since keys are long and values are short.
+        return f"config.{'' if len(field.name) <= _NARROW else chr(10)}{field.name}"
+    return field.name if field.statistic == "last" else f"{field.statistic}({field.name})"
+
+
+def _describe_field(field: Field, run: RunSummary) -> str:
+    """What a run has in a field."""
+    from quark_core.records import format_time
+    from quark_core.search.evaluation import find_value
+    from quark_core.search.resolution import spell_name
+
+    if field.scope == "metric":
+        found = (run.metrics.get(name) for name in spell_name(field))
+        return _describe_metric(next(filter(None, found), None), field.statistic)
+    value: Any = find_value(field, run)
+    if value is not None and field.scope == "run" and field.name in ("ended", "updated"):
+        return describe_age(format_time(value))
+    return _describe_value(value)
+
+
+def _describe_metric(metric: MetricSummary | None, statistic: str) -> str:
+    if metric is None:
+        return "-"
+    if statistic == "count":
+        return str(metric.count)
+    values = {"first": metric.first, "min": metric.low, "max": metric.high, "last": metric.last}
+    value = values[statistic]
+    return _NOT_FINITE if value is None else describe_number(value)
+
+
+def _describe_value(value: Any) -> str:
+    import json
+
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 1]}…"
+
+
+def _shorten(ids: list[str]) -> list[str]:
+    """The shortest beginnings, of eight characters at least, that still tell the ids apart."""
+    length = 8
+    while len({run_id[:length] for run_id in ids}) < len(ids):
+        length += 1
+    return [run_id[:length] for run_id in ids]

@@ -1,0 +1,129 @@
+"""Compaction in the background of a process that writes."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from quark_core.errors import SessionStoreError
+
+__all__ = ["BackgroundCompaction", "WriteGate"]
+
+_log = logging.getLogger("quark")
+
+# Reading one metric out of more batches than this takes longer than it should.
+_ENOUGH_BATCHES = 64
+# Fewer are not worth the chunks that they would become.
+_FEW_BATCHES = 16
+_BETWEEN_TURNS_S = 0.02
+_AFTER_FAILURE_S = 5.0
+_CALM_S = 0.002
+_PATIENCE_S = 1.0
+
+
+class WriteGate:
+    """Lets compaction change the store only while no batch waits to be written."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._written_at = 0.0
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """For the lane: it comes first."""
+        self._waiting += 1
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._waiting -= 1
+            self._written_at = time.monotonic()
+
+    @contextmanager
+    def step_in(self) -> Iterator[None]:
+        """For compaction: wait for a calm moment, though not for ever."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline and (
+            self._waiting or time.monotonic() - self._written_at < _CALM_S
+        ):
+            time.sleep(_CALM_S)
+        with self._lock:
+            yield
+
+
+class BackgroundCompaction:
+    """Compacts on a thread of its own, which is started once there is enough to do.
+
+    Args:
+        connect: Opens a connection for the thread.
+        gate: The gate of the lane that writes in this process.
+    """
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection], gate: WriteGate) -> None:
+        self._connect = connect
+        self._gate = gate
+        self._batches = 0
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def note(self, batches: int) -> None:
+        """Take note of batches that were written; by the lane."""
+        self._batches += batches
+        if self._batches < _ENOUGH_BATCHES:
+            return
+        self._batches = 0
+        self._wake.set()
+        if self._thread is None and not self._closing.is_set():
+            thread = threading.Thread(target=self._run, name="quark-compaction", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _log.debug("compaction does not start: %s", error)
+                return
+            self._thread = thread
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End the thread after its turn."""
+        self._closing.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while not self._closing.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            try:
+                if connection is None:
+                    connection = self._connect()
+                self._compact(connection)
+            except (sqlite3.Error, SessionStoreError) as error:
+                _log.debug("compaction waits: %s", error)
+                self._closing.wait(_AFTER_FAILURE_S)
+            except Exception:  # noqa: BLE001 - the data is safe as it is; the run must go on
+                _log.exception("compaction failed; batches stay as they are")
+                break
+        if connection is not None:
+            connection.close()
+
+    def _compact(self, connection: sqlite3.Connection) -> None:
+        # numpy and the codecs are needed only now.
+        from quark_backends.store.compaction import Compactor
+
+        compactor = Compactor(connection, self._gate.step_in)
+        work = compactor.find_work(minimum=_ENOUGH_BATCHES // 2)
+        work = work or compactor.find_work(minimum=_FEW_BATCHES, ended_only=True)
+        while work and not self._closing.is_set():
+            for item in work:
+                if self._closing.is_set():
+                    return
+                compactor.compact(item)
+                time.sleep(_BETWEEN_TURNS_S)
+            work = compactor.find_work(minimum=_ENOUGH_BATCHES)

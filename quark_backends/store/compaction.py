@@ -1,0 +1,312 @@
+"""Turns batches into chunks: fewer, larger and quicker to read."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from quark_backends.store.chunks import MissingCodecError, best_codec, decode_chunk, encode_chunk
+from quark_backends.store.frames import Frame, encode_frames
+from quark_backends.store.names import NameTable
+from quark_backends.store.rollups import encode_rollup
+from quark_core.codec import decode_body
+from quark_core.columns import Array, Columns
+from quark_core.errors import SchemaValidationError
+from quark_core.fields import column_types
+from quark_core.names import split_name
+from quark_core.records import RECORD_TYPES, MetricRecord
+
+__all__ = ["CHUNK_ROWS", "METRIC_CONSTANTS", "NO_NAME", "Compactor", "Work"]
+
+_log = logging.getLogger("quark")
+
+CHUNK_ROWS = 8192
+"""A chunk of a metric has no more rows; one of another kind has whole steps."""
+
+NO_NAME = 0
+"""Stands for the name of chunks of other kinds than metrics."""
+
+METRIC_CONSTANTS = frozenset({"metric_key", "namespace", "metric_name"})
+"""Fields of a metric that its name says."""
+
+_TURN_BATCHES = 512
+_TURN_ROWS = 65_536
+# A full chunk is never merged again, and each row is written about as often as this grows.
+_GROWTH = 2
+_ORIGIN = {"run_id": None, "writer_id": "", "attempt": 0, "rank": 0}
+
+Gate = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Batches that wait for compaction.
+
+    Attributes:
+        writer_pk: Their writer.
+        kind: Their kind.
+        batches: How many there are.
+    """
+
+    writer_pk: int
+    kind: str
+    batches: int
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one turn is about to change."""
+
+    writer_pk: int
+    kind: str
+    batches: list[tuple[int, int]] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    merged_pks: list[int] = field(default_factory=list)
+    chunks: list[tuple[Any, ...]] = field(default_factory=list)
+    damaged: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class Compactor:
+    """Compacts over one connection; belongs to one thread.
+
+    Rows are read and encoded outside of any transaction, since a batch never
+    changes; then one short transaction puts the chunks in their place. If
+    another process was first, or this one is killed, nothing has happened.
+
+    Args:
+        connection: The store.
+        gate: Entered around each transaction, so that it may wait for a moment
+            in which nobody else writes.
+        codec: How chunks are compressed; the best that is installed by default.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, gate: Gate = nullcontext, *, codec: int | None = None
+    ) -> None:
+        self._connection = connection
+        self._gate = gate
+        self._codec = best_codec() if codec is None else codec
+
+    def find_work(
+        self, *, minimum: int, writer_pk: int | None = None, ended_only: bool = False
+    ) -> list[Work]:
+        """What has at least so many batches, the most first.
+
+        Args:
+            minimum: How many batches are worth it.
+            writer_pk: Only of this writer.
+            ended_only: Only of runs that have ended.
+        """
+        conditions, arguments = [], []
+        if writer_pk is not None:
+            conditions.append("writer_pk = ?")
+            arguments.append(writer_pk)
+        if ended_only:
+            conditions.append(
+                "writer_pk IN (SELECT writer.pk FROM writer JOIN run ON run.pk = run_pk"
+                " WHERE status <> 'running')"
+            )
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        rows = self._connection.execute(
+            f"SELECT writer_pk, kind, count(*) AS batches FROM batch {where}"
+            " GROUP BY writer_pk, kind HAVING batches >= ? ORDER BY batches DESC",
+            (*arguments, minimum),
+        ).fetchall()
+        return [Work(*row) for row in rows if row[1] in RECORD_TYPES]
+
+    def compact(self, work: Work) -> int:
+        """Do one turn of some work: a bounded number of batches, the oldest first.
+
+        Returns:
+            How many batches it did away with; 0 where another process was first.
+
+        Raises:
+            sqlite3.Error: The store is busy, full or out of reach; nothing has changed.
+        """
+        turn = _Turn(work.writer_pk, work.kind)
+        rows = self._read_batches(turn)
+        if not turn.batches:
+            return 0
+        if rows.count:
+            if turn.kind == MetricRecord.KIND:
+                self._plan_series(turn, rows)
+            else:
+                self._plan_rows(turn, NO_NAME, rows, frozenset())
+        with self._gate():
+            return len(turn.batches) if self._commit(turn) else 0
+
+    def _read_batches(self, turn: _Turn) -> Columns:
+        """All rows of the turn's batches, in order; what cannot be read is set aside."""
+        found = self._connection.execute(
+            "SELECT pk, number, count, body FROM batch WHERE writer_pk = ? AND kind = ?"
+            " ORDER BY number LIMIT ?",
+            (turn.writer_pk, turn.kind, _TURN_BATCHES),
+        )
+        parts, count = [], 0
+        for pk, number, records, body in found:
+            if count >= _TURN_ROWS:
+                break
+            turn.batches.append((pk, number))
+            count += records
+            try:
+                part = Columns.from_body(decode_body(body), _ORIGIN).make_all()
+            except Exception as error:  # noqa: BLE001 - whatever damaged bytes lead to
+                _log.warning(
+                    "batch %d of writer %d is damaged and set aside: %s",
+                    number,
+                    turn.writer_pk,
+                    error,
+                )
+                turn.damaged.append(("batch", number, records, str(error), body))
+                continue
+            turn.frames.append(Frame.of(number, part["sequence"]))
+            parts.append(part)
+        found.close()
+        return Columns.concatenate(turn.kind, parts).make_all().order_by_sequence()
+
+    def _plan_series(self, turn: _Turn, rows: Columns) -> None:
+        names = NameTable(self._connection)
+        keys, codes = np.unique(rows["metric_key"].astype(str), return_inverse=True)
+        order = np.argsort(codes, kind="stable")
+        bounds = np.searchsorted(codes[order], np.arange(len(keys) + 1))
+        with self._gate():
+            # Ingest has made them all; only a store that was tampered with lacks one.
+            numbers = [names.find(str(key)) for key in keys]
+        for index, name_pk in enumerate(numbers):
+            part = rows.take(order[bounds[index] : bounds[index + 1]])
+            self._plan_rows(turn, name_pk, part, METRIC_CONSTANTS)
+
+    def _plan_rows(
+        self, turn: _Turn, name_pk: int, rows: Columns, leave_out: frozenset[str]
+    ) -> None:
+        """Merge rows with the last chunks of their series, and cut them into new ones."""
+        parts = [rows]
+        total = rows.count
+        for pk, count, body in self._find_tail(turn, name_pk):
+            if count >= CHUNK_ROWS or count > _GROWTH * total:
+                break
+            try:
+                chunk = decode_chunk(turn.kind, body)
+                constants = _name_metric(self._connection, name_pk) if leave_out else {}
+                part = chunk.to_columns(_ORIGIN, constants).make_all()
+            except MissingCodecError:
+                break
+            except SchemaValidationError as error:
+                _log.warning("chunk %d is damaged and set aside: %s", pk, error)
+                turn.damaged.append(("chunk", pk, count, str(error), body))
+                turn.merged_pks.append(pk)
+                continue
+            turn.merged_pks.append(pk)
+            parts.append(part)
+            total += count
+        joined = Columns.concatenate(turn.kind, parts[::-1]).order_by_sequence()
+        for start, end in _cut(joined):
+            piece = joined.take(slice(start, end))
+            sequences = piece["sequence"]
+            steps = piece["step"] if "step" in column_types(turn.kind) else np.array([-1])
+            known = steps[steps >= 0]
+            turn.chunks.append(
+                (
+                    turn.writer_pk,
+                    turn.kind,
+                    name_pk,
+                    int(sequences[0]),
+                    int(sequences[-1]),
+                    int(known.min()) if len(known) else -1,
+                    int(known.max()) if len(known) else -1,
+                    piece.count,
+                    self._codec,
+                    encode_rollup(piece) if leave_out else None,
+                    encode_chunk(piece, leave_out=leave_out, codec=self._codec),
+                )
+            )
+
+    def _find_tail(self, turn: _Turn, name_pk: int) -> list[tuple[int, int, bytes]]:
+        """The last chunks of a series, the newest first."""
+        return self._connection.execute(
+            "SELECT pk, count, body FROM chunk WHERE writer_pk = ? AND kind = ? AND name_pk = ?"
+            " ORDER BY first_sequence DESC LIMIT 16",
+            (turn.writer_pk, turn.kind, name_pk),
+        ).fetchall()
+
+    def _commit(self, turn: _Turn) -> bool:
+        """Put chunks in the place of batches; whether these were still there."""
+        execute, executemany = self._connection.execute, self._connection.executemany
+        execute("BEGIN IMMEDIATE")
+        try:
+            # A number may mean another run's batch by now, if this one was taken away meanwhile.
+            gone = executemany(
+                "DELETE FROM batch WHERE pk = ? AND writer_pk = ? AND kind = ? AND number = ?",
+                [(pk, turn.writer_pk, turn.kind, number) for pk, number in turn.batches],
+            )
+            whole = gone.rowcount == len(turn.batches)
+            if turn.merged_pks:
+                gone = executemany(
+                    "DELETE FROM chunk WHERE pk = ?", [(p,) for p in turn.merged_pks]
+                )
+                whole = whole and gone.rowcount == len(turn.merged_pks)
+            if not whole:
+                execute("ROLLBACK")
+                return False
+            executemany(
+                "INSERT INTO chunk (writer_pk, kind, name_pk, first_sequence, last_sequence,"
+                " step_low, step_high, count, codec, rollup, body)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                turn.chunks,
+            )
+            if turn.frames:
+                execute(
+                    "INSERT INTO frame (writer_pk, first_number, last_number, body)"
+                    " VALUES (?, ?, ?, ?)",
+                    (
+                        turn.writer_pk,
+                        turn.frames[0].number,
+                        turn.frames[-1].number,
+                        encode_frames(turn.kind, turn.frames),
+                    ),
+                )
+            now_us = time.time_ns() // 1000
+            executemany(
+                "INSERT INTO damaged (writer_pk, source, kind, number, count, reason, found_us,"
+                " body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (turn.writer_pk, source, turn.kind, number, count, reason, now_us, body)
+                    for source, number, count, reason, body in turn.damaged
+                ],
+            )
+            execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                execute("ROLLBACK")
+            raise
+        return True
+
+
+def _name_metric(connection: sqlite3.Connection, name_pk: int) -> dict[str, Any]:
+    row = connection.execute("SELECT text FROM name WHERE pk = ?", (name_pk,)).fetchone()
+    namespace, metric_name = split_name(row[0])
+    return {"metric_key": row[0], "namespace": namespace, "metric_name": metric_name}
+
+
+def _cut(rows: Columns) -> list[tuple[int, int]]:
+    """Where chunks begin and end: full ones, the rest in the last; of other kinds whole steps."""
+    count = rows.count
+    if rows.kind == MetricRecord.KIND or "step" not in column_types(rows.kind):
+        return [(start, min(start + CHUNK_ROWS, count)) for start in range(0, count, CHUNK_ROWS)]
+    steps: Array = rows["step"]
+    edges = [0, *(np.flatnonzero(steps[1:] != steps[:-1]) + 1).tolist(), count]
+    pieces, start = [], 0
+    for before, after in pairwise(edges):
+        if after - start > CHUNK_ROWS and before > start:
+            pieces.append((start, before))
+            start = before
+    pieces.append((start, count))
+    return pieces

@@ -1,0 +1,275 @@
+"""Keeps the figures of each run's metrics current, which search and lists ask for."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quark_core.attempts import HiddenRows
+from quark_core.codec import DecodedBody
+
+__all__ = [
+    "MetricFold",
+    "place_writer",
+]
+
+# Below this many rows plain Python is as quick as numpy is to set up, and needs no import of it.
+_FEW_ROWS = 64
+_MANY_ROWS = 5_000
+
+_UPSERT = """
+INSERT INTO run_metric (run_pk, name_pk, count, non_finite, first, last, low, high, last_step,
+    last_us, first_place, first_started_us, first_sequence, last_place, last_started_us,
+    last_sequence)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (run_pk, name_pk) DO UPDATE SET
+    count = count + excluded.count,
+    non_finite = non_finite + excluded.non_finite,
+    low = coalesce(min(low, excluded.low), low, excluded.low),
+    high = coalesce(max(high, excluded.high), high, excluded.high),
+    (first, first_place, first_started_us, first_sequence) = (SELECT
+        CASE WHEN earlier THEN excluded.first ELSE run_metric.first END,
+        CASE WHEN earlier THEN excluded.first_place ELSE run_metric.first_place END,
+        CASE WHEN earlier THEN excluded.first_started_us ELSE run_metric.first_started_us END,
+        CASE WHEN earlier THEN excluded.first_sequence ELSE run_metric.first_sequence END
+        FROM (SELECT (excluded.first_place, excluded.first_started_us, excluded.first_sequence)
+            < (run_metric.first_place, run_metric.first_started_us, run_metric.first_sequence)
+            AS earlier)),
+    (last, last_step, last_us, last_place, last_started_us, last_sequence) = (SELECT
+        CASE WHEN later THEN excluded.last ELSE run_metric.last END,
+        CASE WHEN later THEN excluded.last_step ELSE run_metric.last_step END,
+        CASE WHEN later THEN excluded.last_us ELSE run_metric.last_us END,
+        CASE WHEN later THEN excluded.last_place ELSE run_metric.last_place END,
+        CASE WHEN later THEN excluded.last_started_us ELSE run_metric.last_started_us END,
+        CASE WHEN later THEN excluded.last_sequence ELSE run_metric.last_sequence END
+        FROM (SELECT (excluded.last_place, excluded.last_started_us, excluded.last_sequence)
+            >= (run_metric.last_place, run_metric.last_started_us, run_metric.last_sequence)
+            AS later))
+"""
+
+
+def place_writer(attempt: int, rank: int) -> int:
+    """A number that orders writers by attempt and rank."""
+    return (attempt << 24) | min(rank, (1 << 24) - 1)
+
+
+class _Figures:
+    """What is known of one metric; its fields are those of the table."""
+
+    __slots__ = (
+        "count",
+        "first",
+        "first_place",
+        "high",
+        "last",
+        "last_place",
+        "last_step",
+        "last_us",
+        "low",
+        "non_finite",
+    )
+
+    def __init__(self, first: float, first_place: tuple[int, int, int]) -> None:
+        self.count = self.non_finite = 0
+        self.low, self.high = math.inf, -math.inf
+        self.first = self.last = first
+        self.first_place = self.last_place = first_place
+        self.last_step: int | None = None
+        self.last_us = 0
+
+
+class MetricFold:
+    """Sums up metric rows of one run in memory, then adds them to the store's figures."""
+
+    def __init__(self) -> None:
+        self._figures: dict[str, _Figures] = {}
+        self.newest_step = -1
+
+    def add_body(
+        self, body: DecodedBody, place: int, started_us: int, hidden: HiddenRows | None
+    ) -> None:
+        """Add a batch of metrics of one writer.
+
+        Args:
+            body: The batch.
+            place: `place_writer` of the writer.
+            started_us: When the writer started.
+            hidden: Rows that do not count.
+        """
+        few = _FEW_ROWS if "numpy" in sys.modules else _MANY_ROWS
+        if body.count <= few or body.column("metric_key").encoding not in ("t", "c"):
+            self._add_rows(body, place, started_us, hidden)
+        else:
+            self._add_arrays(body, place, started_us, hidden)
+
+    def add_column(self, key: str, columns: Mapping[str, Any], place: int, started_us: int) -> None:
+        """Add rows of one metric, as arrays `value`, `step`, `time_us` and `sequence`."""
+        if len(columns["value"]):
+            self._add_group(
+                key,
+                columns["value"],
+                columns["step"],
+                columns["time_us"],
+                columns["sequence"],
+                (place, started_us),
+            )
+
+    def write(
+        self, connection: sqlite3.Connection, run_pk: int, find_name: Callable[[str], int]
+    ) -> None:
+        """Add the figures to the store's, inside the caller's transaction.
+
+        Args:
+            connection: The store.
+            run_pk: The run.
+            find_name: Gives the number of a metric's name, which it makes where it is new.
+        """
+        if not self._figures:
+            return
+        rows = [
+            (
+                run_pk,
+                find_name(key),
+                f.count,
+                f.non_finite,
+                f.first if math.isfinite(f.first) else None,
+                f.last if math.isfinite(f.last) else None,
+                f.low if f.low != math.inf else None,
+                f.high if f.high != -math.inf else None,
+                f.last_step,
+                f.last_us,
+                *f.first_place,
+                *f.last_place,
+            )
+            for key, f in self._figures.items()
+        ]
+        connection.executemany(_UPSERT, rows)
+        if self.newest_step >= 0:
+            connection.execute(
+                "UPDATE run SET newest_step = ? WHERE pk = ? AND coalesce(newest_step, -1) < ?",
+                (self.newest_step, run_pk, self.newest_step),
+            )
+
+    def _add_rows(
+        self, body: DecodedBody, place: int, started_us: int, hidden: HiddenRows | None
+    ) -> None:
+        columns = (
+            body.to_list(name) for name in ("metric_key", "value", "step", "time_us", "sequence")
+        )
+        for key, value, step, time_us, sequence in zip(*columns, strict=True):
+            if hidden is not None and hidden.is_hidden(step, sequence):
+                continue
+            here = (place, started_us, sequence)
+            figures = self._figures.get(key)
+            if figures is None:
+                figures = self._figures[key] = _Figures(value, here)
+            figures.count += 1
+            if math.isfinite(value):
+                figures.low = min(figures.low, value)
+                figures.high = max(figures.high, value)
+            else:
+                figures.non_finite += 1
+            if here < figures.first_place:
+                figures.first, figures.first_place = value, here
+            if here >= figures.last_place:
+                figures.last, figures.last_place = value, here
+                figures.last_step, figures.last_us = step, time_us
+            if step is not None and step > self.newest_step:
+                self.newest_step = step
+
+    def _add_arrays(
+        self, body: DecodedBody, place: int, started_us: int, hidden: HiddenRows | None
+    ) -> None:
+        import numpy as np
+
+        column = body.column("metric_key")
+        if column.encoding == "c":
+            texts, codes = [column.head], np.zeros(body.count, dtype=np.int8)
+        else:
+            texts, width = column.head
+            codes = np.frombuffer(column.data, dtype=f"<i{width}")
+        values, steps = body.to_array("value"), body.to_array("step")
+        times, sequences = body.to_array("time_us"), body.to_array("sequence")
+        if hidden is not None:
+            kept = ~hidden.find_hidden(steps, sequences)
+            codes, values, steps = codes[kept], values[kept], steps[kept]
+            times, sequences = times[kept], sequences[kept]
+        if not len(codes):
+            return
+        order = np.argsort(codes, kind="stable")
+        codes = codes[order]
+        starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
+        ends = [*starts[1:].tolist(), len(codes)]
+        values, steps = values[order], steps[order]
+        times, sequences = times[order], sequences[order]
+        if not _rises(sequences, starts) or not np.isfinite(values).all():
+            for start, end in zip(starts.tolist(), ends, strict=True):
+                rows = slice(start, end)
+                key = texts[codes[start]]
+                here = (place, started_us)
+                self._add_group(key, values[rows], steps[rows], times[rows], sequences[rows], here)
+            return
+        # What nearly every batch is: all at once.
+        last = np.array(ends) - 1
+        found = zip(
+            codes[starts].tolist(),
+            np.diff([*starts.tolist(), len(codes)]).tolist(),
+            np.minimum.reduceat(values, starts).tolist(),
+            np.maximum.reduceat(values, starts).tolist(),
+            values[starts].tolist(),
+            sequences[starts].tolist(),
+            values[last].tolist(),
+            sequences[last].tolist(),
+            steps[last].tolist(),
+            times[last].tolist(),
+            strict=True,
+        )
+        for code, count, low, high, first, first_at, newest, newest_at, step, time_us in found:
+            earlier, later = (place, started_us, first_at), (place, started_us, newest_at)
+            figures = self._figures.get(texts[code])
+            if figures is None:
+                figures = self._figures[texts[code]] = _Figures(first, earlier)
+            figures.count += count
+            figures.low = min(figures.low, low)
+            figures.high = max(figures.high, high)
+            if earlier < figures.first_place:
+                figures.first, figures.first_place = first, earlier
+            if later >= figures.last_place:
+                figures.last, figures.last_place = newest, later
+                figures.last_step, figures.last_us = (None if step < 0 else step), time_us
+        self.newest_step = max(self.newest_step, int(steps.max()))
+
+    def _add_group(
+        self, key: str, values: Any, steps: Any, times: Any, sequences: Any, place: tuple[int, int]
+    ) -> None:
+        """Add rows of one metric, in any order."""
+        import numpy as np
+
+        first, last = int(sequences.argmin()), int(sequences.argmax())
+        earlier, later = (*place, int(sequences[first])), (*place, int(sequences[last]))
+        figures = self._figures.get(key)
+        if figures is None:
+            figures = self._figures[key] = _Figures(float(values[first]), earlier)
+        finite = values[np.isfinite(values)]
+        figures.count += len(values)
+        figures.non_finite += len(values) - len(finite)
+        if len(finite):
+            figures.low = min(figures.low, float(finite.min()))
+            figures.high = max(figures.high, float(finite.max()))
+        if earlier < figures.first_place:
+            figures.first, figures.first_place = float(values[first]), earlier
+        if later >= figures.last_place:
+            figures.last, figures.last_place = float(values[last]), later
+            step = int(steps[last])
+            figures.last_step, figures.last_us = (None if step < 0 else step), int(times[last])
+        self.newest_step = max(self.newest_step, int(steps.max()))
+
+
+def _rises(sequences: Any, starts: Any) -> bool:
+    """Whether sequences rise within each group."""
+    rises = sequences[1:] > sequences[:-1]
+    rises[starts[1:] - 1] = True
+    return bool(rises.all())

@@ -1,0 +1,92 @@
+"""Gives a mirror that is behind the batches that the journal had to let go."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import numpy as np
+
+from quark_backends.store.frames import Frame, decode_frames
+from quark_backends.store.stored_rows import StoredRows, WriterRow
+from quark_core.backend import Batch
+from quark_core.codec import encode_records
+from quark_core.columns import Columns
+from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.query import Query
+
+__all__ = ["replay_batches"]
+
+_ALL = Query(all_attempts=True)
+
+
+def replay_batches(
+    connection: sqlite3.Connection,
+    stored: StoredRows,
+    writer: WriterRow,
+    start: int,
+    limit: int,
+) -> list[Batch]:
+    """A writer's batches from a number on, in order, at most `limit`.
+
+    A batch that was compacted is made again: the same records under the same
+    number, though not the same bytes.
+    """
+    batches = {
+        row[0]: Batch(writer.run_id, writer.writer_id, writer.attempt, writer.rank, *row)
+        for row in connection.execute(
+            "SELECT number, kind, count, body FROM batch WHERE writer_pk = ? AND number >= ?"
+            " ORDER BY number LIMIT ?",
+            (writer.pk, start, limit),
+        )
+    }
+    compacted = _find_frames(connection, writer, start)
+    wanted = sorted({*batches, *compacted})[:limit]
+    rows: dict[str, Columns] = {}
+    out = []
+    for number in wanted:
+        if number in batches:
+            out.append(batches[number])
+            continue
+        kind, frame = compacted[number]
+        if kind not in rows:
+            rows[kind] = stored.load(writer, kind, _ALL)
+        batch = _make_batch(writer, kind, frame, rows[kind])
+        if batch is not None:
+            out.append(batch)
+    return out
+
+
+def _find_frames(
+    connection: sqlite3.Connection, writer: WriterRow, start: int
+) -> dict[int, tuple[str, Frame]]:
+    bodies = connection.execute(
+        "SELECT body FROM frame WHERE writer_pk = ? AND last_number >= ?", (writer.pk, start)
+    )
+    found: dict[int, tuple[str, Frame]] = {}
+    for (body,) in bodies:
+        try:
+            kind, frames = decode_frames(body)
+        except SchemaValidationError as error:
+            raise SessionStoreError(f"writer {writer.writer_id}: {error}") from error
+        found.update({f.number: (kind, f) for f in frames if f.number >= start})
+    return found
+
+
+def _make_batch(writer: WriterRow, kind: str, frame: Frame, rows: Columns) -> Batch | None:
+    """The batch with those of its records that can still be read; None where none can."""
+    wanted = np.array(frame.sequences)
+    places = np.searchsorted(rows["sequence"], wanted)
+    places, wanted = places[places < rows.count], wanted[places < rows.count]
+    records = rows.take(places[rows["sequence"][places] == wanted]).to_records()
+    if not records:
+        return None
+    return Batch(
+        writer.run_id,
+        writer.writer_id,
+        writer.attempt,
+        writer.rank,
+        frame.number,
+        kind,
+        len(records),
+        encode_records(records),
+    )

@@ -1,0 +1,259 @@
+"""Loads what a writer has logged: chunks and the batches that are not compacted yet."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from quark_backends.store.chunks import MissingCodecError, decode_chunk
+from quark_core.attempts import HiddenRows, can_be_hidden
+from quark_core.codec import decode_body
+from quark_core.columns import Columns
+from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.names import split_name
+from quark_core.query import Query
+from quark_core.records import MetricRecord
+
+__all__ = ["ChunkEntry", "StoredRows", "WriterRow", "hide_rows"]
+
+_log = logging.getLogger("quark")
+
+_CACHED_ROWS = 200_000
+_NAME_FILTERS = ("metric_key", "namespace", "metric_name")
+
+
+@dataclass(frozen=True, slots=True)
+class WriterRow:
+    """A writer of a run.
+
+    Attributes:
+        pk: Its number in the store.
+        run_id, writer_id, attempt, rank: What its records have in common.
+        hidden_step: From which step on its points are hidden, or None.
+    """
+
+    pk: int
+    run_id: str
+    writer_id: str
+    attempt: int
+    rank: int
+    hidden_step: int | None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The origin fields of its records."""
+        return {
+            "run_id": self.run_id,
+            "writer_id": self.writer_id,
+            "attempt": self.attempt,
+            "rank": self.rank,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEntry:
+    """A chunk, without its body."""
+
+    pk: int
+    name_pk: int
+    first_sequence: int
+    last_sequence: int
+    step_low: int
+    step_high: int
+    count: int
+
+
+class StoredRows:
+    """Loads rows over one connection, inside a transaction that its caller has opened.
+
+    What was read last is kept: the tail of batches, and chunks that were
+    joined, so that reading again costs only what came since. Not for several
+    threads at once.
+
+    Args:
+        connection: The store.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._tails: OrderedDict[tuple[int, str], tuple[int, int, Columns]] = OrderedDict()
+        self._joined: OrderedDict[tuple[int, str, tuple[int, ...]], Columns] = OrderedDict()
+        self._told: set[tuple[str, int]] = set()
+
+    def load(self, writer: WriterRow, kind: str, query: Query) -> Columns:
+        """A writer's rows of one kind that fit a query (its limit aside), in order."""
+        chunks = self.find_chunks(writer, kind, query)
+        parts = [self.join_chunks(writer, kind, chunks), self.load_tail(writer, kind)]
+        rows = Columns.concatenate(kind, [part for part in parts if part.count])
+        hidden = None if query.all_attempts else self.find_hidden(writer, kind)
+        return hide_rows(rows, hidden).select(query).order_by_sequence()
+
+    def find_hidden(self, writer: WriterRow, kind: str) -> HiddenRows | None:
+        """Which of a writer's rows a later attempt has hidden; None where none."""
+        if writer.hidden_step is None or not can_be_hidden(kind):
+            return None
+        row = self._connection.execute(
+            "SELECT sequence FROM hidden WHERE writer_pk = ? AND kind = ?", (writer.pk, kind)
+        ).fetchone()
+        return HiddenRows(writer.hidden_step, None if row is None else row[0])
+
+    def find_chunks(self, writer: WriterRow, kind: str, query: Query) -> list[ChunkEntry]:
+        """The chunks that may hold rows which fit a query, by their first sequence."""
+        names = self._find_names(writer, kind, query)
+        condition = ""
+        if names is not None:
+            condition = f"AND name_pk IN ({', '.join('?' * len(names))})"
+        rows = self._connection.execute(
+            "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
+            f" FROM chunk WHERE writer_pk = ? AND kind = ? {condition}"
+            " ORDER BY first_sequence, pk",
+            (writer.pk, kind, *(names or ())),
+        )
+        entries = [ChunkEntry(*row) for row in rows]
+        low, high = _step_bounds(query)
+        return [
+            entry
+            for entry in entries
+            if (low is None or entry.step_high >= low) and (high is None or entry.step_low <= high)
+        ]
+
+    def join_chunks(self, writer: WriterRow, kind: str, entries: list[ChunkEntry]) -> Columns:
+        """Rows of chunks, in order of their sequence."""
+        pks = tuple(entry.pk for entry in entries)
+        found = self._joined.get((writer.pk, kind, pks))
+        if found is not None:
+            self._joined.move_to_end((writer.pk, kind, pks))
+            return found
+        parts = [part for entry in entries if (part := self.load_chunk(writer, kind, entry))]
+        joined = Columns.concatenate(kind, parts).order_by_sequence()
+        if 0 < joined.count <= _CACHED_ROWS:
+            self._joined[writer.pk, kind, pks] = joined
+            while sum(part.count for part in self._joined.values()) > _CACHED_ROWS:
+                self._joined.popitem(last=False)
+        return joined
+
+    def load_chunk(self, writer: WriterRow, kind: str, entry: ChunkEntry) -> Columns | None:
+        """Rows of one chunk, or None where it is damaged, which is told once."""
+        row = self._connection.execute(
+            "SELECT body, text FROM chunk LEFT JOIN name ON name.pk = name_pk WHERE chunk.pk = ?",
+            (entry.pk,),
+        ).fetchone()
+        try:
+            chunk = decode_chunk(kind, row[0])
+        except MissingCodecError as error:
+            raise SessionStoreError(f"chunk {entry.pk}: {error}") from error
+        except SchemaValidationError as error:
+            self._tell("chunk", entry.pk, entry.count, error)
+            return None
+        return chunk.to_columns(writer.origin, name_constants(kind, row[1]))
+
+    def load_tail(self, writer: WriterRow, kind: str) -> Columns:
+        """All rows of the batches that are not compacted yet, in order of the batches."""
+        key = (writer.pk, kind)
+        (first,) = self._connection.execute(
+            "SELECT min(number) FROM batch WHERE writer_pk = ? AND kind = ?", key
+        ).fetchone()
+        if first is None:
+            self._tails.pop(key, None)
+            return Columns.empty(kind)
+        known_first, known, columns = self._tails.get(key, (-1, -1, Columns.empty(kind)))
+        if known_first != first:
+            known, columns = -1, Columns.empty(kind)
+        parts = [columns] if columns.count else []
+        for number, part in self.iterate_batches(writer, kind, known):
+            known = number
+            if part is not None:
+                parts.append(part)
+        if len(parts) > 1 or not columns.count:
+            columns = Columns.concatenate(kind, parts).make_all()
+        self._tails[key] = (first, known, columns)
+        self._tails.move_to_end(key)
+        while sum(tail[2].count for tail in self._tails.values()) > _CACHED_ROWS:
+            self._tails.popitem(last=False)
+        return columns
+
+    def iterate_batches(
+        self, writer: WriterRow, kind: str, after: int = -1
+    ) -> Iterator[tuple[int, Columns | None]]:
+        """Number and rows of each batch after one; None for one that is damaged."""
+        rows = self._connection.execute(
+            "SELECT number, count, digest, body FROM batch"
+            " WHERE writer_pk = ? AND kind = ? AND number > ? ORDER BY number",
+            (writer.pk, kind, after),
+        )
+        for number, count, digest, body in rows:
+            yield number, self._decode_batch(writer, number, count, digest, body)
+
+    def load_batch(self, writer: WriterRow, kind: str, number: int) -> Columns | None:
+        """Rows of one batch; None where it is damaged or not there."""
+        row = self._connection.execute(
+            "SELECT count, digest, body FROM batch WHERE writer_pk = ? AND kind = ? AND number = ?",
+            (writer.pk, kind, number),
+        ).fetchone()
+        return None if row is None else self._decode_batch(writer, number, *row)
+
+    def _decode_batch(
+        self, writer: WriterRow, number: int, count: int, digest: bytes, body: bytes
+    ) -> Columns | None:
+        try:
+            if xxhash.xxh3_128_digest(body) != digest:
+                raise SchemaValidationError("its checksum is wrong")
+            return Columns.from_body(decode_body(body), writer.origin)
+        except SchemaValidationError as error:
+            self._tell(f"batch of writer {writer.writer_id}", number, count, error)
+            return None
+
+    def _find_names(self, writer: WriterRow, kind: str, query: Query) -> list[int] | None:
+        """Names of the metrics that fit a query; None where it does not ask for any."""
+        wanted = {name: query.equals[name] for name in _NAME_FILTERS if name in query.equals}
+        if kind != MetricRecord.KIND or not wanted:
+            return None
+        if set(wanted) == {"metric_key"}:
+            rows = self._connection.execute(
+                "SELECT pk, text FROM name WHERE text = ?", (wanted["metric_key"],)
+            )
+            return [pk for pk, _ in rows]
+        rows = self._connection.execute(
+            "SELECT pk, text FROM name WHERE pk IN"
+            " (SELECT name_pk FROM chunk WHERE writer_pk = ? AND kind = ?)",
+            (writer.pk, kind),
+        )
+        return [pk for pk, text in rows if wanted.items() <= name_constants(kind, text).items()]
+
+    def _tell(self, what: str, number: int, count: int, error: Exception) -> None:
+        if (what, number) in self._told:
+            return
+        self._told.add((what, number))
+        _log.warning(
+            "%s %d is damaged, its %d records are left out: %s", what, number, count, error
+        )
+
+
+def name_constants(kind: str, text: str | None) -> Mapping[str, Any]:
+    """The fields that a metric's name says; none for another kind."""
+    if kind != MetricRecord.KIND or text is None:
+        return {}
+    namespace, metric_name = split_name(text)
+    return {"metric_key": text, "namespace": namespace, "metric_name": metric_name}
+
+
+def hide_rows(rows: Columns, hidden: HiddenRows | None) -> Columns:
+    """The rows that are not hidden."""
+    if hidden is None or not rows.count:
+        return rows
+    found = hidden.find_hidden(rows["step"], rows["sequence"])
+    return rows.take(~found) if found.any() else rows
+
+
+def _step_bounds(query: Query) -> tuple[int | None, int | None]:
+    if query.step is not None:
+        return query.step, query.step
+    low, high = query.step_min, query.step_max
+    # A row without a step fits no bound, so that even an upper one asks for a step.
+    return (0 if low is None and high is not None else low), high

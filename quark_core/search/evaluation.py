@@ -1,0 +1,189 @@
+"""Answers a search in Python, for stores that cannot: the meaning of the language, in one place.
+
+A store that searches by itself must give the same answers; a test holds the
+embedded store to that.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from quark_core.records import parse_time
+from quark_core.run_summary import RunSummary
+from quark_core.search.configuration import flatten_values
+from quark_core.search.expression import (
+    And,
+    Comparison,
+    Contains,
+    Expression,
+    Field,
+    HasTag,
+    IsNull,
+    Membership,
+    Not,
+    Operator,
+    Or,
+    OrderBy,
+    Value,
+)
+from quark_core.search.periods import parse_period
+from quark_core.search.run_fields import RUN_FIELDS
+from quark_core.times import now_us
+
+__all__ = ["evaluate", "find_value", "sort_runs"]
+
+_COMPARE: dict[Operator, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_STATISTICS = {"last": "last", "first": "first", "min": "low", "max": "high", "count": "count"}
+_TYPES: dict[type, int] = {bool: 0, float: 1, int: 1, str: 2}
+
+
+def evaluate(expression: Expression, run: RunSummary, *, at_us: int | None = None) -> bool:
+    """Whether an expression is true of a run.
+
+    Args:
+        expression: Its names are the stored ones (see `resolve_names`).
+        run: The run.
+        at_us: The present, for how long a run has taken; by default the clock's.
+    """
+    return _Run(run, now_us() if at_us is None else at_us).fits(expression)
+
+
+def find_value(field: Field, run: RunSummary, *, at_us: int | None = None) -> Any:
+    """What a run has in a field, or None; a time is in microseconds since the epoch."""
+    return _Run(run, now_us() if at_us is None else at_us).find(field)
+
+
+def sort_runs(
+    runs: Iterable[RunSummary], order_by: Sequence[OrderBy], *, at_us: int | None = None
+) -> list[RunSummary]:
+    """Runs in order; those that tie stay as they were, and those that lack a field come last."""
+    present_us = now_us() if at_us is None else at_us
+    found = [(_Run(run, present_us), run) for run in runs]
+    for order in reversed(order_by):
+        keys = [_sort_key(values.find(order.field)) for values, _ in found]
+        with_key = [(key, pair) for key, pair in zip(keys, found, strict=True) if key is not None]
+        with_key.sort(key=lambda item: item[0], reverse=order.descending)
+        without = [pair for key, pair in zip(keys, found, strict=True) if key is None]
+        found = [pair for _, pair in with_key] + without
+    return [run for _, run in found]
+
+
+class _Run:
+    """The values of one run."""
+
+    def __init__(self, run: RunSummary, at_us: int) -> None:
+        self._run = run
+        self._at_us = at_us
+        self._config: dict[str, Any] | None = None
+
+    def fits(self, expression: Expression) -> bool:
+        """Whether an expression is true."""
+        match expression:
+            case And(operands):
+                return all(self.fits(operand) for operand in operands)
+            case Or(operands):
+                return any(self.fits(operand) for operand in operands)
+            case Not(operand):
+                return not self.fits(operand)
+            case HasTag(tag):
+                return tag in self._run.stored.run.tags
+            case IsNull(field):
+                return self.find(field) is None
+            case Comparison(field, sign, value):
+                return self._compare(field, sign, value)
+            case Membership(field, values):
+                return any(self._compare(field, "==", value) for value in values)
+            case Contains(field, part):
+                found = self.find(field)
+                return isinstance(found, str) and part in found
+
+    def find(self, field: Field) -> Any:
+        """The value of a field, or None."""
+        if field.scope == "run":
+            return self._find_run_value(field.name)
+        if field.scope == "config":
+            if self._config is None:
+                self._config = dict(flatten_values(self._run.config))
+            return self._config.get(field.name)
+        metric = self._run.metrics.get(field.name)
+        return None if metric is None else getattr(metric, _STATISTICS[field.statistic])
+
+    def _compare(self, field: Field, sign: Operator, value: Value) -> bool:
+        found = self.find(field)
+        if found is None:
+            return False
+        if field.scope == "run" and RUN_FIELDS[field.name] == "time":
+            return _compare_time(found, sign, str(value))
+        if _TYPES.get(type(found)) != _TYPES[type(value)]:
+            return sign == "!="
+        if isinstance(value, int) and field.scope != "run":
+            value = float(value)
+        return _COMPARE[sign](found, value)
+
+    def _find_run_value(self, name: str) -> Any:
+        stored = self._run.stored
+        run = stored.run
+        match name:
+            case "created":
+                return parse_time(run.created_at)
+            case "updated":
+                return parse_time(run.updated_at)
+            case "ended":
+                return None if run.ended_at is None else parse_time(run.ended_at)
+            case "duration":
+                return self._measure_duration()
+            case "parent":
+                return run.parent_run_id
+            case "project":
+                return stored.project.name
+            case "state":
+                return stored.state
+            case "step":
+                return self._run.newest_step
+            case "tags":
+                return run.tags or None
+            case _:
+                return getattr(run, name)
+
+    def _measure_duration(self) -> float:
+        stored = self._run.stored
+        end = stored.run.ended_at
+        if end is None and stored.state != "running":
+            end = stored.heartbeat_at
+        end_us = self._at_us if end is None else parse_time(end)
+        return max(0, end_us - parse_time(stored.run.created_at)) / 1e6
+
+
+def _compare_time(found_us: int, sign: Operator, text: str) -> bool:
+    start_us, end_us = parse_period(text)
+    match sign:
+        case "==":
+            return start_us <= found_us < end_us
+        case "!=":
+            return not start_us <= found_us < end_us
+        case "<":
+            return found_us < start_us
+        case "<=":
+            return found_us < end_us
+        case ">":
+            return found_us >= end_us
+        case ">=":
+            return found_us >= start_us
+
+
+def _sort_key(value: Any) -> tuple[int, Any] | None:
+    """What a value is sorted by, or None for what stands last."""
+    kind = _TYPES.get(type(value))
+    if kind is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    return kind, value

@@ -1,0 +1,146 @@
+"""Searches a store that can only be read, by reading its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quark_core.backend import StoredRun, SupportsRead
+from quark_core.query import Query
+from quark_core.records import MetricRecord
+from quark_core.run_summary import MetricSummary, RunSummary
+from quark_core.search.configuration import flatten_values
+from quark_core.search.evaluation import evaluate, sort_runs
+from quark_core.search.expression import RunSearch, Scope
+from quark_core.search.resolution import resolve_names
+from quark_core.times import now_us
+
+if TYPE_CHECKING:
+    from quark_core.columns import Columns
+
+__all__ = ["search_by_reading", "select_runs", "summarize_by_reading", "summarize_columns"]
+
+
+def search_by_reading(reader: SupportsRead, search: RunSearch) -> list[RunSummary]:
+    """What `SupportsSearch.search` returns, from any store that is read.
+
+    Every point of every run is read where a metric is asked for, and of the
+    returned runs otherwise.
+
+    Raises:
+        SchemaValidationError: A name that no run of the searched project has.
+    """
+    at_us = now_us()
+    runs = [RunSummary(stored=stored) for stored in reader.list_runs(project=search.project)]
+    needs_points = any(
+        field.scope == "metric" or (field.scope == "run" and field.name == "step")
+        for field in search.fields
+    )
+    if needs_points:
+        runs = [_summarize(reader, run.stored) for run in runs]
+    found = select_runs(runs, search, at_us=at_us)
+    return found if needs_points else [_summarize(reader, run.stored) for run in found]
+
+
+def select_runs(
+    runs: Sequence[RunSummary], search: RunSearch, *, at_us: int | None = None
+) -> list[RunSummary]:
+    """Those of some runs that fit, in order; its project aside.
+
+    Args:
+        runs: Every run of the project, newest first.
+        search: What is searched for.
+        at_us: The present; by default the clock's.
+
+    Raises:
+        SchemaValidationError: A name that none of the runs has.
+    """
+    resolved = resolve_names(search, _RunNames(runs))
+    if resolved is None:
+        return []
+    at_us = now_us() if at_us is None else at_us
+    where = resolved.where
+    if where is not None:
+        runs = [run for run in runs if evaluate(where, run, at_us=at_us)]
+    return sort_runs(runs, resolved.order_by, at_us=at_us)[: resolved.limit]
+
+
+def summarize_by_reading(reader: SupportsRead, run_id: str) -> RunSummary:
+    """What `SupportsSearch.summarize` returns, from any store that is read.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+    """
+    return _summarize(reader, reader.load_run(run_id))
+
+
+def summarize_columns(columns: Columns) -> tuple[int | None, Mapping[str, MetricSummary]]:
+    """Highest step, and a summary of each metric, of metric rows in persistence order."""
+    if columns.count == 0:
+        return None, {}
+    import numpy as np
+
+    values, steps = columns["value"], columns["step"]
+    keys, indexes = np.unique(columns["metric_key"].astype(str), return_inverse=True)
+    # Sorting once by key and slicing is linear in the points, however many metrics there are.
+    order = np.argsort(indexes, kind="stable")
+    bounds = np.searchsorted(indexes[order], np.arange(len(keys) + 1)).tolist()
+    metrics = {}
+    for index, key in enumerate(keys.tolist()):
+        rows = order[bounds[index] : bounds[index + 1]]
+        metrics[key] = _sum_up(key, values[rows], int(steps[rows[-1]]))
+    newest = int(steps.max())
+    return (None if newest < 0 else newest), metrics
+
+
+def _sum_up(key: str, values: Any, last_step: int) -> MetricSummary:
+    import numpy as np
+
+    finite = np.isfinite(values)
+    kept = values[finite]
+    return MetricSummary(
+        key=key,
+        count=len(values),
+        non_finite=len(values) - len(kept),
+        first=float(values[0]) if finite[0] else None,
+        last=float(values[-1]) if finite[-1] else None,
+        low=float(kept.min()) if len(kept) else None,
+        high=float(kept.max()) if len(kept) else None,
+        last_step=None if last_step < 0 else last_step,
+    )
+
+
+def _summarize(reader: SupportsRead, stored: StoredRun) -> RunSummary:
+    columns = reader.read(str(stored.run.id), MetricRecord.KIND, Query())
+    newest_step, metrics = summarize_columns(columns)
+    return RunSummary(stored=stored, newest_step=newest_step, metrics=metrics)
+
+
+class _RunNames:
+    """The names that runs have (see `Vocabulary`)."""
+
+    def __init__(self, runs: Iterable[RunSummary]) -> None:
+        self._runs = list(runs)
+        self._names: dict[Scope, frozenset[str]] = {}
+
+    def has_runs(self) -> bool:
+        """Whether there is any run."""
+        return bool(self._runs)
+
+    def has(self, scope: Scope, name: str) -> bool:
+        """Whether a run has the name."""
+        return name in self.list_names(scope)
+
+    def list_names(self, scope: Scope) -> Iterable[str]:
+        """All names."""
+        if scope not in self._names:
+            self._names[scope] = frozenset(
+                name
+                for run in self._runs
+                for name in (
+                    run.metrics
+                    if scope == "metric"
+                    else (key for key, _ in flatten_values(run.config))
+                )
+            )
+        return self._names[scope]

@@ -1,0 +1,135 @@
+"""Finds runs by their metrics, configuration, tags and fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quark_core.backend import SupportsRead, SupportsSearch
+from quark_core.errors import SchemaValidationError
+from quark_core.query import check_index
+from quark_core.run_arguments import resolve_storage_dir
+from quark_core.run_summary import RunSummary
+from quark_core.search.expression import OrderBy, RunSearch
+
+__all__ = ["build_search", "find_runs", "search_runs", "summarize_run"]
+
+_MAX_ORDERS = 10
+
+
+def search_runs(
+    *,
+    storage_dir: str | Path | None = None,
+    project: str | None = None,
+    where: str | None = None,
+    order_by: str | Sequence[str] | None = None,
+    limit: int | None = None,
+) -> tuple[RunSummary, ...]:
+    """Find runs by what is known of them without reading their points.
+
+    quark.search_runs(where="val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags",
+                      order_by="val/loss", limit=100)
+
+    Args:
+        storage_dir: Storage root that the runs lie under; by default the
+            working directory, or the service where one is set.
+        project: Only runs of this project.
+        where: What must be true of a run, in the language of
+            docs/reference/search.md.
+        order_by: A metric, `config.key` or field of the run, or several, with
+            `-` before it or ` desc` behind it for descending; runs that lack it
+            come last. By default, and in ties, the newest run is first.
+        limit: At most so many; None returns every run that fits.
+
+    Returns:
+        The runs, each with its metrics summed up.
+
+    Raises:
+        SchemaValidationError: A malformed expression, a name that no run of
+            the project has, or a limit below zero; the message names the
+            argument and shows the place.
+        SessionStoreError: There is no store, or it cannot be read.
+    """
+    from quark_core.composition import open_reader
+
+    search = build_search(project=project, where=where, order_by=order_by, limit=limit)
+    reader = open_reader(resolve_storage_dir(storage_dir))
+    try:
+        return tuple(find_runs(reader, search))
+    finally:
+        reader.close()
+
+
+def build_search(
+    *,
+    project: str | None = None,
+    where: str | None = None,
+    order_by: str | Sequence[str] | None = None,
+    limit: int | None = None,
+    where_argument: str = "where",
+    order_argument: str = "order_by",
+) -> RunSearch:
+    """Check what is searched for; names are looked up when a store is searched.
+
+    `where_argument` and `order_argument` are what messages call these two.
+
+    Raises:
+        SchemaValidationError: As `search_runs`.
+    """
+    if project is not None and not isinstance(project, str):
+        raise SchemaValidationError(f"project must be a str, not {type(project).__name__}")
+    limit = check_index(limit, "limit")
+    expression = None
+    if where is not None:
+        # Late, here and below: the parser is only loaded for those who search.
+        from quark_core.search.parser import parse_where
+
+        expression = parse_where(where, where_argument)
+    return RunSearch(
+        project=project,
+        where=expression,
+        order_by=_parse_orders(order_by, order_argument),
+        limit=limit,
+    )
+
+
+def find_runs(reader: SupportsRead, search: RunSearch) -> list[RunSummary]:
+    """The runs of an opened store that fit, by its own search where it has one.
+
+    Raises:
+        SchemaValidationError: A name that no run of the project has.
+        SessionStoreError: The store cannot be read.
+    """
+    if isinstance(reader, SupportsSearch):
+        return reader.search(search)
+    from quark_core.search.fallback import search_by_reading
+
+    return search_by_reading(reader, search)
+
+
+def summarize_run(reader: SupportsRead, run_id: str) -> RunSummary:
+    """One run of an opened store with its metrics summed up.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+    """
+    if isinstance(reader, SupportsSearch):
+        return reader.summarize(run_id)
+    from quark_core.search.fallback import summarize_by_reading
+
+    return summarize_by_reading(reader, run_id)
+
+
+def _parse_orders(order_by: str | Sequence[str] | None, argument: str) -> tuple[OrderBy, ...]:
+    if order_by is None:
+        return ()
+    texts = [order_by] if isinstance(order_by, str) else order_by
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise SchemaValidationError(f"{argument} must be a str or a sequence of str")
+    if len(texts) > _MAX_ORDERS:
+        raise SchemaValidationError(
+            f"{argument} has {len(texts)} entries; at most {_MAX_ORDERS} are allowed"
+        )
+    from quark_core.search.parser import parse_order
+
+    return tuple(parse_order(text, argument) for text in texts)
