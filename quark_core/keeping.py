@@ -6,10 +6,41 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Collection", "CollectionProgress", "RunUsage", "StoreUsage", "SupportsRemoval"]
+__all__ = [
+    "Collection",
+    "CollectionProgress",
+    "DamagedRecords",
+    "RunUsage",
+    "StoreUsage",
+    "SupportsRemoval",
+]
 
 CollectionProgress = Callable[[str, int, int], None]
 """Told of what is being done, how many bytes of it are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedRecords:
+    """Records that could not be read and were set aside, with the bytes that were there.
+
+    Attributes:
+        run_id, writer_id: Whose they are.
+        kind: Their kind.
+        records: How many.
+        reason: What is wrong with them.
+        found_at: When they were set aside.
+    """
+
+    run_id: str
+    writer_id: str
+    kind: str
+    records: int
+    reason: str
+    found_at: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +191,9 @@ class SupportsRemoval(Protocol):
 
     def list_trash(self) -> list[RunUsage]:
         """The runs in the trash, the newest there first."""
+
+    def list_damaged(self) -> list[DamagedRecords]:
+        """What could not be read and was set aside, the newest first."""
 
     def trash_runs(self, run_ids: Sequence[str]) -> None:
         """Put runs into the trash, all or none, which hides them from every reader.

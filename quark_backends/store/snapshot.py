@@ -36,7 +36,8 @@ class _Copies:
     def __init__(self) -> None:
         self.forget()
         # A fork's copies are its parent's, and so is a lock that a thread held meanwhile.
-        os.register_at_fork(after_in_child=self.forget)
+        if hasattr(os, "register_at_fork"):  # Windows has no fork
+            os.register_at_fork(after_in_child=self.forget)
         atexit.register(self.remove)
 
     def forget(self) -> None:

@@ -24,9 +24,16 @@ from quark_backends.store.run_files import is_written, list_paths, trash_path
 from quark_backends.store.run_rows import run_not_found
 from quark_backends.store.sizes import list_trash, measure_runs, measure_store
 from quark_core.errors import InvalidRunStateError, RunNotFoundError, SessionStoreError
-from quark_core.keeping import Collection, CollectionProgress, RunUsage, StoreUsage
+from quark_core.keeping import (
+    Collection,
+    CollectionProgress,
+    DamagedRecords,
+    RunUsage,
+    StoreUsage,
+)
 from quark_core.liveness import find_lost_reason
 from quark_core.process import ProcessIdentity
+from quark_core.records import format_time
 
 __all__ = ["JournalTrash", "RunTrash", "SupportsTrash"]
 
@@ -59,6 +66,26 @@ class RunTrash:
         """See `SupportsRemoval`."""
         with self._open("read") as connection:
             return list_trash(connection, self._layout)
+
+    def list_damaged(self) -> list[DamagedRecords]:
+        """See `SupportsRemoval`."""
+        with self._open("read") as connection:
+            rows = connection.execute(
+                "SELECT run.id, writer.id, kind, count, reason, found_us FROM damaged"
+                " JOIN writer ON writer.pk = writer_pk JOIN run ON run.pk = run_pk"
+                " ORDER BY found_us DESC, damaged.pk DESC"
+            ).fetchall()
+        return [
+            DamagedRecords(
+                run_id=run_id,
+                writer_id=writer_id,
+                kind=kind,
+                records=count,
+                reason=reason,
+                found_at=format_time(found_us),
+            )
+            for run_id, writer_id, kind, count, reason, found_us in rows
+        ]
 
     def trash_runs(self, run_ids: Sequence[str]) -> None:
         """See `SupportsRemoval`."""
@@ -138,6 +165,10 @@ class RunTrash:
 class JournalTrash(RunTrash):
     """Refuses all of it, for a store that is nothing but journals."""
 
+    def list_damaged(self) -> list[DamagedRecords]:
+        """Nothing: `quark doctor` finds what is damaged in the journals themselves."""
+        return []
+
     def _open(self, purpose: str) -> NoReturn:
         root = self._layout.root
         raise SessionStoreError(
@@ -163,6 +194,10 @@ class SupportsTrash:
     def list_trash(self) -> list[RunUsage]:
         """See `SupportsRemoval`."""
         return self._trash.list_trash()
+
+    def list_damaged(self) -> list[DamagedRecords]:
+        """See `SupportsRemoval`."""
+        return self._trash.list_damaged()
 
     def trash_runs(self, run_ids: Sequence[str]) -> None:
         """See `SupportsRemoval`."""
