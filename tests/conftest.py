@@ -6,8 +6,10 @@ import pytest
 
 from quark_core.open_run import open_runs
 
-# The kit asserts in a module that pytest would not rewrite by itself.
-pytest.register_assert_rewrite("quark_core.testing.conformance")
+# The kit asserts in modules that pytest would not rewrite by itself.
+pytest.register_assert_rewrite(
+    "quark_core.testing.conformance", "quark_core.testing.store_conformance"
+)
 
 
 # A job in the background of a shell ignores Ctrl-C, and so would the scripts that are tested.

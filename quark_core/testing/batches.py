@@ -49,7 +49,13 @@ class BatchMaker:
         self._numbers = itertools.count()
         self._sequences = {kind: itertools.count() for kind in ("metric", "event", "lifecycle")}
 
-    def start(self, *, project: str = "conformance", tags: Sequence[str] = ()) -> Batch:
+    def start(
+        self,
+        *,
+        project: str = "conformance",
+        tags: Sequence[str] = (),
+        from_step: int | None = None,
+    ) -> Batch:
         """The start of an attempt, with a configuration."""
         data = {
             "project": {"id": f"p-{project}", "name": project, "root_path": "/nowhere"},
@@ -64,6 +70,7 @@ class BatchMaker:
                 "tags": list(tags),
             },
             "process": msgspec.to_builtins(current_process()),
+            **({} if from_step is None else {"from_step": from_step}),
         }
         config = {"values": {"lr": 0.1}, "notes": []}
         return self.lifecycle(("start", data), ("config", config))

@@ -46,6 +46,7 @@ from quark_core.errors import BackendRejected, RunNotFoundError
 from quark_core.json_object import JsonObject
 from quark_core.query import Query
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.store_conformance import StoreConformance
 
 __all__ = ["BackendConformance", "Observation"]
 
@@ -53,7 +54,7 @@ Observation = list[tuple[str, int | None, float]]
 Opener = Callable[[], Backend]
 
 
-class BackendConformance:
+class BackendConformance(StoreConformance):
     """Standard tests of a backend; see the module for how to use it."""
 
     RUN_ID: ClassVar[str] = "run0"
