@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from quark_backends.store.chunks import MissingCodecError, best_codec, decode_chunk, encode_chunk
+from quark_backends.store.chunks import decode_chunk, encode_chunk, join_chunks
+from quark_backends.store.column_codec import MissingCodecError, best_codec
 from quark_backends.store.frames import Frame, encode_frames
 from quark_backends.store.names import NameTable
 from quark_backends.store.rollups import encode_rollup
@@ -196,7 +197,7 @@ class Compactor:
             try:
                 chunk = decode_chunk(turn.kind, body)
                 constants = _name_metric(self._connection, name_pk) if leave_out else {}
-                part = chunk.to_columns(_ORIGIN, constants).make_all()
+                part = join_chunks([chunk], _ORIGIN, constants).make_all()
             except MissingCodecError:
                 break
             except SchemaValidationError as error:

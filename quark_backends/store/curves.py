@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -29,7 +28,6 @@ _KIND = MetricRecord.KIND
 
 
 def read_curve(
-    connection: sqlite3.Connection,
     rows: StoredRows,
     writers: Sequence[WriterRow],
     key: str,
@@ -42,7 +40,10 @@ def read_curve(
     blocks; of points otherwise.
     """
     query = Query(equals={"metric_key": key}, all_attempts=all_attempts)
-    found = [(writer, rows.find_chunks(writer, _KIND, query)) for writer in writers]
+    reduces = max_points is not None
+    found = [
+        (writer, rows.find_chunks(writer, _KIND, query, with_rollups=reduces)) for writer in writers
+    ]
     stored = sum(entry.count for _, entries in found for entry in entries)
     if max_points is None or stored < max_points * BLOCK_POINTS:
         parts = [rows.load(writer, _KIND, query) for writer in writers]
@@ -50,12 +51,11 @@ def read_curve(
     blocks: list[Blocks] = []
     for writer, entries in found:
         hidden = None if all_attempts else rows.find_hidden(writer, _KIND)
-        blocks += _read_blocks(connection, rows, writer, entries, query, hidden)
+        blocks += _read_blocks(rows, writer, entries, query, hidden)
     return _group(key, Blocks.join(blocks), max_points)
 
 
 def _read_blocks(
-    connection: sqlite3.Connection,
     rows: StoredRows,
     writer: WriterRow,
     entries: list[ChunkEntry],
@@ -69,10 +69,9 @@ def _read_blocks(
             whole += 1
     blocks: list[Blocks] = []
     if whole:
-        rollups = _load_rollups(connection, entries[:whole])
         try:
-            blocks = decode_rollups([rollups[entry.pk] for entry in entries[:whole]])
-        except (SchemaValidationError, KeyError):
+            blocks = decode_rollups([entry.rollup or b"" for entry in entries[:whole]])
+        except SchemaValidationError:
             whole = 0  # the points themselves are there
     rest = rows.join_chunks(writer, _KIND, entries[whole:])
     tail = rows.load_tail(writer, _KIND).select(query)
@@ -97,20 +96,6 @@ def _is_whole(entry: ChunkEntry, hidden: HiddenRows | None) -> bool:
     return entry.step_high < hidden.step and (
         hidden.sequence is None or entry.last_sequence <= hidden.sequence
     )
-
-
-def _load_rollups(
-    connection: sqlite3.Connection, entries: Sequence[ChunkEntry]
-) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
-    pks = [entry.pk for entry in entries]
-    for start in range(0, len(pks), 500):
-        part = pks[start : start + 500]
-        marks = ", ".join("?" * len(part))
-        found.update(
-            connection.execute(f"SELECT pk, rollup FROM chunk WHERE pk IN ({marks})", part)
-        )
-    return found
 
 
 def _group(key: str, blocks: Blocks, max_points: int) -> Series:
@@ -154,7 +139,7 @@ def _reduce(
     filled = np.where(missing, neutral, values) if missing.any() else values
     extremes = function.reduceat(filled, starts)
     hits = np.flatnonzero((filled == np.repeat(extremes, sizes)) & ~missing)
-    groups = np.searchsorted(starts, hits, side="right") - 1
+    groups = np.repeat(np.arange(len(starts)), sizes)[hits]
     its_step = np.full(len(starts), -1, dtype=np.int64)
     # Written backwards, the first hit of each group stays.
     its_step[groups[::-1]] = steps[hits[::-1]]

@@ -71,7 +71,7 @@ class StoreReader:
         with self._lock, self._moment() as connection:
             writers = find_writers(connection, run_id)
             rows = self._stored_rows(connection)
-            return read_curve(connection, rows, writers, key, max_points, all_attempts)
+            return read_curve(rows, writers, key, max_points, all_attempts)
 
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """What `read` returns, in parts; see `SupportsSeries`."""

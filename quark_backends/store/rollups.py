@@ -155,16 +155,14 @@ def decode_rollups(rollups: Sequence[bytes]) -> list[Blocks]:
     Raises:
         SchemaValidationError: One is damaged, or of a newer version.
     """
-    heads = []
-    for rollup in rollups:
-        if len(rollup) < _HEADER.size:
-            raise SchemaValidationError("a roll-up is cut off")
-        head = _HEADER.unpack_from(rollup)
-        if head[0] > _VERSION:
-            raise SchemaValidationError(
-                f"a roll-up has format version {head[0]}; this Quark reads up to {_VERSION}"
-            )
-        heads.append(head)
+    if min(map(len, rollups), default=_HEADER.size) < _HEADER.size:
+        raise SchemaValidationError("a roll-up is cut off")
+    heads = [_HEADER.unpack_from(rollup) for rollup in rollups]
+    newest = max((head[0] for head in heads), default=_VERSION)
+    if newest > _VERSION:
+        raise SchemaValidationError(
+            f"a roll-up has format version {newest}; this Quark reads up to {_VERSION}"
+        )
     parts = []
     numbered = list(zip(rollups, heads, strict=True))
     # Roll-ups of as many blocks and the same columns are one matrix.

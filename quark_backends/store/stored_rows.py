@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import xxhash
 
-from quark_backends.store.chunks import MissingCodecError, decode_chunk
+from quark_backends.store.chunks import Chunk, decode_chunk, join_chunks
+from quark_backends.store.column_codec import MissingCodecError
 from quark_core.attempts import HiddenRows, can_be_hidden
 from quark_core.codec import decode_body
 from quark_core.columns import Columns
@@ -25,6 +27,8 @@ __all__ = ["ChunkEntry", "StoredRows", "WriterRow", "hide_rows"]
 _log = logging.getLogger("quark")
 
 _CACHED_ROWS = 200_000
+# Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
+_MANY = 500
 _NAME_FILTERS = ("metric_key", "namespace", "metric_name")
 
 
@@ -56,9 +60,8 @@ class WriterRow:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkEntry:
-    """A chunk, without its body."""
+class ChunkEntry(NamedTuple):
+    """A chunk, without its body; a tuple, because a curve of a million points makes a hundred."""
 
     pk: int
     name_pk: int
@@ -67,6 +70,7 @@ class ChunkEntry:
     step_low: int
     step_high: int
     count: int
+    rollup: bytes | None = None
 
 
 class StoredRows:
@@ -84,15 +88,24 @@ class StoredRows:
         self._connection = connection
         self._tails: OrderedDict[tuple[int, str], tuple[int, int, Columns]] = OrderedDict()
         self._joined: OrderedDict[tuple[int, str, tuple[int, ...]], Columns] = OrderedDict()
+        self._names: dict[int, Mapping[str, Any]] = {}
         self._told: set[tuple[str, int]] = set()
 
     def load(self, writer: WriterRow, kind: str, query: Query) -> Columns:
         """A writer's rows of one kind that fit a query (its limit aside), in order."""
-        chunks = self.find_chunks(writer, kind, query)
-        parts = [self.join_chunks(writer, kind, chunks), self.load_tail(writer, kind)]
-        rows = Columns.concatenate(kind, [part for part in parts if part.count])
         hidden = None if query.all_attempts else self.find_hidden(writer, kind)
-        return hide_rows(rows, hidden).select(query).order_by_sequence()
+        chunks = self.find_chunks(writer, kind, query)
+        # Chunks were chosen by name already; comparing a million names would take longest of all.
+        unnamed = _without_names(kind, query)
+        found = hide_rows(self.join_chunks(writer, kind, chunks), hidden).select(unnamed)
+        tail = hide_rows(self.load_tail(writer, kind), hidden).select(query).order_by_sequence()
+        if not tail.count:
+            return found
+        if not found.count:
+            return tail
+        rows = Columns.concatenate(kind, [found, tail])
+        is_ordered = found["sequence"][-1] < tail["sequence"][0]
+        return rows if is_ordered else rows.order_by_sequence()
 
     def find_hidden(self, writer: WriterRow, kind: str) -> HiddenRows | None:
         """Which of a writer's rows a later attempt has hidden; None where none."""
@@ -103,20 +116,24 @@ class StoredRows:
         ).fetchone()
         return HiddenRows(writer.hidden_step, None if row is None else row[0])
 
-    def find_chunks(self, writer: WriterRow, kind: str, query: Query) -> list[ChunkEntry]:
+    def find_chunks(
+        self, writer: WriterRow, kind: str, query: Query, *, with_rollups: bool = False
+    ) -> list[ChunkEntry]:
         """The chunks that may hold rows which fit a query, by their first sequence."""
         names = self._find_names(writer, kind, query)
         condition = ""
         if names is not None:
             condition = f"AND name_pk IN ({', '.join('?' * len(names))})"
         rows = self._connection.execute(
-            "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
-            f" FROM chunk WHERE writer_pk = ? AND kind = ? {condition}"
+            "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count,"
+            f" {'rollup' if with_rollups else 'NULL'} FROM chunk WHERE writer_pk = ? AND kind = ? {condition}"
             " ORDER BY first_sequence, pk",
             (writer.pk, kind, *(names or ())),
         )
-        entries = [ChunkEntry(*row) for row in rows]
+        entries = list(map(ChunkEntry._make, rows))
         low, high = _step_bounds(query)
+        if low is None and high is None:
+            return entries
         return [
             entry
             for entry in entries
@@ -130,28 +147,67 @@ class StoredRows:
         if found is not None:
             self._joined.move_to_end((writer.pk, kind, pks))
             return found
-        parts = [part for entry in entries if (part := self.load_chunk(writer, kind, entry))]
-        joined = Columns.concatenate(kind, parts).order_by_sequence()
+        joined = self._join(writer, kind, entries)
         if 0 < joined.count <= _CACHED_ROWS:
             self._joined[writer.pk, kind, pks] = joined
             while sum(part.count for part in self._joined.values()) > _CACHED_ROWS:
                 self._joined.popitem(last=False)
         return joined
 
+    def _join(self, writer: WriterRow, kind: str, entries: list[ChunkEntry]) -> Columns:
+        """Rows of chunks, those of one metric as one part, in order of their sequence."""
+        chunks: dict[int, list[Chunk]] = {}
+        read: list[ChunkEntry] = []
+        bodies = self._load_bodies(entries)
+        for entry in entries:
+            chunk = self._open_chunk(kind, entry, bodies[entry.pk])
+            if chunk is not None:
+                chunks.setdefault(entry.name_pk, []).append(chunk)
+                read.append(entry)
+        parts = [
+            join_chunks(found, writer.origin, self._name_constants(kind, name_pk))
+            for name_pk, found in chunks.items()
+        ]
+        joined = Columns.concatenate(kind, parts)
+        # Rows stand in order within a chunk, and chunks of one metric mostly do not overlap.
+        if len(parts) < 2 and all(a.last_sequence < b.first_sequence for a, b in pairwise(read)):
+            return joined
+        return joined.order_by_sequence()
+
     def load_chunk(self, writer: WriterRow, kind: str, entry: ChunkEntry) -> Columns | None:
         """Rows of one chunk, or None where it is damaged, which is told once."""
-        row = self._connection.execute(
-            "SELECT body, text FROM chunk LEFT JOIN name ON name.pk = name_pk WHERE chunk.pk = ?",
-            (entry.pk,),
-        ).fetchone()
+        chunk = self._open_chunk(kind, entry, self._load_bodies([entry])[entry.pk])
+        if chunk is None:
+            return None
+        return join_chunks([chunk], writer.origin, self._name_constants(kind, entry.name_pk))
+
+    def _load_bodies(self, entries: Sequence[ChunkEntry]) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        pks = [entry.pk for entry in entries]
+        for start in range(0, len(pks), _MANY):
+            part = pks[start : start + _MANY]
+            marks = ", ".join("?" * len(part))
+            found.update(
+                self._connection.execute(f"SELECT pk, body FROM chunk WHERE pk IN ({marks})", part)
+            )
+        return found
+
+    def _open_chunk(self, kind: str, entry: ChunkEntry, body: bytes) -> Chunk | None:
         try:
-            chunk = decode_chunk(kind, row[0])
+            return decode_chunk(kind, body)
         except MissingCodecError as error:
             raise SessionStoreError(f"chunk {entry.pk}: {error}") from error
         except SchemaValidationError as error:
             self._tell("chunk", entry.pk, entry.count, error)
             return None
-        return chunk.to_columns(writer.origin, name_constants(kind, row[1]))
+
+    def _name_constants(self, kind: str, name_pk: int) -> Mapping[str, Any]:
+        if name_pk not in self._names:
+            row = self._connection.execute(
+                "SELECT text FROM name WHERE pk = ?", (name_pk,)
+            ).fetchone()
+            self._names[name_pk] = name_constants(kind, None if row is None else row[0])
+        return self._names[name_pk]
 
     def load_tail(self, writer: WriterRow, kind: str) -> Columns:
         """All rows of the batches that are not compacted yet, in order of the batches."""
@@ -241,6 +297,13 @@ def name_constants(kind: str, text: str | None) -> Mapping[str, Any]:
         return {}
     namespace, metric_name = split_name(text)
     return {"metric_key": text, "namespace": namespace, "metric_name": metric_name}
+
+
+def _without_names(kind: str, query: Query) -> Query:
+    if kind != MetricRecord.KIND or query.equals.keys().isdisjoint(_NAME_FILTERS):
+        return query
+    rest = {name: value for name, value in query.equals.items() if name not in _NAME_FILTERS}
+    return replace(query, equals=rest)
 
 
 def hide_rows(rows: Columns, hidden: HiddenRows | None) -> Columns:

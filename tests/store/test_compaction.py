@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import Store
 
-from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
+from quark_backends.store.column_codec import CODEC_PCODEC, CODEC_ZSTD
 from quark_backends.store.compaction import CHUNK_ROWS, Compactor
 from quark_core.json_object import JsonObject
 from quark_core.query import Query

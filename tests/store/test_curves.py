@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import Store
 
-from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
+from quark_backends.store.column_codec import CODEC_PCODEC, CODEC_ZSTD
 from quark_backends.store.rollups import decode_rollups, encode_rollup, summarize_blocks
 from quark_core.backend import Batch
 from quark_core.codec import encode_columns
