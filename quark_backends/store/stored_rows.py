@@ -8,8 +8,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import xxhash
 
 from quark_backends.store.chunks import Chunk, decode_chunk, join_chunks
@@ -60,8 +61,8 @@ class WriterRow:
         }
 
 
-class ChunkEntry(NamedTuple):
-    """A chunk, without its body; a tuple, because a curve of a million points makes a hundred."""
+class ChunkEntry(msgspec.Struct, frozen=True):
+    """A chunk, without its body; a struct, since a curve of a million points makes a hundred."""
 
     pk: int
     name_pk: int
@@ -126,11 +127,11 @@ class StoredRows:
             condition = f"AND name_pk IN ({', '.join('?' * len(names))})"
         rows = self._connection.execute(
             "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count,"
-            f" {'rollup' if with_rollups else 'NULL'} FROM chunk WHERE writer_pk = ? AND kind = ? {condition}"
-            " ORDER BY first_sequence, pk",
+            f" {'rollup' if with_rollups else 'NULL'} FROM chunk"
+            f" WHERE writer_pk = ? AND kind = ? {condition} ORDER BY first_sequence, pk",
             (writer.pk, kind, *(names or ())),
         )
-        entries = list(map(ChunkEntry._make, rows))
+        entries = [ChunkEntry(*row) for row in rows]
         low, high = _step_bounds(query)
         if low is None and high is None:
             return entries
