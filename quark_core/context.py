@@ -24,6 +24,7 @@ class RunContext(Record, frozen=True, gc=False):
         project: The project.
         run: The run as this process last knew it.
         backends: Specifications of all backends, the primary first.
+        read_only: Whether it only reads, as that of a run from `quark.open_run`.
     """
 
     storage_dir: Path
@@ -32,6 +33,7 @@ class RunContext(Record, frozen=True, gc=False):
     project: ProjectRecord
     run: RunRecord
     backends: tuple[str, ...] = ()
+    read_only: bool = False
 
     @property
     def run_id(self) -> str | None:

@@ -179,6 +179,8 @@ def attach_run(context: RunContext) -> OpenRun:
 
     A run that has ended is opened for reading only.
     """
+    if context.read_only and context.run_id is not None:
+        return open_for_reading(context.run_id, context.storage_dir)
     rank = detect_rank()
     plan = composition.plan_backends(list(context.backends) or "none", rank)
     if plan.primary is None or context.run_id is None:
@@ -211,6 +213,7 @@ def to_context(stored: StoredRun, primary: SupportsPrimary, storage_dir: Path) -
         db_path=location.db_path,
         project=stored.project,
         run=stored.run,
+        read_only=True,
     )
 
 

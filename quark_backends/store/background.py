@@ -21,6 +21,10 @@ _ENOUGH_BATCHES = 64
 _FEW_BATCHES = 16
 _BETWEEN_TURNS_S = 0.02
 _AFTER_FAILURE_S = 5.0
+_TURN_S = 1.0
+_SETTLE_S = 0.2
+# Reading so many batches takes longer than the end of a run should wait.
+_MANY_BATCHES = 512
 _CALM_S = 0.002
 _PATIENCE_S = 1.0
 
@@ -70,6 +74,7 @@ class BackgroundCompaction:
         self._batches = 0
         self._wake = threading.Event()
         self._closing = threading.Event()
+        self._deadline = float("inf")
         self._thread: threading.Thread | None = None
 
     def note(self, batches: int) -> None:
@@ -88,22 +93,28 @@ class BackgroundCompaction:
                 return
             self._thread = thread
 
-    def close(self, timeout_s: float = 2.0) -> None:
-        """End the thread after its turn."""
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Do what still waits, for a time, and end the thread after its turn."""
+        self._deadline = time.monotonic() + timeout_s
         self._closing.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(timeout_s)
+            self._thread.join(timeout_s + _TURN_S)
 
     def _run(self) -> None:
         connection: sqlite3.Connection | None = None
-        while not self._closing.is_set():
+        closing = False
+        while not closing:
             self._wake.wait()
             self._wake.clear()
+            # A run that ends at once is not made to wait for numpy and the codecs.
+            closing = self._closing.wait(_SETTLE_S)
             try:
                 if connection is None:
                     connection = self._connect()
-                self._compact(connection)
+                # What a quick run leaves at its end is done then, if it is much.
+                if not closing or _count_most(connection) >= _MANY_BATCHES:
+                    self._compact(connection)
             except (sqlite3.Error, SessionStoreError) as error:
                 _log.debug("compaction waits: %s", error)
                 self._closing.wait(_AFTER_FAILURE_S)
@@ -120,10 +131,19 @@ class BackgroundCompaction:
         compactor = Compactor(connection, self._gate.step_in)
         work = compactor.find_work(minimum=_ENOUGH_BATCHES // 2)
         work = work or compactor.find_work(minimum=_FEW_BATCHES, ended_only=True)
-        while work and not self._closing.is_set():
+        while work:
             for item in work:
-                if self._closing.is_set():
+                if time.monotonic() >= self._deadline:
                     return
                 compactor.compact(item)
-                time.sleep(_BETWEEN_TURNS_S)
+                self._closing.wait(_BETWEEN_TURNS_S)
             work = compactor.find_work(minimum=_ENOUGH_BATCHES)
+
+
+def _count_most(connection: sqlite3.Connection) -> int:
+    """How many batches the writer with the most of a kind has."""
+    (found,) = connection.execute(
+        "SELECT coalesce(max(batches), 0) FROM"
+        " (SELECT count(*) AS batches FROM batch GROUP BY writer_pk, kind)"
+    ).fetchone()
+    return int(found)

@@ -37,6 +37,9 @@ from quark_core.records import format_time
 
 __all__ = ["JournalTrash", "RunTrash", "SupportsTrash"]
 
+# Fewer are not worth the chunks that they would become.
+_FEW_BATCHES = 16
+
 _log = logging.getLogger("quark")
 
 
@@ -127,6 +130,7 @@ class RunTrash:
             if dry_run:
                 return collector.plan(older_than_s)
             self._settle_folders(connection)
+            _compact_ended(connection)
             return collector.collect(older_than_s)
 
     @contextmanager
@@ -218,6 +222,16 @@ class SupportsTrash:
         return self._trash.collect_trash(
             older_than_s=older_than_s, dry_run=dry_run, on_progress=on_progress
         )
+
+
+def _compact_ended(connection: sqlite3.Connection) -> None:
+    """What runs that have ended left as batches takes up less as chunks."""
+    from quark_backends.store.compaction import Compactor
+
+    compactor = Compactor(connection)
+    while work := compactor.find_work(minimum=_FEW_BATCHES, ended_only=True):
+        if not sum(compactor.compact(item) for item in work):
+            return  # another process does it
 
 
 def _check_removable(connection: sqlite3.Connection, run_id: str) -> None:

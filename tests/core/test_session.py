@@ -268,3 +268,25 @@ def test_keeping_nothing(tmp_path):
         assert metrics.flush() == metrics.read() == ()
     assert list(tmp_path.iterdir()) == []
     assert session.report_delivery().lanes == ()
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "interrupted", None])
+def test_the_context_of_an_opened_run_reads_it_and_refuses_to_write(tmp_path, status):
+    session = quark.start_run(project="p", storage_dir=tmp_path)
+    with quark.MetricsLogger(session) as metrics:
+        metrics.log("m", 1.0, step=0)
+        metrics.flush()
+    if status is not None:
+        session.end_run(status)
+    else:
+        open_runs.remove(session)  # as in a process that does not have it open
+    context = pickle.loads(pickle.dumps(quark.open_run(session.run_id, tmp_path).context))
+    assert context.read_only
+    reader = quark.MetricsLogger(context)
+    assert [record.value for record in reader.read()] == [1.0]
+    assert quark.series(context, "m").points == 1
+    with pytest.raises(quark.InvalidRunStateError, match="reading only"):
+        reader.log("m", 2.0, step=1)
+    if status is None:
+        open_runs.add(session)
+        session.end_run()

@@ -549,3 +549,19 @@ def test_a_new_run_cannot_take_the_id_of_one_that_was_removed(tmp_path, start, m
     store.trash.collect_trash()
     with pytest.raises(quark.InvalidRunStateError, match="was removed from this store"):
         start(tmp_path, "go")
+
+
+def test_what_ended_runs_left_as_batches_is_compacted(tmp_path, start, store):
+    session = start(tmp_path, "run")
+    metrics = quark.MetricsLogger(session)
+    for step in range(40):
+        metrics.log("loss", float(step), step=step)
+        metrics.flush()
+    session.end_run()
+    assert store.query("SELECT count(*) FROM batch WHERE kind = 'metric'") == [(40,)]
+    before = store.read_everything("run")
+    store.trash.collect_trash()
+    assert store.query("SELECT count(*) FROM batch WHERE kind = 'metric'") == [(0,)]
+    assert store.query("SELECT count FROM chunk WHERE kind = 'metric'") == [(40,)]
+    assert [r.step for r in metrics.read()] == list(range(40))
+    assert len(before) > 0

@@ -179,6 +179,20 @@ def count_chunks(session):
         connection.close()
 
 
+def test_what_a_quick_run_leaves_is_compacted_at_its_end(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        metrics = quark.MetricsLogger(session)
+        for step in range(60_000):
+            metrics.log("loss", float(step), step=step)
+        metrics.flush()
+    connection = sqlite3.connect(session.context.db_path)
+    (left,) = connection.execute("SELECT count(*) FROM batch WHERE kind = 'metric'").fetchone()
+    connection.close()
+    assert left < 512
+    assert count_chunks(session) > 0
+    assert metrics.columns()["step"].tolist() == list(range(60_000))
+
+
 def test_a_short_run_starts_no_thread_for_it(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         quark.MetricsLogger(session).log("loss", 1.0, step=0)
