@@ -1,6 +1,6 @@
 # make demo   sets up, then runs the main job on the embedded default store
 # make test   sets up, then runs the checks and the tests
-# make bench  measures what logging costs
+# make bench  measures what logging costs, and what the store costs and gives
 # make faults kills, starves and cuts off for some minutes, and counts what is lost
 # make clean  takes away what the set-up made
 
@@ -29,6 +29,7 @@ check: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/hot_path.py
+	$(BIN)/python benchmarks/store.py
 
 faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all

@@ -138,7 +138,10 @@ class Columns(Mapping[str, Array]):
             raise KeyError(f"{self.kind} columns are {', '.join(self)}, not {name!r}") from None
         if callable(found):
             # Two threads may both make it; the arrays are equal and either may stay.
-            found = self._arrays[name] = found()
+            found = found()
+            # Kept for the next reader, so that nobody may write into it.
+            found.setflags(write=False)
+            self._arrays[name] = found
         return found
 
     def __iter__(self) -> Iterator[str]:

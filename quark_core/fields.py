@@ -44,6 +44,7 @@ def optional_fields(kind: str) -> frozenset[str]:
     return frozenset(name for name, hint in hints.items() if type(None) in get_args(hint))
 
 
+@cache
 def default_value(kind: str, name: str) -> Any:
     """What stands in a field that an older writer did not know."""
     for field in msgspec.structs.fields(RECORD_TYPES[kind]):

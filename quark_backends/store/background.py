@@ -8,8 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from quark_core.errors import SessionStoreError
+
+if TYPE_CHECKING:
+    from quark_backends.store.compaction import Compactor, Work
 
 __all__ = ["BackgroundCompaction", "WriteGate"]
 
@@ -75,6 +79,8 @@ class BackgroundCompaction:
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._deadline = float("inf")
+        # What could not be compacted; another process may try again.
+        self._left: set[tuple[int, str]] = set()
         self._thread: threading.Thread | None = None
 
     def note(self, batches: int) -> None:
@@ -126,18 +132,37 @@ class BackgroundCompaction:
 
     def _compact(self, connection: sqlite3.Connection) -> None:
         # numpy and the codecs are needed only now.
+        import random
+
         from quark_backends.store.compaction import Compactor
 
         compactor = Compactor(connection, self._gate.step_in)
-        work = compactor.find_work(minimum=_ENOUGH_BATCHES // 2)
-        work = work or compactor.find_work(minimum=_FEW_BATCHES, ended_only=True)
-        while work:
+        minimum = _ENOUGH_BATCHES // 2
+        while work := self._find_work(compactor, minimum):
+            # Other processes may see the same work; few will begin with the same piece.
+            random.shuffle(work)
             for item in work:
                 if time.monotonic() >= self._deadline:
                     return
-                compactor.compact(item)
+                if not self._compact_one(compactor, item):
+                    self._left.add((item.writer_pk, item.kind))
                 self._closing.wait(_BETWEEN_TURNS_S)
-            work = compactor.find_work(minimum=_ENOUGH_BATCHES)
+            minimum = _ENOUGH_BATCHES
+
+    def _find_work(self, compactor: Compactor, minimum: int) -> list[Work]:
+        found = compactor.find_work(minimum=minimum)
+        found = found or compactor.find_work(minimum=_FEW_BATCHES, ended_only=True)
+        return [item for item in found if (item.writer_pk, item.kind) not in self._left]
+
+    def _compact_one(self, compactor: Compactor, item: Work) -> bool:
+        """One turn; whether it did anything."""
+        try:
+            return compactor.compact(item) > 0
+        except (sqlite3.Error, SessionStoreError):
+            raise
+        except Exception:  # noqa: BLE001 - the data is safe as it is; other work must go on
+            _log.exception("compaction of %s records failed; they stay as they are", item.kind)
+            return False
 
 
 def _count_most(connection: sqlite3.Connection) -> int:

@@ -15,9 +15,11 @@ import msgspec
 import numpy as np
 import xxhash
 
+from quark_backends.store.bodies import DamagedError
 from quark_backends.store.column_codec import (
     CODEC_ZSTD,
     EncodedColumn,
+    check_codec,
     count_up,
     decode_column,
     encode_column,
@@ -165,10 +167,11 @@ def _find_line(chunks: Sequence[Chunk], name: str) -> Array | None:
             return None
         wanted = (found[0] + chunk.count * found[1], found[1])
     first, step = chunks[0].affine(name) or (0, 0)
-    count = sum(chunk.count for chunk in chunks)
-    if step == 0:
-        return np.full(count, first, dtype=np.int64)
-    return np.arange(first, first + count * step, step, dtype=np.int64)
+    # Wraps round where a line leaves 64 bits, as its differences did when they were taken.
+    line: Array = np.arange(sum(chunk.count for chunk in chunks), dtype=np.int64)
+    line *= np.int64(step)
+    line += np.int64(first)
+    return line
 
 
 def encode_chunk(
@@ -195,11 +198,13 @@ def decode_chunk(kind: str, body: bytes) -> Chunk:
     """Open a chunk of this version or an older one.
 
     Raises:
-        SchemaValidationError: Damaged bytes, or a version that this Quark does not know.
+        DamagedError: It is not what was written.
+        SchemaValidationError: A version that this Quark does not know.
+        MissingCodecError: It needs a library that is not installed here.
     """
     checksum, rest = body[:_CHECKSUM_BYTES], memoryview(body)[_CHECKSUM_BYTES:]
     if xxhash.xxh3_64_digest(rest) != checksum:
-        raise SchemaValidationError("chunk is damaged: its checksum is wrong")
+        raise DamagedError("its checksum is wrong")
     try:
         decoded = msgspec.msgpack.decode(rest, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -208,4 +213,5 @@ def decode_chunk(kind: str, body: bytes) -> Chunk:
         raise SchemaValidationError(
             f"chunk has format version {decoded.version}; this Quark reads up to {_VERSION}"
         )
+    check_codec(decoded.columns)
     return Chunk(kind, decoded)

@@ -18,7 +18,7 @@ is None.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from quark_core.codec import MISSING_INDEX
 from quark_core.columns import Array, fill_array
-from quark_core.errors import SchemaValidationError
+from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.fields import column_types, default_value, tuple_fields
 from quark_core.json_object import decode_json, encode_json
 
@@ -44,6 +44,7 @@ __all__ = [
     "best_codec",
     "count_up",
     "decode_column",
+    "check_codec",
     "encode_column",
     "fill_missing",
 ]
@@ -66,7 +67,7 @@ class EncodedColumn(msgspec.Struct, frozen=True, array_like=True):
     data: memoryview = memoryview(b"")
 
 
-class MissingCodecError(SchemaValidationError):
+class MissingCodecError(SessionStoreError):
     """A chunk needs a library that is not installed here; the chunk is sound."""
 
 
@@ -105,6 +106,19 @@ def encode_column(
     return _encode_texts(name, values) if encoding == "t" else _encode_json(name, values)
 
 
+def check_codec(columns: Iterable[EncodedColumn]) -> None:
+    """See that what the columns need is installed.
+
+    Raises:
+        MissingCodecError: It is not.
+    """
+    if any(column.encoding in ("p", "q") for column in columns) and _import_pcodec() is None:
+        raise MissingCodecError(
+            "part of this run is compressed by pcodec, which is not installed here: "
+            'pip install "quark-tracker[pcodec]"'
+        )
+
+
 def decode_column(kind: str, column: EncodedColumn, count: int, *, single: bool = False) -> Array:
     """Values of a column, as `Columns` has them.
 
@@ -119,7 +133,7 @@ def decode_column(kind: str, column: EncodedColumn, count: int, *, single: bool 
     """
     try:
         return _decode(kind, column, count, single=single)
-    except SchemaValidationError:
+    except (SchemaValidationError, SessionStoreError):
         raise
     except (zstd.ZstdError, msgspec.DecodeError, ValueError, IndexError, TypeError) as error:
         raise SchemaValidationError(f"column {column.name} is damaged: {error}") from error
@@ -210,12 +224,8 @@ def _decode(kind: str, column: EncodedColumn, count: int, *, single: bool = Fals
         floats = _unpack(column.data, f"<f{head}", count)
         return floats if single and not column.nulls else _mask(_widen(floats), column, count)
     if encoding in ("p", "q"):
+        check_codec([column])
         pcodec = _import_pcodec()
-        if pcodec is None:
-            raise MissingCodecError(
-                f"column {column.name} is compressed by pcodec, which is not installed here: "
-                'pip install "quark-tracker[pcodec]"'
-            )
         values: Array = _decode_pcodec(pcodec, column.data)
         if len(values) != count:
             raise SchemaValidationError(f"{len(values)} values instead of {count}")

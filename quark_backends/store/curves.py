@@ -52,7 +52,12 @@ def read_curve(
     for writer, entries in found:
         hidden = None if all_attempts else rows.find_hidden(writer, _KIND)
         blocks += _read_blocks(rows, writer, entries, query, hidden)
-    return _group(key, Blocks.join(blocks), max_points)
+    joined = Blocks.join(blocks) if blocks else None
+    if joined is None or int(joined.count.sum()) < max_points * BLOCK_POINTS:
+        # Most of it is hidden, and what is left is few points.
+        parts = [rows.load(writer, _KIND, query) for writer in writers]
+        return reduce_columns(key, Columns.concatenate(_KIND, _not_empty(parts)), max_points)
+    return _group(key, joined, max_points)
 
 
 def _read_blocks(

@@ -10,6 +10,7 @@ from typing import Any
 
 from quark_core.attempts import HiddenRows
 from quark_core.codec import DecodedBody
+from quark_core.errors import SchemaValidationError
 
 __all__ = [
     "MetricFold",
@@ -98,7 +99,11 @@ class MetricFold:
             place: `place_writer` of the writer.
             started_us: When the writer started.
             hidden: Rows that do not count.
+
+        Raises:
+            SchemaValidationError: The batch is malformed.
         """
+        _check_body(body)
         few = _FEW_ROWS if "numpy" in sys.modules else _MANY_ROWS
         if body.count <= few or body.column("metric_key").encoding not in ("t", "c"):
             self._add_rows(body, place, started_us, hidden)
@@ -156,9 +161,11 @@ class MetricFold:
     def _add_rows(
         self, body: DecodedBody, place: int, started_us: int, hidden: HiddenRows | None
     ) -> None:
-        columns = (
+        columns = [
             body.to_list(name) for name in ("metric_key", "value", "step", "time_us", "sequence")
-        )
+        ]
+        if {len(column) for column in columns} != {body.count}:
+            raise SchemaValidationError("columns of a batch differ in length")
         for key, value, step, time_us, sequence in zip(*columns, strict=True):
             if hidden is not None and hidden.is_hidden(step, sequence):
                 continue
@@ -193,6 +200,8 @@ class MetricFold:
             codes = np.frombuffer(column.data, dtype=f"<i{width}")
         values, steps = body.to_array("value"), body.to_array("step")
         times, sequences = body.to_array("time_us"), body.to_array("sequence")
+        if {len(values), len(steps), len(times), len(sequences), len(codes)} != {body.count}:
+            raise SchemaValidationError("columns of a batch differ in length")
         if hidden is not None:
             kept = ~hidden.find_hidden(steps, sequences)
             codes, values, steps = codes[kept], values[kept], steps[kept]
@@ -266,6 +275,15 @@ class MetricFold:
             step = int(steps[last])
             figures.last_step, figures.last_us = (None if step < 0 else step), int(times[last])
         self.newest_step = max(self.newest_step, int(steps.max()))
+
+
+def _check_body(body: DecodedBody) -> None:
+    """Refuse a batch that lacks what no metric is without."""
+    for name in ("metric_key", "value", "time_us", "sequence"):
+        column = body.column(name)
+        lacks = bool(column.nulls) or (column.encoding == "c" and column.head is None)
+        if lacks or (column.encoding == "t" and None in column.head[0]):
+            raise SchemaValidationError(f"{name} is missing from some of its metrics")
 
 
 def _rises(sequences: Any, starts: Any) -> bool:

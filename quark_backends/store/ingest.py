@@ -7,19 +7,37 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import xxhash
-
+from quark_backends.store.bodies import digest_body
 from quark_backends.store.figures import MetricFold, place_writer
 from quark_backends.store.lifecycle import apply_lifecycle
 from quark_backends.store.names import NameTable
+from quark_backends.store.summaries import rebuild_metrics
 from quark_core.attempts import HiddenRows, can_be_hidden
 from quark_core.backend import Batch
-from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
-from quark_core.records import LifecycleRecord, MetricRecord
+from quark_core.errors import (
+    BackendRejected,
+    BackendUnavailable,
+    SchemaValidationError,
+    SessionStoreError,
+)
+from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 
 __all__ = ["BatchIngest"]
 
 _NO_HEAD = -1
+# What decoding makes of malformed bodies, and SQLite of values that no column of ours holds.
+_MALFORMED = (
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(slots=True)
@@ -44,6 +62,9 @@ class BatchIngest:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._names = NameTable(connection)
+        # Of the transaction that is open: figures of runs, and runs whose figures must be remade.
+        self._folds: dict[int, MetricFold] = {}
+        self._stale: set[int] = set()
 
     def write(self, batches: Sequence[Batch]) -> None:
         """Store batches in one transaction.
@@ -56,23 +77,52 @@ class BatchIngest:
         try:
             execute("BEGIN IMMEDIATE")
             try:
-                folds: dict[int, MetricFold] = {}
                 for batch in batches:
-                    self._store(batch, folds)
-                for run_pk, fold in folds.items():
-                    fold.write(self._connection, run_pk, self._names.find)
+                    self._store_checked(batch)
+                self._write_figures()
                 execute("COMMIT")
             except BaseException:
                 self._names.forget()
                 if self._connection.in_transaction:
                     execute("ROLLBACK")
                 raise
+            finally:
+                self._folds.clear()
+                self._stale.clear()
         except sqlite3.Error as error:
             raise BackendUnavailable(f"SQLite: {error}") from error
+        except SessionStoreError as error:
+            # What is stored already cannot be read here now, and may be later.
+            raise BackendUnavailable(str(error)) from error
 
-    def _store(self, batch: Batch, folds: dict[int, MetricFold]) -> None:
+    def _store_checked(self, batch: Batch) -> None:
+        """Store a batch, or find that it never can be.
+
+        Raises:
+            BackendRejected: Its content is malformed.
+        """
+        try:
+            self._store(batch)
+        except sqlite3.ProgrammingError as error:
+            if "bind" not in str(error):
+                raise
+            raise _reject(batch, error) from error
+        except _MALFORMED as error:
+            raise _reject(batch, error) from error
+
+    def _write_figures(self) -> None:
+        """Add what the batches say of metrics to what is known of their runs."""
+        for run_pk in self._stale:
+            rebuild_metrics(self._connection, run_pk, self._names.find)
+        for run_pk, fold in self._folds.items():
+            if run_pk not in self._stale:
+                fold.write(self._connection, run_pk, self._names.find)
+        self._folds.clear()
+        self._stale.clear()
+
+    def _store(self, batch: Batch) -> None:
         execute = self._connection.execute
-        digest = xxhash.xxh3_128_digest(batch.body)
+        digest = digest_body(batch.body)
         writer = self._find_writer(batch)
         if writer is not None and batch.number <= writer.head:
             self._recognise(writer.pk, batch, digest)
@@ -80,6 +130,8 @@ class BatchIngest:
         if writer is None and self._is_removed(batch):
             return
         if batch.kind == LifecycleRecord.KIND:
+            # A resumed run's figures are made again of what is stored, the last batch included.
+            self._write_figures()
             self._apply(batch)  # a start makes the run that its writer belongs to
         if writer is None:
             writer = self._add_writer(batch)
@@ -93,14 +145,13 @@ class BatchIngest:
         if writer.hidden_step is not None and can_be_hidden(batch.kind):
             hidden = self._note_hidden(writer, batch)
         if batch.kind == MetricRecord.KIND:
-            fold = folds.get(writer.run_pk)
+            fold = self._folds.get(writer.run_pk)
             if fold is None:
-                fold = folds[writer.run_pk] = MetricFold()
+                fold = self._folds[writer.run_pk] = MetricFold()
             place = place_writer(batch.attempt, batch.rank)
-            try:
-                fold.add_body(batch.decoded, place, writer.started_us, hidden)
-            except (SchemaValidationError, ValueError, TypeError) as error:
-                raise BackendRejected(f"metrics are malformed: {error}") from error
+            fold.add_body(batch.decoded, place, writer.started_us, hidden)
+        elif batch.kind in RECORD_TYPES and batch.decoded.count != batch.count:
+            raise SchemaValidationError(f"it holds {batch.decoded.count} records")
 
     def _find_writer(self, batch: Batch) -> _Writer | None:
         row = self._connection.execute(
@@ -174,17 +225,22 @@ class BatchIngest:
             for step, sequence in zip(steps, sequences, strict=True)
             if step is not None and step >= writer.hidden_step
         ]
-        if beyond:
+        row = execute(
+            "SELECT sequence FROM hidden WHERE writer_pk = ? AND kind = ?", (writer.pk, batch.kind)
+        ).fetchone()
+        first = None if row is None else row[0]
+        if beyond and (first is None or min(beyond) < first):
+            if batch.kind == MetricRecord.KIND:
+                # Points without a step that were counted may be hidden from now on.
+                self._stale.add(writer.run_pk)
+            first = min(beyond)
             execute(
                 "INSERT INTO hidden (writer_pk, kind, sequence) VALUES (?, ?, ?)"
                 " ON CONFLICT (writer_pk, kind) DO UPDATE SET"
                 " sequence = min(sequence, excluded.sequence)",
-                (writer.pk, batch.kind, min(beyond)),
+                (writer.pk, batch.kind, first),
             )
-        row = execute(
-            "SELECT sequence FROM hidden WHERE writer_pk = ? AND kind = ?", (writer.pk, batch.kind)
-        ).fetchone()
-        return HiddenRows(writer.hidden_step, None if row is None else row[0])
+        return HiddenRows(writer.hidden_step, first)
 
     def _recognise(self, writer_pk: int, batch: Batch, digest: bytes) -> None:
         row = self._connection.execute(
@@ -197,9 +253,12 @@ class BatchIngest:
             )
 
     def _apply(self, batch: Batch) -> None:
-        try:
-            for record in batch.to_records():
-                assert isinstance(record, LifecycleRecord)
-                apply_lifecycle(self._connection, record, self._names)
-        except (SchemaValidationError, KeyError, TypeError) as error:
-            raise BackendRejected(f"lifecycle records are malformed: {error!r}") from error
+        for record in batch.to_records():
+            assert isinstance(record, LifecycleRecord)
+            apply_lifecycle(self._connection, record, self._names)
+
+
+def _reject(batch: Batch, error: Exception) -> BackendRejected:
+    return BackendRejected(
+        f"batch {batch.number} of writer {batch.writer_id} is malformed: {error!r}"
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,51 +14,96 @@ from quark_core.query import Query
 
 __all__ = ["iterate_writer"]
 
-_Load = Callable[[], Columns | None]
-
 
 def iterate_writer(
     stored: StoredRows, writer: WriterRow, kind: str, query: Query, rows: int
 ) -> Iterator[Columns]:
-    """A writer's rows that fit a query (without a limit), in parts of at most `rows` rows.
+    """A writer's rows that fit a query (without a limit), in parts of about `rows` rows.
 
-    Chunks and batches are opened by their first sequence; a row is handed out
-    once nothing that is still closed can come before it.
+    A part is a stretch of sequences, wide enough for so many rows; what begins
+    within it is opened, and what reaches beyond it stays open.
     """
     hidden = None if query.all_attempts else stored.find_hidden(writer, kind)
     pieces = _find_pieces(stored, writer, kind, query)
-    opened = Columns.empty(kind)
+    if not pieces:
+        return
+    width = _choose_width(pieces, rows)
+    opened: list[_Opened] = []
     place = 0
-    while place < len(pieces) or opened.count:
-        parts = [opened] if opened.count else []
-        count = opened.count
-        while place < len(pieces) and (count < rows or len(parts) < 2):
-            part = pieces[place][1]()
+    while place < len(pieces) or opened:
+        firsts = [piece.next_sequence for piece in opened]
+        firsts += [piece.first_sequence for piece in pieces[place : place + 1]]
+        end = min(firsts) + width
+        while place < len(pieces) and pieces[place].first_sequence < end:
+            part = pieces[place].load()
             place += 1
             if part is not None and part.count:
-                parts.append(part)
-                count += part.count
+                opened.append(_Opened(part))
+        parts = [found for piece in opened if (found := piece.take_before(end)).count]
+        opened = [piece for piece in opened if not piece.is_empty]
         joined = Columns.concatenate(kind, parts).order_by_sequence()
-        end = joined.count
-        if place < len(pieces):
-            end = int(np.searchsorted(joined["sequence"], pieces[place][0]))
-        chosen = hide_rows(joined.take(slice(0, end)), hidden).select(query)
+        chosen = hide_rows(joined, hidden).select(query)
         for start in range(0, chosen.count, rows):
             yield chosen.take(slice(start, start + rows))
-        # By index, so that what was handed out is not kept alive.
-        opened = joined.take(np.arange(end, joined.count)).make_all()
 
 
-def _find_pieces(
-    stored: StoredRows, writer: WriterRow, kind: str, query: Query
-) -> list[tuple[int, _Load]]:
-    """First sequence of each chunk and batch, in order, and what loads it."""
-    pieces: list[tuple[int, _Load]] = [
-        (entry.first_sequence, partial(stored.load_chunk, writer, kind, entry))
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A chunk or batch that is not opened yet."""
+
+    first_sequence: int
+    last_sequence: int
+    count: int
+    load: Callable[[], Columns | None]
+
+
+class _Opened:
+    """Rows of a piece, in order, and how far they are handed out."""
+
+    __slots__ = ("_place", "_rows", "_sequences")
+
+    def __init__(self, rows: Columns) -> None:
+        self._rows = rows.order_by_sequence()
+        self._sequences = self._rows["sequence"]
+        self._place = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._place >= len(self._sequences)
+
+    @property
+    def next_sequence(self) -> int:
+        return int(self._sequences[self._place])
+
+    def take_before(self, end: int) -> Columns:
+        """The rows before a sequence that were not handed out yet."""
+        start = self._place
+        self._place = int(np.searchsorted(self._sequences, end))
+        return self._rows.take(slice(start, self._place))
+
+
+def _choose_width(pieces: Sequence[_Piece], rows: int) -> int:
+    """How many sequences hold about so many rows."""
+    first = min(piece.first_sequence for piece in pieces)
+    last = max(piece.last_sequence for piece in pieces)
+    count = sum(piece.count for piece in pieces)
+    return max(1, rows * (last - first + 1) // max(1, count))
+
+
+def _find_pieces(stored: StoredRows, writer: WriterRow, kind: str, query: Query) -> list[_Piece]:
+    """Every chunk and batch, by its first sequence."""
+    pieces = [
+        _Piece(
+            entry.first_sequence,
+            entry.last_sequence,
+            entry.count,
+            partial(stored.load_chunk, writer, kind, entry),
+        )
         for entry in stored.find_chunks(writer, kind, query)
     ]
     for number, part in stored.iterate_batches(writer, kind):
         if part is not None:
-            first = int(part["sequence"].min())
-            pieces.append((first, partial(stored.load_batch, writer, kind, number)))
-    return sorted(pieces, key=lambda piece: piece[0])
+            sequences = part["sequence"]
+            load = partial(stored.load_batch, writer, kind, number)
+            pieces.append(_Piece(int(sequences.min()), int(sequences.max()), part.count, load))
+    return sorted(pieces, key=lambda piece: piece.first_sequence)

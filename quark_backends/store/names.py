@@ -26,8 +26,11 @@ class NameTable:
         if found is not None:
             return found
         execute = self._connection.execute
-        execute("INSERT INTO name (text) VALUES (?) ON CONFLICT (text) DO NOTHING", (text,))
-        (pk,) = execute("SELECT pk FROM name WHERE text = ?", (text,)).fetchone()
+        row = execute("SELECT pk FROM name WHERE text = ?", (text,)).fetchone()
+        if row is None:
+            execute("INSERT INTO name (text) VALUES (?) ON CONFLICT (text) DO NOTHING", (text,))
+            row = execute("SELECT pk FROM name WHERE text = ?", (text,)).fetchone()
+        pk = row[0]
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         self._known[text] = pk

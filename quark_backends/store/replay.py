@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 
 import numpy as np
@@ -11,10 +12,12 @@ from quark_backends.store.stored_rows import StoredRows, WriterRow
 from quark_core.backend import Batch
 from quark_core.codec import encode_records
 from quark_core.columns import Columns
-from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.errors import SchemaValidationError
 from quark_core.query import Query
 
 __all__ = ["replay_batches"]
+
+_log = logging.getLogger("quark")
 
 _ALL = Query(all_attempts=True)
 
@@ -49,11 +52,24 @@ def replay_batches(
             continue
         kind, frame = compacted[number]
         if kind not in rows:
-            rows[kind] = stored.load(writer, kind, _ALL)
+            frames = [f for k, f in (compacted[n] for n in wanted if n in compacted) if k == kind]
+            rows[kind] = _load_rows(stored, writer, kind, frames)
         batch = _make_batch(writer, kind, frame, rows[kind])
         if batch is not None:
             out.append(batch)
     return out
+
+
+def _load_rows(stored: StoredRows, writer: WriterRow, kind: str, frames: list[Frame]) -> Columns:
+    """The compacted rows of one kind that frames speak of, and some more."""
+    sequences = [sequence for frame in frames for sequence in frame.sequences]
+    low, high = min(sequences), max(sequences)
+    entries = [
+        entry
+        for entry in stored.find_chunks(writer, kind, _ALL)
+        if entry.last_sequence >= low and entry.first_sequence <= high
+    ]
+    return stored.join_chunks(writer, kind, entries)
 
 
 def _find_frames(
@@ -67,7 +83,8 @@ def _find_frames(
         try:
             kind, frames = decode_frames(body)
         except SchemaValidationError as error:
-            raise SessionStoreError(f"writer {writer.writer_id}: {error}") from error
+            _log.warning("writer %s: batches cannot be given back: %s", writer.writer_id, error)
+            continue
         found.update({f.number: (kind, f) for f in frames if f.number >= start})
     return found
 

@@ -6,7 +6,8 @@ Then come the blocks' columns, one after the other: low, high, mean and last
 (float32 where the metric is, float64 otherwise), where in the block low and
 high are, how many values are not finite, and when the block began (in
 microseconds since the one before). Where the steps are no straight line or
-the epochs differ, the blocks' own follow as int64.
+the epochs differ, the blocks' own follow as int64. The last 8 bytes are the
+xxh3_64 of all before them.
 
 Many roll-ups are decoded at once: that is what makes a curve of a million
 points quick.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+import xxhash
 
 from quark_core.columns import Array, Columns
 from quark_core.errors import SchemaValidationError
@@ -35,6 +37,7 @@ _DOUBLE = 1
 _STEPS = 2
 _EPOCHS = 4
 _NO_PLACE = 255
+_CHECKSUM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +85,23 @@ def summarize_blocks(columns: Columns) -> Blocks:
     counts = np.diff([*starts.tolist(), len(values)])
     finite = np.isfinite(values)
     if finite.all():
-        lows = highs = values
-        totals = np.add.reduceat(values, starts)
+        lows = highs = kept = values
         numbers = counts
     else:
         lows, highs = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
-        totals = np.add.reduceat(np.where(finite, values, 0.0), starts)
+        kept = np.where(finite, values, 0.0)
         numbers = np.add.reduceat(finite.astype(np.int64), starts)
     none = numbers == 0
     low, high = np.minimum.reduceat(lows, starts), np.maximum.reduceat(highs, starts)
     low_at = _find_first(lows, low, starts, counts)
     high_at = _find_first(highs, high, starts, counts)
+    divisors = np.maximum(numbers, 1)
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = totals / np.maximum(numbers, 1)
+        mean = np.add.reduceat(kept, starts) / divisors
+        if not np.isfinite(mean).all():
+            # The sum of large values overflows where their mean does not.
+            parts = np.add.reduceat(kept / np.repeat(divisors, counts), starts)
+            mean = np.where(np.isfinite(mean), mean, parts)
     return Blocks(
         count=counts,
         step=steps[starts],
@@ -146,7 +153,8 @@ def encode_rollup(columns: Columns) -> bytes:
         ]
     if not same_epoch:
         parts.append(blocks.epoch.astype("<i8").tobytes())
-    return head + b"".join(parts)
+    rollup = head + b"".join(parts)
+    return rollup + xxhash.xxh3_64_digest(rollup)
 
 
 def decode_rollups(rollups: Sequence[bytes]) -> list[Blocks]:
@@ -155,8 +163,10 @@ def decode_rollups(rollups: Sequence[bytes]) -> list[Blocks]:
     Raises:
         SchemaValidationError: One is damaged, or of a newer version.
     """
-    if min(map(len, rollups), default=_HEADER.size) < _HEADER.size:
-        raise SchemaValidationError("a roll-up is cut off")
+    for rollup in rollups:
+        end = len(rollup) - _CHECKSUM_BYTES
+        if end < _HEADER.size or xxhash.xxh3_64_digest(rollup[:end]) != rollup[end:]:
+            raise SchemaValidationError("the checksum of a roll-up is wrong")
     heads = [_HEADER.unpack_from(rollup) for rollup in rollups]
     newest = max((head[0] for head in heads), default=_VERSION)
     if newest > _VERSION:
@@ -177,7 +187,8 @@ def _decode_equal(
 ) -> Blocks:
     width = 8 if flags & _DOUBLE else 4
     size = 4 * width + 3 + 8 + 24 * bool(flags & _STEPS) + 8 * bool(flags & _EPOCHS)
-    if any(len(rollup) != _HEADER.size + blocks * size for rollup in rollups):
+    length = _HEADER.size + blocks * size + _CHECKSUM_BYTES
+    if any(len(rollup) != length for rollup in rollups):
         raise SchemaValidationError("a roll-up has a wrong length")
     rows = len(rollups)
     matrix = np.frombuffer(b"".join(rollups), dtype=np.uint8).reshape(rows, -1)

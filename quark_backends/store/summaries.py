@@ -7,12 +7,11 @@ import logging
 import sqlite3
 from collections.abc import Callable
 
-from quark_backends.store.chunks import decode_chunk
+from quark_backends.store.bodies import open_body
 from quark_backends.store.figures import MetricFold, place_writer
 from quark_backends.store.names import NameTable
 from quark_backends.store.run_labels import write_config, write_tags
 from quark_core.attempts import HiddenRows, can_be_hidden
-from quark_core.codec import decode_body
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
 
@@ -64,15 +63,19 @@ def find_first_hidden(connection: sqlite3.Connection, writer_pk: int, step: int)
         if at:
             found[kind] = min(found.get(kind, at[0]), *at)
 
-    batches = connection.execute("SELECT kind, body FROM batch WHERE writer_pk = ?", (writer_pk,))
-    for kind, body in batches:
+    batches = connection.execute(
+        "SELECT kind, digest, body FROM batch WHERE writer_pk = ?", (writer_pk,)
+    )
+    for kind, digest, body in batches:
         if not can_be_hidden(kind):
             continue
         try:
-            decoded = decode_body(body)
+            decoded = open_body(body, digest)
             note(kind, decoded.to_list("step"), decoded.to_list("sequence"))
         except SchemaValidationError as error:
             _log.warning("a batch of %s records cannot be read: %s", kind, error)
+    from quark_backends.store.chunks import decode_chunk
+
     chunks = connection.execute(
         "SELECT kind, body FROM chunk WHERE writer_pk = ? AND step_high >= ?", (writer_pk, step)
     )
@@ -96,12 +99,12 @@ def _fold_batches(
     hidden: HiddenRows | None,
 ) -> None:
     rows = connection.execute(
-        "SELECT number, body FROM batch WHERE writer_pk = ? AND kind = ? ORDER BY number",
+        "SELECT number, digest, body FROM batch WHERE writer_pk = ? AND kind = ? ORDER BY number",
         (writer_pk, MetricRecord.KIND),
     )
-    for number, body in rows:
+    for number, digest, body in rows:
         try:
-            fold.add_body(decode_body(body), place, started_us, hidden)
+            fold.add_body(open_body(body, digest), place, started_us, hidden)
         except SchemaValidationError as error:
             _log.warning("batch %d of writer %d cannot be read: %s", number, writer_pk, error)
 
@@ -114,6 +117,8 @@ def _fold_chunks(
     started_us: int,
     hidden: HiddenRows | None,
 ) -> None:
+    from quark_backends.store.chunks import decode_chunk
+
     rows = connection.execute(
         "SELECT chunk.pk, text, body FROM chunk JOIN name ON name.pk = name_pk"
         " WHERE writer_pk = ? AND kind = ?",

@@ -30,6 +30,27 @@ def test_hot_path(tmp_path):
 
 
 @pytest.mark.slow
+def test_store(tmp_path):
+    figures = run(tmp_path, "benchmarks/store.py")
+    assert figures["series"]["spike missed"] == 0
+    assert figures["series"]["curves"] > 0
+    kills = figures["kills"]
+    assert kills["kills"] == 10
+    assert kills["points in the end"] > 0
+    assert kills["reads by another process meanwhile"] > 0
+    wrong = (
+        "points lost",
+        "points duplicated",
+        "points with another value",
+        "integrity_check or foreign_key_check failed",
+        "reads with another total",
+    )
+    assert {name: kills[name] for name in wrong} == dict.fromkeys(wrong, 0)
+    for row in figures["growth"]:
+        assert row["points"] == row["points read"] == row["points of the curve"]
+
+
+@pytest.mark.slow
 def test_kill(tmp_path):
     figures = run(tmp_path, "benchmarks/durability.py", "kill")
     (whole,) = [row for row in figures["kill"] if row["pace"] == "all"]
