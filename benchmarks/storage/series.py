@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from quark_backends.store.column_codec import CODEC_PCODEC, CODEC_ZSTD
+from quark_backends.store.reader import StoreReader
 from quark_core.query import Query
 from quark_core.series import reduce_points
 from storage.figures import Figure, print_figures, time_call, time_side_by_side
@@ -40,6 +41,13 @@ def read_curve(store: BenchStore, max_points: int) -> Any:
     series = reader.read_series(RUN_ID, _KEY, max_points=max_points)
     reader.close()
     return series
+
+
+def reduce_everything(reader: StoreReader) -> Any:
+    """The same curve, with the same figures, out of every point; by a reader that is kept open."""
+    columns = reader.read(RUN_ID, "metric", Query(equals={"metric_key": _KEY}))
+    arrays = (columns[name] for name in ("step", "epoch", "time_us", "value"))
+    return reduce_points(_KEY, *arrays, _CURVE_POINTS)
 
 
 def measure_series(*, quick: bool) -> dict[str, float]:
@@ -112,20 +120,32 @@ def _measure_curves(
     rows_s = time_call(lambda: reduce(*table.read(RUN_ID, _KEY)), rounds)
     shown = [Figure(f"row table: every point, then {reducer}, ms", rows_s * 1000)]
     for codec, store in stores.items():
+        kept = store.open_reader()
         taken_s = time_side_by_side(
             {
                 "roll-up": lambda store=store: read_curve(store, _CURVE_POINTS),
                 "points": lambda store=store: reduce(*read_points(store)),
+                "kept": lambda kept=kept: kept.read_series(RUN_ID, _KEY, max_points=_CURVE_POINTS),
+                "kept, points": lambda kept=kept: reduce_everything(kept),
             },
             3 * rounds,
         )
+        kept.close()
         shown += [
             Figure(f"{codec}: every point, then {reducer}, ms", taken_s["points"] * 1000),
             Figure(f"{codec}: out of the roll-up, ms", taken_s["roll-up"] * 1000),
             Figure(f"{codec}: times as fast as the row table", rows_s / taken_s["roll-up"]),
             Figure(
-                f"{codec}: times as fast by the roll-up",
-                taken_s["points"] / taken_s["roll-up"],
+                f"{codec}: times as fast by the roll-up", taken_s["points"] / taken_s["roll-up"]
+            ),
+            Figure(f"{codec}, reader kept open: roll-up, ms", taken_s["kept"] * 1000),
+            Figure(
+                f"{codec}, reader kept open: every point, then the same curve, ms",
+                taken_s["kept, points"] * 1000,
+            ),
+            Figure(
+                f"{codec}, reader kept open: times as fast by the roll-up",
+                taken_s["kept, points"] / taken_s["kept"],
                 at_least=30,
             ),
         ]

@@ -10,7 +10,6 @@ import numpy as np
 from quark_backends.store.rollups import (
     BLOCK_POINTS,
     Blocks,
-    decode_rollups,
     summarize_blocks,
 )
 from quark_backends.store.stored_rows import ChunkEntry, StoredRows, WriterRow, hide_rows
@@ -40,10 +39,7 @@ def read_curve(
     blocks; of points otherwise.
     """
     query = Query(equals={"metric_key": key}, all_attempts=all_attempts)
-    reduces = max_points is not None
-    found = [
-        (writer, rows.find_chunks(writer, _KIND, query, with_rollups=reduces)) for writer in writers
-    ]
+    found = [(writer, rows.find_chunks(writer, _KIND, query)) for writer in writers]
     stored = sum(entry.count for _, entries in found for entry in entries)
     if max_points is None or stored < max_points * BLOCK_POINTS:
         parts = [rows.load(writer, _KIND, query) for writer in writers]
@@ -75,7 +71,7 @@ def _read_blocks(
     blocks: list[Blocks] = []
     if whole:
         try:
-            blocks = decode_rollups([entry.rollup or b"" for entry in entries[:whole]])
+            blocks = list(rows.load_blocks(entries[:whole]))
         except SchemaValidationError:
             whole = 0  # the points themselves are there
     rest = rows.join_chunks(writer, _KIND, entries[whole:])

@@ -14,6 +14,7 @@ import msgspec
 
 from quark_backends.store.bodies import open_body
 from quark_backends.store.chunks import Chunk, decode_chunk, join_chunks
+from quark_backends.store.rollups import Blocks, decode_rollups
 from quark_core.attempts import HiddenRows, can_be_hidden
 from quark_core.columns import Columns
 from quark_core.errors import SchemaValidationError
@@ -26,6 +27,8 @@ __all__ = ["ChunkEntry", "StoredRows", "WriterRow", "hide_rows"]
 _log = logging.getLogger("quark")
 
 _CACHED_ROWS = 200_000
+# Whose roll-ups are kept decoded: about 12 kB each.
+_CACHED_CHUNKS = 1_500
 # Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
 _MANY = 500
 _NAME_FILTERS = ("metric_key", "namespace", "metric_name")
@@ -69,7 +72,6 @@ class ChunkEntry(msgspec.Struct, frozen=True):
     step_low: int
     step_high: int
     count: int
-    rollup: bytes | None = None
 
 
 class StoredRows:
@@ -87,6 +89,7 @@ class StoredRows:
         self._connection = connection
         self._tails: OrderedDict[tuple[int, str], tuple[int, int, Columns]] = OrderedDict()
         self._joined: OrderedDict[tuple[int, str, tuple[int, ...]], Columns] = OrderedDict()
+        self._blocks: OrderedDict[tuple[int, ...], list[Blocks]] = OrderedDict()
         self._names: dict[int, Mapping[str, Any]] = {}
         self._told: set[tuple[str, int]] = set()
 
@@ -115,18 +118,15 @@ class StoredRows:
         ).fetchone()
         return HiddenRows(writer.hidden_step, None if row is None else row[0])
 
-    def find_chunks(
-        self, writer: WriterRow, kind: str, query: Query, *, with_rollups: bool = False
-    ) -> list[ChunkEntry]:
+    def find_chunks(self, writer: WriterRow, kind: str, query: Query) -> list[ChunkEntry]:
         """The chunks that may hold rows which fit a query, by their first sequence."""
         names = self._find_names(writer, kind, query)
         condition = ""
         if names is not None:
             condition = f"AND name_pk IN ({', '.join('?' * len(names))})"
         rows = self._connection.execute(
-            "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count,"
-            f" {'rollup' if with_rollups else 'NULL'} FROM chunk"
-            f" WHERE writer_pk = ? AND kind = ? {condition} ORDER BY first_sequence, pk",
+            "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
+            f" FROM chunk WHERE writer_pk = ? AND kind = ? {condition} ORDER BY first_sequence, pk",
             (writer.pk, kind, *(names or ())),
         )
         entries = [ChunkEntry(*row) for row in rows]
@@ -172,6 +172,31 @@ class StoredRows:
         if len(parts) < 2 and all(a.last_sequence < b.first_sequence for a, b in pairwise(read)):
             return joined
         return joined.order_by_sequence()
+
+    def load_blocks(self, entries: Sequence[ChunkEntry]) -> list[Blocks]:
+        """The roll-ups of chunks of one metric, in their order, in few parts.
+
+        Raises:
+            SchemaValidationError: One of them is damaged.
+        """
+        pks = tuple(entry.pk for entry in entries)
+        found = self._blocks.get(pks)
+        if found is None:
+            rollups: dict[int, bytes] = {}
+            for start in range(0, len(pks), _MANY):
+                part = pks[start : start + _MANY]
+                marks = ", ".join("?" * len(part))
+                rollups.update(
+                    self._connection.execute(
+                        f"SELECT pk, coalesce(rollup, x'') FROM chunk WHERE pk IN ({marks})", part
+                    )
+                )
+            found = self._blocks[pks] = decode_rollups([rollups[pk] for pk in pks])
+            while sum(map(len, self._blocks)) > _CACHED_CHUNKS:
+                self._blocks.popitem(last=False)
+        else:
+            self._blocks.move_to_end(pks)
+        return found
 
     def load_chunk(self, writer: WriterRow, kind: str, entry: ChunkEntry) -> Columns | None:
         """Rows of one chunk, or None where it is damaged, which is told once."""
