@@ -24,7 +24,12 @@ from quark_core.delivery.stream import RunStream
 from quark_core.environment import (
     read_git_state,
 )
-from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
+from quark_core.errors import (
+    InvalidRunStateError,
+    RunNotFoundError,
+    SchemaValidationError,
+    SessionStoreError,
+)
 from quark_core.open_run import OpenRun, open_runs
 from quark_core.query import check_index
 from quark_core.ranks import RankInfo, detect_rank
@@ -42,6 +47,7 @@ from quark_core.schema import TERMINAL_STATUSES
 from quark_core.times import now_us
 
 _HAND_OVER_S = 1.0
+_LISTED = 5
 
 __all__ = ["attach_run", "open_for_reading", "resolve_target", "resume", "start"]
 
@@ -166,8 +172,13 @@ def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
     check_run_id(run_id)
     root = resolve_storage_dir(storage_dir)
     reader = composition.open_reader(root)
+    try:
+        stored = reader.load_run(run_id)
+    except RunNotFoundError as error:
+        hint = _describe_near_runs(reader, run_id)
+        raise RunNotFoundError(f"{error}{hint}") from None
     return OpenRun(
-        to_context(reader.load_run(run_id), reader, root),
+        to_context(stored, reader, root),
         RunStream(Origin(run_id)),
         reader,
         refusal="the run was opened for reading only; use resume_run to continue it",
@@ -331,7 +342,31 @@ def _open_primary(plan: Plan, root: Path) -> SupportsPrimary | None:
 def _find_parent(primary: SupportsPrimary | None, parent_run_id: str | None) -> RunRecord | None:
     if parent_run_id is None:
         return None
-    return None if primary is None else primary.load_run(parent_run_id).run
+    if primary is None:
+        return None
+    try:
+        return primary.load_run(parent_run_id).run
+    except RunNotFoundError as error:
+        reason = str(error).removeprefix(f"run_id {parent_run_id}: ")
+        raise RunNotFoundError(f"parent_run_id {parent_run_id}: {reason}") from error
+
+
+def _describe_near_runs(reader: SupportsPrimary, given: str) -> str:
+    """Which runs a text that is no run's id may have meant: a beginning, or a name."""
+    try:
+        runs = [stored.run for stored in reader.list_runs()]
+    except SessionStoreError:
+        return ""
+    begin = [run.id for run in runs if run.id and run.id.startswith(given)]
+    named = [run.id for run in runs if run.id and run.name == given]
+    if not begin and not named:
+        return ""
+    found = begin or named
+    listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
+    what = "begins so" if begin else "has that name, which is no id"
+    if len(found) > 1:
+        what = "begin so" if begin else "have that name, which is no id"
+    return f"; {listed} {what}"
 
 
 def _choose_run_id(rank: RankInfo) -> str | None:

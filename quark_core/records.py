@@ -18,14 +18,15 @@ Fields that every record of a stream begins with:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
 from typing import Any, ClassVar, Literal, get_type_hints
 
 import msgspec
 
-from quark_core.json_object import JsonObject
+from quark_core.json_object import JsonObject, normalize_object
+from quark_core.names import check_name, split_name
 
 __all__ = [
     "RECORD_TYPES",
@@ -173,6 +174,41 @@ class MetricRecord(StreamRecord, frozen=True, gc=False):
 
     KIND: ClassVar[str] = "metric"
 
+    @classmethod
+    def make(
+        cls,
+        key: str,
+        value: float,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        timestamp: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> MetricRecord:
+        """A record for `session.write`, which says who wrote it and checks the rest.
+
+        Args:
+            key: The metric's name, namespace included.
+            value, step, epoch, description, metadata: As the fields; metadata is copied.
+            timestamp: ISO 8601, in UTC where it has no offset; None is now.
+
+        Raises:
+            SchemaValidationError: A key, timestamp or metadata that no record can have.
+        """
+        namespace, name = split_name(check_name(key, "key"))
+        return cls(
+            *_start(timestamp),
+            key,
+            namespace,
+            name,
+            value,
+            step,
+            epoch,
+            description,
+            normalize_object(metadata, "metadata"),
+        )
+
 
 class EventRecord(StreamRecord, frozen=True, gc=False):
     """One structured event or log line.
@@ -194,6 +230,29 @@ class EventRecord(StreamRecord, frozen=True, gc=False):
     payload: JsonObject | None = None
 
     KIND: ClassVar[str] = "event"
+
+    @classmethod
+    def make(
+        cls,
+        event_type: str,
+        *,
+        severity: EventSeverity = "info",
+        step: int | None = None,
+        epoch: int | None = None,
+        status: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+    ) -> EventRecord:
+        """A record for `session.write`, which says who wrote it and checks the rest.
+
+        Takes the fields of the record; `payload` is copied, and `timestamp` is
+        ISO 8601, in UTC where it has no offset, or None for now.
+
+        Raises:
+            SchemaValidationError: A timestamp or payload that no record can have.
+        """
+        json = normalize_object(payload, "payload")
+        return cls(*_start(timestamp), event_type, severity, step, epoch, status, json)
 
 
 class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
@@ -320,6 +379,13 @@ class EnvironmentSnapshot(Record, frozen=True, gc=False):
     """Where a run ran: interpreter, packages, host, GPUs, command line, git state."""
 
     values: JsonObject
+
+
+def _start(timestamp: object) -> tuple[None, str, int, int, int, int]:
+    """The fields that every record begins with, of one that nobody has written yet."""
+    from quark_core.times import check_timestamp, now_us
+
+    return None, "", 0, 0, 0, now_us() if timestamp is None else check_timestamp(timestamp)
 
 
 def _plain(value: Any) -> Any:

@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from quark_core.composition import open_lane
-from quark_core.delivery.journal_folder import JournalFolder, find_folders
+from quark_core.delivery.journal_folder import (
+    JournalFolder,
+    find_folders,
+    journal_directory,
+)
 from quark_core.delivery.quarantine import Quarantine
-from quark_core.delivery.sync import LaneSync, count_waiting, sync_folder
+from quark_core.delivery.sync import LaneSync, count_boxed, count_waiting, sync_folder
 
 __all__ = [
     "ChildDelivery",
     "QuarantinedCount",
     "adopt_orphans",
     "count_quarantined",
+    "count_unstored",
+    "has_journals",
     "survey",
     "sync",
 ]
@@ -53,6 +59,42 @@ def survey(storage_dir: Path) -> list[LaneSync]:
         if manifest is not None:
             found += count_waiting(folder, manifest)
     return found
+
+
+def has_journals(storage_dir: Path) -> bool:
+    """Whether there is any journal of a storage root, whatever is in it."""
+    return next(iter(find_folders(storage_dir)), None) is not None
+
+
+def count_unstored(storage_dir: Path, run_id: str, *, keeps_journal: bool = False) -> int:
+    """How many records of a run its primary store lacks, with nobody at work to deliver them.
+
+    Reads the run's own journals only, and touches nothing.
+
+    Args:
+        storage_dir: The storage root.
+        run_id: The run.
+        keeps_journal: The journals are the store, which then lacks only what
+            a killed process left in its black box.
+    """
+    run_path = storage_dir / ".quark" / "runs" / run_id
+    directories = {run_path / "journal", journal_directory(run_path, run_id)}
+    waiting = 0
+    for path in sorted(path for directory in directories for path in directory.glob("*/")):
+        folder = JournalFolder(path)
+        manifest = folder.read_manifest()
+        if manifest is None or manifest.run_id != run_id or folder.is_written(manifest):
+            continue
+        if keeps_journal:
+            waiting += count_boxed(folder, manifest)[0]
+            continue
+        primaries = {entry.name for entry in manifest.lanes if entry.primary}
+        waiting += sum(
+            lane.waiting
+            for lane in count_waiting(folder, manifest)
+            if lane.backend in primaries and lane.state == "pending"
+        )
+    return waiting
 
 
 def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None) -> list[LaneSync]:

@@ -50,7 +50,9 @@ def check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
         return ()
     if isinstance(tags, str):
         raise SchemaValidationError("tags must be an iterable of str, not one str")
-    return tuple(sorted({check_tag(tag, "tags") for tag in tags}))
+    if not isinstance(tags, Iterable):
+        raise SchemaValidationError(f"tags must be an iterable of str, not {type(tags).__name__}")
+    return tuple(sorted({check_tag(tag, f"tags[{i}]") for i, tag in enumerate(tags)}))
 
 
 def check_tag(tag: object, argument: str) -> str:
@@ -96,14 +98,26 @@ def resolve_storage_dir(storage_dir: str | Path | None) -> Path:
 
     Raises:
         SchemaValidationError: Neither a path nor None.
-        SessionStoreError: It is a file.
+        SessionStoreError: It is a file, or it may not be looked at.
     """
     if storage_dir is None:
         return working_directory()
     if not isinstance(storage_dir, (str, Path)):
         raise SchemaValidationError(f"storage_dir must be a path, not {type(storage_dir).__name__}")
-    root = Path(storage_dir).expanduser().resolve()
-    if root.exists() and not root.is_dir():
+    try:
+        root = Path(storage_dir).expanduser().resolve()
+        is_file = root.exists() and not root.is_dir()
+    except PermissionError as error:
+        raise SessionStoreError(
+            f"storage_dir {storage_dir} cannot be reached: {error.strerror}. "
+            "Choose another one, or ask for permission to enter the folders above it."
+        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        # Links that go round in a circle, an unknown ~user, a name that no disk can hold.
+        raise SessionStoreError(
+            f"storage_dir {storage_dir!s:.200} is no path that can be used: {error}"
+        ) from error
+    if is_file:
         raise SessionStoreError(f"storage_dir {root} is a file, not a directory")
     return root
 

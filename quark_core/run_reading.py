@@ -11,6 +11,7 @@ from quark_core.names import check_name, decode_name, encode_name
 from quark_core.query import Query
 from quark_core.reading import PART_ROWS, check_rows, iterate, read_series, reduce_columns
 from quark_core.records import MetricRecord
+from quark_core.run_summary import RunSummary
 from quark_core.series import Series, check_max_points
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from quark_core.open_run import OpenRun
 
 __all__ = ["encode_key", "iterate_run", "read_run_series", "series"]
+
+
+_SHOWN = 128
 
 
 def series(
@@ -46,10 +50,17 @@ def series(
     """
     from quark_core.opening import resolve_target
 
+    if isinstance(run, (str, RunSummary)):
+        run_id = run if isinstance(run, str) else run.run_id
+        raise SchemaValidationError(
+            f"run must be an opened run, not {type(run).__name__}: open it with "
+            f"quark.open_run({run_id[:_SHOWN]!r}) and give what that returns"
+        )
     try:
         target = resolve_target(run)
     except SchemaValidationError as error:
-        raise SchemaValidationError(str(error).replace("session", "run", 1)) from None
+        message = str(error).replace("session", "run", 1)
+        raise SchemaValidationError(f"{message}; quark.open_run(run_id) opens a run") from None
     return read_run_series(target, key, max_points, all_attempts)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quark_core.backend import StoredRun
+from quark_core.names import decode_name, encode_name
 
-__all__ = ["MetricSummary", "RunSummary"]
+__all__ = ["MetricSummaries", "MetricSummary", "RunSummary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,47 @@ class MetricSummary:
     last_step: int | None
 
 
+class MetricSummaries(Mapping[str, MetricSummary]):
+    """Metrics of a run by stored key, which are also found by the name as it was logged.
+
+    It iterates over the stored keys in the order of `stored`, and is equal to
+    a mapping with the same stored keys and summaries.
+
+    Args:
+        stored: Stored key -> summary.
+    """
+
+    __slots__ = ("_stored",)
+
+    def __init__(self, stored: Mapping[str, MetricSummary]) -> None:
+        self._stored = stored
+
+    def __getitem__(self, key: str) -> MetricSummary:
+        try:
+            return self._stored[key]
+        except KeyError:
+            # As readers do: a name that decodes to something else is itself a stored form.
+            if not isinstance(key, str) or decode_name(key) != key:
+                raise
+        try:
+            return self._stored[encode_name(key)]
+        except KeyError:
+            raise KeyError(key) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __repr__(self) -> str:
+        return repr(dict(self._stored))
+
+    def __reduce__(self) -> tuple[type[MetricSummaries], tuple[dict[str, MetricSummary]]]:
+        # As a plain dict: what a store made of its rows need not be known where it is read.
+        return MetricSummaries, (dict(self._stored),)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """A run with its metrics summed up.
@@ -42,12 +84,19 @@ class RunSummary:
     Attributes:
         stored: The run as the store knows it.
         newest_step: Highest step of a metric, or None.
-        metrics: Stored key -> summary, sorted by key.
+        last_metric_at: Time of the latest of its metrics' newest points, or None.
+        metrics: Stored key -> summary, sorted by key. A metric is also found
+            by its name as it was logged: `metrics["train/acc@1"]`.
     """
 
     stored: StoredRun
     newest_step: int | None = None
+    last_metric_at: str | None = None
     metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metrics, MetricSummaries):
+            object.__setattr__(self, "metrics", MetricSummaries(self.metrics))
 
     @property
     def run_id(self) -> str:
@@ -69,5 +118,6 @@ class RunSummary:
         return {
             **self.stored.to_dict(),
             "newest_step": self.newest_step,
+            "last_metric_at": self.last_metric_at,
             "metrics": {key: asdict(metric) for key, metric in self.metrics.items()},
         }

@@ -67,9 +67,15 @@ def check_max_points(max_points: object) -> int | None:
     Raises:
         SchemaValidationError: Not a positive integer.
     """
-    bound = check_index(max_points, "max_points")
-    if bound == 0:
-        raise SchemaValidationError("max_points must be positive, or None for every point")
+    refusal = "max_points must be a positive integer, or None for every point"
+    if type(max_points) is int and max_points <= 0:
+        raise SchemaValidationError(refusal)
+    try:
+        bound = check_index(max_points, "max_points")
+    except SchemaValidationError as error:
+        raise error if type(max_points) is int else SchemaValidationError(refusal) from None
+    if bound is not None and bound < 1:
+        raise SchemaValidationError(refusal)
     return bound
 
 

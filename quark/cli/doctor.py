@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from quark.cli.store_access import json_option, print_json, storage_option
 from quark.cli.sync import print_lanes
+from quark_core.errors import SessionStoreError
+from quark_core.keeping import DamagedRecords
 from quark_core.run_arguments import resolve_storage_dir
-
-if TYPE_CHECKING:
-    from quark_core.keeping import DamagedRecords
 
 __all__ = ["doctor"]
 
@@ -26,21 +25,38 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
     from quark_core import recovery
 
     root = resolve_storage_dir(storage_dir)
+    unreadable: str | None = None
+    damaged: list[DamagedRecords] = []
+    try:
+        damaged = _list_damaged(root)
+    except SessionStoreError as error:
+        if not recovery.has_journals(root):
+            raise
+        # What waits can be said, and may be all that there is to know.
+        unreadable = str(error)
     lanes = [lane for lane in recovery.survey(root) if lane.state != "delivered" or lane.damage]
     refused = recovery.count_quarantined(root)
-    damaged = _list_damaged(root)
     if as_json:
         print_json(
             {
+                "store": {
+                    "path": str(root / ".quark"),
+                    "readable": unreadable is None,
+                    "reason": unreadable,
+                },
                 "journals": [lane.to_dict() for lane in lanes],
                 "quarantine": [item.to_dict() for item in refused],
                 "damaged": [item.to_dict() for item in damaged],
             }
         )
         return
+    if unreadable is None:
+        click.echo(f"Store {root / '.quark'}: readable.")
+    else:
+        click.echo(f"Store {root / '.quark'}: cannot be read: {unreadable}")
     print_lanes(lanes, nothing="Nothing waits in a journal.")
     if any(lane.state == "pending" for lane in lanes):
-        click.echo(f"Deliver it with: quark sync {root}")
+        click.echo(f"Deliver it with: quark sync {shlex.quote(str(root))}")
     if refused:
         _print_table(
             "refused by",
@@ -56,18 +72,18 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
 
 
 def _list_damaged(root: Path) -> list[DamagedRecords]:
-    """What the store has set aside; nothing where there is no store."""
+    """What the store has set aside.
+
+    Raises:
+        SessionStoreError: There is none, or it cannot be read.
+    """
     from quark_core.composition import open_reader
-    from quark_core.errors import SessionStoreError
     from quark_core.keeping import SupportsRemoval
 
-    try:
-        store = open_reader(root)
-        return store.list_damaged() if isinstance(store, SupportsRemoval) else []
-    except SessionStoreError as error:
-        if (root / ".quark").exists():
-            click.echo(f"The store itself cannot be read: {error}", err=True)
-        return []
+    store = open_reader(root)
+    store.list_runs(limit=1)  # whether it can be read shows when it is
+    removal: object = store
+    return removal.list_damaged() if isinstance(removal, SupportsRemoval) else []
 
 
 def _print_table(what: str, rows: Sequence[tuple[str, str, int, str]]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from quark.cli.export_files import FORMATS, FileSet, check_format
-from quark.cli.store_access import find_run, open_store, storage_option
+from quark.cli.store_access import describe_unstored, find_run, open_store, storage_option
 
 if TYPE_CHECKING:
     from quark_core.backend import StoredRun, SupportsPrimary
@@ -33,7 +33,12 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
 @click.command()
 @click.argument("run")
 @click.option(
-    "-f", "--format", "file_format", type=click.Choice(FORMATS), required=True, help="Of the files."
+    "-f",
+    "--format",
+    "file_format",
+    type=click.Choice(FORMATS),
+    required=True,
+    help="What the files are to be; parquet needs pyarrow.",
 )
 @click.option(
     "-k",
@@ -83,6 +88,8 @@ def export(
     store = open_store(storage_dir)
     stored = find_run(store, run)
     run_id = str(stored.run.id)
+    if line := describe_unstored(store, storage_dir, run_id):
+        click.echo(line, err=True)
     directory = targets.directory or Path(run_id)
     query = Query(all_attempts=all_attempts)
     try:
@@ -94,8 +101,14 @@ def export(
                 name = targets.name(kind)
                 files.write(name, file_format, kind, parts, optional=not kinds)
             files.write_json(targets.name_run(), _describe(stored, files.rows))
+    except KeyboardInterrupt:
+        click.echo("Broken off. What had been begun is removed.", err=True)
+        sys.exit(130)
     except OSError as error:
-        raise click.ClickException(f"{directory} cannot be written: {error}") from error
+        # Without its file names, which are temporary ones.
+        raise click.ClickException(
+            f"--output {directory} cannot be written: {error.strerror or error}"
+        ) from error
     click.echo(
         f"{sum(files.rows.values()):,} rows, {decimal(files.size_bytes)} in "
         f"{len(files.written)} files: {', '.join(map(str, files.written))}"
@@ -120,6 +133,15 @@ class _Targets:
     def choose(cls, output: Path | None, file_format: str, kinds: tuple[str, ...]) -> _Targets:
         """Tell whether --output is a directory or a file: that is what ends like one."""
         suffix = f".{file_format}"
+        if str(output) == "-":
+            raise click.UsageError(
+                "--output - : nothing is written to stdout; give a directory, or a file"
+            )
+        if output is not None and output.suffix[1:] not in FORMATS and output.is_file():
+            raise click.UsageError(
+                f"--output {output} is a file that exists; give a directory, "
+                f"or with one --kind a file that ends in {suffix}"
+            )
         if output is None or output.is_dir() or output.suffix[1:] not in FORMATS:
             return cls(output, suffix)
         if output.suffix != suffix:

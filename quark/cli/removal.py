@@ -153,8 +153,11 @@ def _collect(removal: SupportsRemoval, older_than_s: float) -> Collection:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    # Where nothing can be redrawn, a bar would only leave an empty line.
+    shown = console.is_interactive
+    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
         tasks: dict[str, Any] = {}
 
         def show(what: str, done_bytes: int, total_bytes: int) -> None:
@@ -253,13 +256,12 @@ def _find_undelivered(root: Path, run_ids: Sequence[str]) -> dict[str, list[str]
             continue
         what = [
             f"{lane.waiting} records wait for {lane.backend}"
+            + (f" ({lane.reason})" if lane.reason else "")
             for lane in count_waiting(folder, manifest)
-            if lane.waiting
+            if lane.waiting or lane.state == "pending"
         ]
         if folder.is_written(manifest):
             what.append(f"process {manifest.process.pid} still has it open")
-        elif manifest.black_box is not None and Path(manifest.black_box).exists():
-            what.append("its process was killed, and its black box has not been read")
         if what:
             found.setdefault(manifest.run_id, []).extend(what)
     return found

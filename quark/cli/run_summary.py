@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quark_core.reading import read_series
-from quark_core.searching import summarize_run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quark_core.backend import SupportsRead
     from quark_core.run_summary import MetricSummary as StoredSummary
+    from quark_core.run_summary import RunSummary
     from quark_core.series import Series
 
 __all__ = ["MetricSummary", "find_direction", "summarize_metrics"]
@@ -76,12 +76,11 @@ def find_direction(key: str) -> str | None:
     return None if words.isdisjoint(_UP) else "max"
 
 
-def summarize_metrics(reader: SupportsRead, run_id: str) -> list[MetricSummary]:
+def summarize_metrics(reader: SupportsRead, run: RunSummary) -> list[MetricSummary]:
     """One summary per metric of a run, sorted by key, without reading every point."""
-    found = summarize_run(reader, run_id)
     return [
-        _summarize(metric, read_series(reader, run_id, metric.key, _CURVE_POINTS))
-        for metric in found.metrics.values()
+        _summarize(metric, read_series(reader, run.run_id, metric.key, _CURVE_POINTS))
+        for metric in run.metrics.values()
     ]
 
 

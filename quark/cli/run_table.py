@@ -105,7 +105,10 @@ def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_C
         _Column("started", [Text(describe_age(each.run.created_at)) for each in stored]),
         _Column(
             "duration",
-            [Text(describe_duration(find_duration_s(each))) for each in stored],
+            [
+                Text(describe_duration(find_duration_s(run.stored, run.last_metric_at)))
+                for run in runs
+            ],
             right=True,
         ),
         _Column(

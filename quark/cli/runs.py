@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["runs"]
 
 _STATES = ("running", "completed", "failed", "interrupted", "lost")
+
+
+class _SearchMistake(click.ClickException):
+    """A mistake in an expression: the message points at it, and needs no usage beside it."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"quark: {self.format_message()}", file=file, err=file is None)
 
 
 @click.command()
@@ -40,7 +49,12 @@ _STATES = ("running", "completed", "failed", "interrupted", "lost")
     'descending, "-min(val/loss)"; repeat for ties.',
 )
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most N."
+    "-n",
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Runs to show.",
 )
 @json_option
 def runs(
@@ -74,7 +88,7 @@ def runs(
         )
         found = find_runs(open_store(storage_dir), _add_filters(search, status, tag))
     except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
+        raise _SearchMistake(str(error)) from None
     shown = found[:limit]
     if not as_json:
         _print_table(shown, search.fields, has_more=len(found) > limit)
@@ -86,7 +100,7 @@ def runs(
             {
                 **run.stored.run.to_dict(),
                 "state": run.state,
-                "duration_s": find_duration_s(run.stored),
+                "duration_s": find_duration_s(run.stored, run.last_metric_at),
                 "last_loss": None if (loss := find_loss(run)) is None else loss.last,
                 "newest_step": run.newest_step,
                 "config": run.config,
@@ -117,8 +131,9 @@ def _print_table(runs: Sequence[RunSummary], asked: Sequence[Field], *, has_more
 
     console = Console()
     if not runs:
-        console.print("No runs here fit.")
+        console.print("There are runs; --limit shows them." if has_more else "No runs here fit.")
         return
     console.print(make_table(runs, asked, console.width))
     if has_more:
-        console.print(f"There are more than these {len(runs)}; --limit shows them.", style="dim")
+        these = "this one" if len(runs) == 1 else f"these {len(runs)}"
+        console.print(f"There are more than {these}; --limit shows them.", style="dim")

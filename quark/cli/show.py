@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+from quark.cli.store_access import (
+    describe_unstored,
+    find_run,
+    json_option,
+    open_store,
+    print_json,
+    storage_option,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -29,7 +37,13 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 @click.command()
 @click.argument("run")
 @storage_option
-@click.option("--logs", type=click.IntRange(min=0), default=_LOG_LINES, show_default=True)
+@click.option(
+    "--logs",
+    type=click.IntRange(min=0),
+    default=_LOG_LINES,
+    show_default=True,
+    help="Events to show, the newest of them; 0 for none.",
+)
 @json_option
 def show(run: str, storage_dir: Path | None, logs: int, as_json: bool) -> None:
     """Show RUN (its id, the beginning of it, or its name): summary, config, metrics, logs."""
@@ -39,6 +53,8 @@ def show(run: str, storage_dir: Path | None, logs: int, as_json: bool) -> None:
         _print_as_json(store, stored, logs)
     else:
         print_run(store, stored, logs=logs)
+        if line := describe_unstored(store, storage_dir, str(stored.run.id)):
+            click.echo(line)
 
 
 def print_run(
@@ -59,11 +75,13 @@ def print_run(
     from rich.console import Console
 
     from quark.cli.run_summary import summarize_metrics
+    from quark_core.searching import summarize_run
 
     console = console or Console()
     run_id = str(stored.run.id)
-    summaries = summarize_metrics(reader, run_id)
-    console.print(_summary_panel(stored))
+    summary = summarize_run(reader, run_id)
+    summaries = summarize_metrics(reader, summary)
+    console.print(_summary_panel(stored, summary.last_metric_at))
     if stored.config is not None and stored.config.values:
         console.print(_config_table(stored))
     if summaries:
@@ -92,18 +110,20 @@ def _read_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
 
 def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
     from quark.cli.run_summary import summarize_metrics
+    from quark_core.searching import summarize_run
 
     run_id = str(stored.run.id)
+    metrics = summarize_metrics(reader, summarize_run(reader, run_id))
     print_json(
         {
             **stored.to_dict(),
-            "metrics": [summary.to_dict() for summary in summarize_metrics(reader, run_id)],
+            "metrics": [metric.to_dict() for metric in metrics],
             "events": [r.to_dict() for r in _read_events(reader, run_id, logs).to_records()],
         }
     )
 
 
-def _summary_panel(stored: StoredRun) -> RenderableType:
+def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableType:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -119,11 +139,11 @@ def _summary_panel(stored: StoredRun) -> RenderableType:
         commit += " with local changes" if git.get("dirty") else ""
     state = describe_state(stored.state)
     if stored.lost_reason:
-        state.append(f" ({stored.lost_reason})", style="dim")
+        state.append(f" ({_describe_loss(stored, last_metric_at)})", style="dim")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
-    duration = describe_duration(find_duration_s(stored))
+    duration = describe_duration(find_duration_s(stored, last_metric_at))
     verb = "running for" if stored.state == "running" else "took"
     host = environment.get("host", {}).get("name")
     python = environment.get("python", {}).get("version")
@@ -134,7 +154,7 @@ def _summary_panel(stored: StoredRun) -> RenderableType:
         ("name", run.name),
         ("tags", ", ".join(run.tags)),
         ("notes", run.notes),
-        ("resumed", f"{run.resume_count} times" if run.resume_count else None),
+        ("resumed", _count_times(run.resume_count)),
         ("parent", run.parent_run_id),
         ("git", commit),
         ("host", f"{host}, Python {python}" if host else None),
@@ -146,6 +166,23 @@ def _summary_panel(stored: StoredRun) -> RenderableType:
             grid.add_row(label, value if isinstance(value, Text) else Text(value))
     title = Text.assemble((f"{stored.project.name} ", "bold"), (str(run.id), "bold cyan"))
     return Panel(grid, title=title, title_align="left", expand=False)
+
+
+def _describe_loss(stored: StoredRun, last_metric_at: str | None) -> str:
+    """Why a run is lost, and its last sign of life, which may be younger than its last beat."""
+    reason = stored.lost_reason or ""
+    if last_metric_at is None:
+        return reason
+    at = datetime.fromisoformat(last_metric_at)
+    beat = stored.heartbeat_at
+    if beat is not None and (at - datetime.fromisoformat(beat)).total_seconds() < 1:
+        return reason
+    age_s = (datetime.now(UTC) - at).total_seconds()
+    return f"{reason}, last metric {max(0.0, age_s):.0f} s ago"
+
+
+def _count_times(count: int) -> str | None:
+    return {0: None, 1: "once"}.get(count, f"{count} times")
 
 
 def _config_table(stored: StoredRun) -> RenderableType:

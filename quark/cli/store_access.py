@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,9 +13,17 @@ import click
 from quark_core.backend import StoredRun, SupportsPrimary
 from quark_core.composition import open_reader
 from quark_core.errors import RunNotFoundError
+from quark_core.keeping import SupportsRemoval
 from quark_core.run_arguments import resolve_storage_dir
 
-__all__ = ["find_run", "json_option", "open_store", "print_json", "storage_option"]
+__all__ = [
+    "describe_unstored",
+    "find_run",
+    "json_option",
+    "open_store",
+    "print_json",
+    "storage_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,19 +59,47 @@ def find_run(store: SupportsPrimary, prefix: str) -> StoredRun:
     """The run whose id, or whose name, is given; a prefix of the id is enough.
 
     Raises:
-        RunNotFoundError: No run, or more than one, fits.
+        RunNotFoundError: No run, or more than one, fits, or it is in the trash.
     """
     runs = store.list_runs()
     found = [stored for stored in runs if prefix in (stored.run.id, stored.run.name)]
     if not found:
         found = [stored for stored in runs if (stored.run.id or "").startswith(prefix)]
     if not found:
+        if trashed := _find_in_trash(store, prefix):
+            raise RunNotFoundError(
+                f"{prefix!r} is in the trash ({', '.join(trashed[:5])}): "
+                f"`quark restore {prefix}` puts it back"
+            )
         raise RunNotFoundError(f"no run begins with {prefix!r}; `quark runs` lists them")
     if len(found) > 1:
         ids = ", ".join(str(stored.run.id) for stored in found[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise RunNotFoundError(f"{prefix!r} fits {len(found)} runs: {ids}{more}; give more of it")
     return found[0]
+
+
+def describe_unstored(store: SupportsPrimary, storage_dir: Path | None, run_id: str) -> str | None:
+    """A line that says that a run is not whole in its store, or None where it is.
+
+    What a living process, or another `quark sync`, is about to deliver is not meant.
+    """
+    from quark_core.recovery import count_unstored
+
+    root = resolve_storage_dir(storage_dir)
+    keeps_journal = bool(getattr(store, "keeps_journal", False))
+    if not count_unstored(root, run_id, keeps_journal=keeps_journal):
+        return None
+    return f"not everything of this run is in the store yet: quark sync {shlex.quote(str(root))}"
+
+
+def _find_in_trash(store: object, prefix: str) -> list[str]:
+    """Ids of the runs in the trash that a text fits."""
+    if not prefix or not isinstance(store, SupportsRemoval):
+        return []
+    trash = store.list_trash()
+    found = [usage.run_id for usage in trash if prefix in (usage.run_id, usage.name)]
+    return found or [usage.run_id for usage in trash if usage.run_id.startswith(prefix)]
 
 
 def print_json(value: Any) -> None:

@@ -30,6 +30,9 @@ def sync(directory: Path | None, dry_run: bool, as_json: bool) -> None:
     from quark_core import recovery
 
     root = resolve_storage_dir(directory)
+    if not recovery.has_journals(root):
+        # A mistyped folder, or one that a newer Quark wrote, has nothing that waits either.
+        _check_store(root)
     if dry_run:
         results = recovery.survey(root)
     elif as_json:
@@ -44,6 +47,17 @@ def sync(directory: Path | None, dry_run: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
+def _check_store(root: Path) -> None:
+    """See that there is a store that can be read.
+
+    Raises:
+        SessionStoreError: There is none, or it cannot be read.
+    """
+    from quark_core.composition import open_reader
+
+    open_reader(root).list_runs(limit=1)
+
+
 def _sync_with_progress(root: Path) -> list[LaneSync]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -51,8 +65,11 @@ def _sync_with_progress(root: Path) -> list[LaneSync]:
     from quark_core import recovery
 
     waiting = sum(lane.waiting for lane in recovery.survey(root) if lane.state != "held")
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    # Where nothing can be redrawn, a bar would only leave an empty line.
+    shown = console.is_interactive
+    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
         task = progress.add_task("records", total=waiting)
         return recovery.sync(root, on_progress=lambda count: progress.advance(task, count))
 

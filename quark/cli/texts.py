@@ -48,11 +48,18 @@ def describe_duration(seconds: float) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
 
 
-def find_duration_s(stored: StoredRun) -> float:
-    """How long a run took, or has taken; a lost one counts to its last heartbeat."""
+def find_duration_s(stored: StoredRun, last_metric_at: str | None = None) -> float:
+    """How long a run took, or has taken, in seconds.
+
+    Args:
+        stored: The run.
+        last_metric_at: When its newest metric was logged. A lost run counts to
+            its last sign of life: this, or its last heartbeat.
+    """
     end = stored.run.ended_at
     if end is None and stored.state == "lost":
-        end = stored.heartbeat_at
+        beats = [moment for moment in (stored.heartbeat_at, last_metric_at) if moment is not None]
+        end = max(beats, key=datetime.fromisoformat, default=None)
     stop = datetime.now(UTC) if end is None else datetime.fromisoformat(end)
     return max(0.0, (stop - datetime.fromisoformat(stored.run.created_at)).total_seconds())
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from quark_backends.store.background import BackgroundCompaction, WriteGate
-from quark_backends.store.database import connect, ensure_store, find_store
+from quark_backends.store.database import connect, ensure_store, find_store, no_database
 from quark_backends.store.generations import write_generation
 from quark_backends.store.ingest import BatchIngest
 from quark_backends.store.reader import StoreReader
@@ -46,11 +46,7 @@ class EmbeddedBackend(SupportsTrash):
                     f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder)"
                 )
             if not found.db_path.exists():
-                raise SessionStoreError(
-                    f"the runs in {found.root} are still in the journals that a network file "
-                    f"system had them kept in; make a store of them with: "
-                    f"quark sync {config.storage_dir}"
-                )
+                raise no_database(found)
         self._layout = found if config.read_only and found else ensure_store(config.storage_dir)
         self._trash = RunTrash(self._layout, read_only=config.read_only)
         self._reader = StoreReader(lambda: connect(self._layout, read_only=True))

@@ -24,6 +24,7 @@ __all__ = [
     "find_store",
     "is_unwritable",
     "load_schema",
+    "no_database",
     "open_database",
     "read_marker",
     "read_version",
@@ -162,11 +163,11 @@ def find_store(storage_dir: Path) -> StoreLayout | None:
     except FileNotFoundError:
         if not layout.root.exists() or (layout.root.is_dir() and not any(layout.root.iterdir())):
             return None
-        raise _foreign(layout.root) from None
+        raise _no_marker(layout, "missing") from None
     except OSError as error:
         raise SessionStoreError(f"the store {layout.root} cannot be read: {error}") from error
     if marker is None:
-        raise _foreign(layout.root)
+        raise _no_marker(layout, "damaged")
     version = marker.get("schema_version")
     # Where there is a database, it says itself which version it has.
     if isinstance(version, int) and version > SCHEMA_VERSION and not layout.db_path.exists():
@@ -323,6 +324,45 @@ def _check_writable(layout: StoreLayout) -> None:
                 f"the store {path} cannot be written: it is on a read-only disk or lacks write "
                 "permission. Choose another storage_dir or change its permissions."
             )
+
+
+def no_database(layout: StoreLayout) -> SessionStoreError:
+    """The error for a store without its database, by whether journals hold its runs."""
+    from quark_core.delivery.journal import JournalReader
+    from quark_core.delivery.journal_folder import find_folders
+    from quark_core.delivery.sync import count_boxed
+
+    storage_dir = layout.root.parent
+    for folder in find_folders(storage_dir):
+        manifest = folder.read_manifest()
+        journaled = next(iter(JournalReader(folder.path).read()), None) is not None
+        if journaled or (manifest is not None and count_boxed(folder, manifest)[1]):
+            return SessionStoreError(
+                f"the runs in {layout.root} are still in their journals, where a network file "
+                f"system had them kept; make a store of them with: quark sync {storage_dir}"
+            )
+    return SessionStoreError(
+        f"{_DATABASE} is missing from {layout.root}, and no journal there has anything to make it "
+        f"again from. Put {_DATABASE} back, from a backup or from where this folder was copied "
+        f"(with {_DATABASE}-wal, if there is one); what it held is nowhere else. The next run "
+        "that is started here begins a new one."
+    )
+
+
+def _no_marker(layout: StoreLayout, what: str) -> SessionStoreError:
+    """The error for a folder whose marker is missing or damaged; it may be ours all the same."""
+    try:
+        with layout.db_path.open("rb") as file:
+            head = file.read(100)
+    except OSError:
+        head = b""
+    if len(head) < 100 or int.from_bytes(head[68:72], "big") != APPLICATION_ID:
+        return _foreign(layout.root)
+    text = json.dumps({"format": _FORMAT, "schema_version": int.from_bytes(head[60:64], "big")})
+    return SessionStoreError(
+        f"{layout.marker}, which marks the folder as Quark's, is {what}, though {_DATABASE} beside "
+        f"it is Quark's. Make that file again with this one line in it: {text}"
+    )
 
 
 def _foreign(root: Path) -> SessionStoreError:

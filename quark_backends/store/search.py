@@ -15,6 +15,7 @@ from quark_backends.store.run_rows import run_not_found, to_stored_run
 from quark_core.errors import SessionStoreError
 from quark_core.liveness import find_lost_reason
 from quark_core.process import ProcessIdentity
+from quark_core.records import format_time
 from quark_core.run_summary import MetricSummary, RunSummary
 from quark_core.times import now_us
 
@@ -38,6 +39,7 @@ class RunFinder:
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
+        self._file = ""
         self._engine: Engine | None = None
         self._lock = threading.Lock()
 
@@ -112,12 +114,19 @@ class RunFinder:
         with self._lock:
             try:
                 if self._engine is None:
-                    self._engine = _make_engine(self._connect)
+                    self._engine = _make_engine(self._open)
                 with self._engine.begin() as connection:
                     yield connection
             except (SQLAlchemyError, sqlite3.Error) as error:
                 reason = getattr(error, "orig", None) or error
-                raise SessionStoreError(f"the store cannot be searched: {reason}") from error
+                store = f"store {self._file}" if self._file else "store"
+                raise SessionStoreError(f"the {store} cannot be searched: {reason}") from error
+
+    def _open(self) -> sqlite3.Connection:
+        connection = self._connect()
+        # Messages name it; it is empty where the store is in memory.
+        self._file = connection.execute("PRAGMA database_list").fetchone()[2]
+        return connection
 
 
 def _make_engine(connect: Callable[[], sqlite3.Connection]) -> Engine:
@@ -166,8 +175,12 @@ def _load_summaries(connection: Connection, run_pks: Sequence[int]) -> list[RunS
     for part in _cut(run_pks):
         metrics = _load_metrics(connection, part)
         for pk, newest_step, *row in connection.execute(_select_runs(part)):
+            found = metrics.get(pk)
             summaries[pk] = RunSummary(
-                stored=to_stored_run(row), newest_step=newest_step, metrics=metrics.get(pk, {})
+                stored=to_stored_run(row),
+                newest_step=newest_step,
+                last_metric_at=None if found is None else format_time(found.last_us),
+                metrics={} if found is None else found,
             )
     return [summaries[pk] for pk in run_pks]
 
@@ -220,8 +233,13 @@ class _Metrics(Mapping[str, MetricSummary]):
     def __init__(self, rows: Mapping[str, Sequence[Any]]) -> None:
         self._rows = rows
 
+    @property
+    def last_us(self) -> int:
+        """Time of the latest of the metrics' newest points, in microseconds."""
+        return max(int(row[-1]) for row in self._rows.values())
+
     def __getitem__(self, key: str) -> MetricSummary:
-        _, _, count, non_finite, first, last, low, high, last_step = self._rows[key]
+        _, _, count, non_finite, first, last, low, high, last_step, _ = self._rows[key]
         return MetricSummary(
             key=key,
             count=count,
@@ -259,6 +277,7 @@ def _load_metrics(connection: Connection, run_pks: Sequence[int]) -> dict[int, _
         metric.low,
         metric.high,
         metric.last_step,
+        metric.last_us,
     ).where(metric.run_pk.in_(run_pks))
     rows = [tuple(row) for row in connection.execute(statement).all()]
     # A few names stand in thousands of rows: each is read once.

@@ -83,6 +83,7 @@ def open_unwritable(db_path: Path) -> sqlite3.Connection:
         sqlite3.Error: It cannot be read.
     """
     log = _log_file(db_path)
+    _check_readable(db_path, log)
     try:
         whole = log.stat().st_size == 0
     except FileNotFoundError:
@@ -148,6 +149,15 @@ def _copy_files(db_path: Path, copy: Path) -> None:
     _log.info("reading the store %s from a copy: it cannot be read where it lies", db_path.parent)
     shutil.copyfile(db_path, copy)
     shutil.copyfile(_log_file(db_path), _log_file(copy))
+
+
+def _check_readable(*paths: Path) -> None:
+    for path in paths:
+        if path.exists() and not os.access(path, os.R_OK):
+            raise SessionStoreError(
+                f"the store {path} cannot be read: you lack the permission. "
+                "Change the file's permissions, or ask its owner to."
+            )
 
 
 def _log_file(db_path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ def recover_black_box(folder: JournalFolder, manifest: Manifest) -> int:
         return 0
     path = Path(manifest.black_box)
     if not path.exists():
+        return 0
+    if not os.access(path, os.R_OK | os.W_OK):
+        # Another user's: to read it as empty and delete it would lose what is in there.
+        _log.warning("run %s: %s belongs to another user", manifest.run_id, path)
         return 0
     lease = folder.lease("black box")
     if not lease.take():

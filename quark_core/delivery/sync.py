@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from quark_core.backend import Backend, Batch, SupportsGroups, SupportsReplay
+from quark_core.delivery.black_box import read_black_box
 from quark_core.delivery.black_box_recovery import recover_black_box
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.lane_files import lane_folder_name
+from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.errors import BackendRejected
 
-__all__ = ["LaneSync", "OpenLane", "count_waiting", "sync_folder"]
+__all__ = ["LaneSync", "OpenLane", "count_boxed", "count_waiting", "sync_folder"]
 
 _log = logging.getLogger("quark")
 _GROUP_LIMIT = 64
@@ -62,21 +64,61 @@ class LaneSync:
 
 
 def count_waiting(folder: JournalFolder, manifest: Manifest) -> list[LaneSync]:
-    """What waits in a journal for each of its lanes, without touching it."""
+    """What waits in a journal for each of its lanes, without touching it.
+
+    What a killed process left in its black box only waits too: whoever
+    delivers the journal takes it over first.
+    """
     found = []
+    boxed, reason = count_boxed(folder, manifest)
     for entry in manifest.lanes:
         result = LaneSync(run_id=manifest.run_id, writer_id=manifest.writer_id, backend=entry.name)
         mark = folder.mark(entry.name)
         reader = JournalReader(folder.path, on_damage=_note_damage(result))
-        result.waiting = sum(batch.count for batch in reader.read(mark.done))
+        result.waiting = boxed + sum(batch.count for batch in reader.read(mark.done))
         lease = folder.lease(entry.name)
         if not lease.is_stale():
             result.state = "held"
             result.reason = f"process {lease.holder.pid if lease.holder else '?'} delivers it"
+        elif reason is not None:
+            result.reason = reason
         elif result.waiting == 0:
             result.state = "delivered"
         found.append(result)
     return found
+
+
+def count_boxed(folder: JournalFolder, manifest: Manifest) -> tuple[int, str | None]:
+    """What a process that is gone left in its black box and not in its journal; touches nothing.
+
+    Returns:
+        The records that are only in the black box, and why the journal is not
+        all that there is to deliver: None where it is, or the process lives.
+    """
+    if manifest.black_box is None or folder.is_written(manifest):
+        return 0, None
+    path = Path(manifest.black_box)
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        return 0, None
+    except OSError as error:
+        # Another user's, mostly: what is in it is not known, and may be all of the run.
+        return 0, f"its process was killed, and its black box {path} cannot be read: {error}"
+    origin = Origin(manifest.run_id, manifest.writer_id, manifest.attempt, manifest.rank)
+    records, uncovered = read_black_box(path, origin)
+    journaled = {
+        (batch.kind, sequence)
+        for batch in JournalReader(folder.path).read()
+        for sequence in batch.decoded.to_list("sequence")
+    }
+    boxed = sum((record.KIND, record.sequence) not in journaled for record in records)
+    reasons = []
+    if boxed:
+        reasons.append(f"its last {boxed} records are in its black box only")
+    if uncovered:
+        reasons.append(f"at most its last {uncovered} calls are lost: its black box was full")
+    return boxed, f"its process was killed: {'; '.join(reasons)}" if reasons else None
 
 
 def sync_folder(

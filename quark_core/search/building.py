@@ -18,6 +18,7 @@ from quark_core.search.expression import (
     HasTag,
     IsNull,
     Membership,
+    Mismatch,
     Not,
     Operator,
     Or,
@@ -27,7 +28,7 @@ from quark_core.search.expression import (
 )
 from quark_core.search.mistakes import point_at, suggest_names
 from quark_core.search.periods import parse_period
-from quark_core.search.run_fields import CHOICES, RUN_FIELDS
+from quark_core.search.run_fields import ALIASES, CHOICES, RUN_FIELDS
 
 __all__ = ["ExpressionBuilder"]
 
@@ -97,6 +98,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
                 self._fail(token, "null has no order; write == null or != null")
             return IsNull(left) if operator == "==" else Not(IsNull(left))
         value = self._check_value(left, right)
+        left = self._note_mismatch(left, right)
         if isinstance(value, bool) and operator not in ("==", "!="):
             self._fail(token, "true and false have no order; write == or !=")
         return Comparison(left, operator, value)
@@ -111,6 +113,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
             if given.value is None:
                 self._fail(given.token, "null is in no list; write == null or != null")
             values.append(self._check_value(field, given))
+            field = self._note_mismatch(field, given)
         found = Membership(field, tuple(values))
         return Not(found) if len(words) == 2 else found
 
@@ -175,31 +178,36 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
 
     def _find_field(self, token: Token, place: Place) -> Field:
         text = str(token)
-        quoted = text.endswith("`")
         prefix, dot, rest = text.partition(".")
         if text.startswith("`"):
             return Field("metric", text[1:-1], place=place)
         if dot and prefix in _PREFIXES:
-            name = rest[1:-1] if quoted else rest
+            # No name holds a backtick, so what is left are its levels, joined by dots.
+            name = rest.replace("`", "")
             if not name:
                 raise point_at(place, f"a name must follow {prefix}.")
             if prefix == "config":
                 return Field("config", name, place=place)
             if prefix == "metric":
                 return Field("metric", name, place=place)
+            name = ALIASES.get(name, name)
             if name not in RUN_FIELDS:
                 near = suggest_names(name, RUN_FIELDS) or list(RUN_FIELDS)
                 raise point_at(place, f"a run has no field {name!r}; there is {', '.join(near)}")
             return Field("run", name, place=place)
+        text = ALIASES.get(text, text)
         return Field("run" if text in RUN_FIELDS else "metric", text, place=place)
 
     def _search_text(self, given: _Given, field: Field) -> Expression:
         kind = RUN_FIELDS[field.name] if field.scope == "run" else "text"
-        if field.scope == "metric" or kind not in ("text", "tags"):
-            assert field.place is not None
-            raise point_at(field.place, f"{field.name} is no text; nothing can be in it")
+        assert field.place is not None
+        message = f"{field.name} is no text; nothing can be in it"
+        if kind not in ("text", "tags"):
+            raise point_at(field.place, message)
         if not isinstance(given.value, str) or not given.value:
             self._fail(given.token, "a text in quotes must stand before 'in'")
+        if field.scope == "metric":
+            field = replace(field, mismatch=Mismatch(field.place, message, str(given.token)))
         if kind == "tags":
             return HasTag(given.value)
         return Contains(field, given.value)
@@ -207,11 +215,14 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
     def _check_value(self, field: Field, given: _Given) -> Value:
         value = given.value
         assert value is not None
-        if field.scope == "config":
+        if field.scope != "run":
             return value
-        kind = "number" if field.scope == "metric" else RUN_FIELDS[field.name]
+        kind = RUN_FIELDS[field.name]
         if kind == "tags":
-            self._fail(given.token, "a run has several tags: write 'tag' in tags")
+            hint = "write 'tag' in tags"
+            if isinstance(value, str):
+                hint = f"did you mean {given.token} in tags?"
+            self._fail(given.token, f"a run has several tags: {hint}")
         if kind == "number":
             if isinstance(value, (bool, str)):
                 self._fail(given.token, f"{field.name} is a number, so compare it with a number")
@@ -233,6 +244,18 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
             hint = "; lost is a state" if value == "lost" else ""
             self._fail(given.token, f"{field.name} is one of {', '.join(choices)}{hint}")
         return value
+
+    def _note_mismatch(self, field: Field, given: _Given) -> Field:
+        """The field of a metric with what is wrong, where the value is no number."""
+        if (
+            field.scope != "metric"
+            or field.mismatch is not None
+            or not isinstance(given.value, (bool, str))
+        ):
+            return field
+        message = f"as a metric, {field.name} is a number, so compare it with a number"
+        text = str(given.token) if isinstance(given.value, str) else None
+        return replace(field, mismatch=Mismatch(self._locate(given.token), message, text))
 
     def _read_number(self, token: Token) -> int | float:
         text = str(token).replace("_", "")

@@ -15,6 +15,7 @@ __all__ = [
     "HasTag",
     "IsNull",
     "Membership",
+    "Mismatch",
     "Not",
     "Operator",
     "Or",
@@ -53,6 +54,24 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A metric that was treated as if it were no number.
+
+    Told once the name is looked up: where there is no such metric, that is
+    what the user needs to know.
+
+    Attributes:
+        place: What does not fit.
+        message: Why.
+        text: The text that was given, in its quotes, or None.
+    """
+
+    place: Place
+    message: str
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Field:
     """A column of a run.
 
@@ -63,12 +82,14 @@ class Field:
             resolved, then as the store has it.
         statistic: Of a metric: which of its figures.
         place: Where it was written; two fields are equal wherever they stand.
+        mismatch: What is wrong with its use, if the name exists.
     """
 
     scope: Scope
     name: str
     statistic: Statistic = "last"
     place: Place | None = field(default=None, compare=False)
+    mismatch: Mismatch | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.backend import StoredRun, SupportsRead
 from quark_core.query import Query
-from quark_core.records import MetricRecord
+from quark_core.records import MetricRecord, format_time
 from quark_core.run_summary import MetricSummary, RunSummary
 from quark_core.search.configuration import flatten_values
 from quark_core.search.evaluation import evaluate, sort_runs
@@ -113,7 +113,23 @@ def _sum_up(key: str, values: Any, last_step: int) -> MetricSummary:
 def _summarize(reader: SupportsRead, stored: StoredRun) -> RunSummary:
     columns = reader.read(str(stored.run.id), MetricRecord.KIND, Query())
     newest_step, metrics = summarize_columns(columns)
-    return RunSummary(stored=stored, newest_step=newest_step, metrics=metrics)
+    return RunSummary(
+        stored=stored,
+        newest_step=newest_step,
+        last_metric_at=_find_last_time(columns),
+        metrics=metrics,
+    )
+
+
+def _find_last_time(columns: Columns) -> str | None:
+    """Time of the latest of the metrics' newest points, of rows in persistence order."""
+    if columns.count == 0:
+        return None
+    import numpy as np
+
+    # The first of each key, from the end, is its newest point.
+    _, newest = np.unique(columns["metric_key"].astype(str)[::-1], return_index=True)
+    return format_time(int(columns["time_us"][::-1][newest].max()))
 
 
 class _RunNames:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
 from quark_core.errors import SchemaValidationError
 from quark_core.names import decode_name, encode_name
-from quark_core.search.expression import Field, Place, RunSearch, Scope, map_fields
+from quark_core.search.expression import (
+    Field,
+    Place,
+    RunSearch,
+    Scope,
+    find_fields,
+    map_fields,
+)
 from quark_core.search.mistakes import point_at, suggest_names
-from quark_core.search.run_fields import RUN_FIELDS
+from quark_core.search.run_fields import ALIASES, RUN_FIELDS
 
-__all__ = ["Vocabulary", "resolve_names", "spell_name"]
+__all__ = ["Vocabulary", "resolve_names", "spell_name", "write_name"]
 
 _LISTED = 6
+# As the grammar has them.
+_BARE = re.compile(r"[^\W\d][\w./@:#%$~^+-]*")
+_BARE_LEVEL = re.compile(r"[\w/@:#%$~^+-]+")
+_WORDS = frozenset(("and", "or", "not", "in", "true", "false", "null", "none", "inf", "nan"))
 
 
 class Vocabulary(Protocol):
@@ -34,15 +46,20 @@ def resolve_names(search: RunSearch, vocabulary: Vocabulary) -> RunSearch | None
     """The search with every metric under its stored key; None where there are no runs.
 
     Raises:
-        SchemaValidationError: A metric or a configuration key that no run has.
+        SchemaValidationError: A metric or a configuration key that no run has,
+            or a metric that is compared with what is no number.
     """
     if not vocabulary.has_runs():
+        if search.where is not None:
+            for field in find_fields(search.where):
+                _check_use(field)
         return None
     known: dict[Field, Field] = {}
 
     def resolve(field: Field) -> Field:
         if field not in known:
             known[field] = _resolve(field, vocabulary)
+        _check_use(field)
         return known[field]
 
     return replace(
@@ -63,6 +80,54 @@ def spell_name(field: Field) -> tuple[str, ...]:
     return encoded, field.name
 
 
+def write_name(scope: Scope, name: str) -> str:
+    """How a stored name is written in a search, in backticks where it must be."""
+    if scope == "config":
+        return _write_key(name)
+    if scope == "run":
+        return name
+    decoded = decode_name(name)
+    if encode_name(decoded) == name and _can_be_quoted(decoded):
+        name = decoded
+    if name in RUN_FIELDS or name in ALIASES:
+        return f"metric.{name}"
+    if (
+        _BARE.fullmatch(name)
+        and name.lower() not in _WORDS
+        and not name.startswith(("config.", "metric.", "run."))
+    ):
+        return name
+    return f"`{name}`"
+
+
+def _write_key(key: str) -> str:
+    levels = key.split(".")
+    if not _can_be_quoted(key) or all(map(_BARE_LEVEL.fullmatch, levels)):
+        return f"config.{key}"
+    if not all(levels):
+        return f"config.`{key}`"
+    written = (each if _BARE_LEVEL.fullmatch(each) else f"`{each}`" for each in levels)
+    return f"config.{'.'.join(written)}"
+
+
+def _can_be_quoted(name: str) -> bool:
+    return "`" not in name and name.isprintable()
+
+
+def _check_use(field: Field) -> None:
+    wrong = field.mismatch
+    if wrong is not None:
+        hint = _suggest_tags(field)
+        raise point_at(wrong.place, f"{wrong.message}; {hint}" if hint else wrong.message)
+
+
+def _suggest_tags(field: Field) -> str:
+    text = None if field.mismatch is None else field.mismatch.text
+    if text is None or field.name.lower() not in ("tag", "tags"):
+        return ""
+    return f"did you mean {text} in tags?"
+
+
 def _resolve(field: Field, vocabulary: Vocabulary) -> Field:
     if field.scope == "run":
         return field
@@ -73,20 +138,37 @@ def _resolve(field: Field, vocabulary: Vocabulary) -> Field:
 
 
 def _unknown_name(field: Field, vocabulary: Vocabulary) -> SchemaValidationError:
-    settings = [f"config.{key}" for key in vocabulary.list_names("config")]
+    wanted = write_name(field.scope, field.name) if field.scope == "config" else field.name
+    place = field.place or Place("where", wanted, 1, len(wanted))
+    keys = sorted(vocabulary.list_names("config"))
+    # What people compare with the name they wrote -> how it is written.
+    names = {f"config.{key}": _write_key(key) for key in keys}
     if field.scope == "config":
-        what, wanted, own = "has this in its configuration", f"config.{field.name}", settings
-        names = settings
+        inside = [_write_key(key) for key in keys if key.startswith(f"{field.name}.")]
+        if inside:
+            message = f"{wanted} is a group and no value; in it there is {_list(inside)}"
+            return point_at(place, message)
+        what, own = "has this in its configuration", list(names.values())
+        near = suggest_names(f"config.{field.name}", names)
     else:
-        what, wanted, own = "has this metric", field.name, sorted(vocabulary.list_names("metric"))
-        names = [*own, *settings, *RUN_FIELDS]
-    near = suggest_names(wanted, names)
-    if near:
-        hint = f"the nearest names are {', '.join(near)}"
+        what = "has this metric"
+        metrics = {
+            decode_name(key): write_name("metric", key)
+            for key in sorted(vocabulary.list_names("metric"))
+        }
+        own = list(metrics.values())
+        names = {**dict(zip(RUN_FIELDS, RUN_FIELDS, strict=True)), **names, **metrics}
+        near = suggest_names(field.name, [*metrics, *names])
+    if hint := _suggest_tags(field):
+        pass
+    elif near:
+        hint = f"the nearest names are {', '.join(names[name] for name in near)}"
     elif own:
-        more = ", …" if len(own) > _LISTED else ""
-        hint = f"there is {', '.join(own[:_LISTED])}{more}"
+        hint = f"there is {_list(own)}"
     else:
         hint = "no run has any" if field.scope == "metric" else "no run has a configuration"
-    place = field.place or Place("where", wanted, 1, len(wanted))
     return point_at(place, f"no run here {what}: {wanted}; {hint}")
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")

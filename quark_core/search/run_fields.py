@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["CHOICES", "RUN_FIELDS", "RunFieldType"]
+__all__ = ["ALIASES", "CHOICES", "RUN_FIELDS", "RunFieldType"]
 
 RunFieldType = Literal["text", "number", "time", "tags"]
 
@@ -26,6 +26,9 @@ RUN_FIELDS: dict[str, RunFieldType] = {
     "updated": "time",
 }
 """Name of a field -> what it holds."""
+
+ALIASES = {"started": "created"}
+"""Another name of a field -> its name: what the lists of runs call it."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "status": ("running", "completed", "failed", "interrupted"),

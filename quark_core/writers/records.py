@@ -62,9 +62,13 @@ def write_records(run: OpenRun, records: Iterable[StreamRecord]) -> int:
             pass
         found = iter(given)
     written = 0
-    for part in _cut(check, found):
-        _accept(run, part, written)
-        written += len(part)
+    try:
+        for part in _cut(check, found):
+            _accept(run, part, written)
+            written += len(part)
+    except SchemaValidationError as error:
+        accepted = f"the first {written} were accepted" if written else "none were accepted"
+        raise SchemaValidationError(f"{error}; {accepted}") from error
     return written
 
 

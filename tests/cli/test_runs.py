@@ -69,7 +69,7 @@ def test_filters_choose_runs(invoke, store, options, expected):
 
 
 def test_bad_options_are_usage_errors(invoke, store):
-    for options in (["-n", "0"], ["-s", "finished"]):
+    for options in (["-n", "-1"], ["-s", "finished"]):
         assert invoke("runs", "-d", store, *options).exit_code == 2
 
 

@@ -303,8 +303,8 @@ def test_ctrl_c_leaves_no_half_file(long_run, elsewhere):
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate()
-    assert (process.returncode, output) == (1, b"")
-    assert errors.strip() == b"Aborted!"
+    assert (process.returncode, output) == (130, b"")
+    assert errors.strip() == b"Broken off. What had been begun is removed."
     assert os.listdir() == []
 
 

@@ -176,7 +176,11 @@ def test_a_run_that_keeps_nothing_has_no_points(tmp_path):
     [
         ({"key": ""}, "key"),
         ({"key": 3}, "key"),
-        ({"key": "m", "max_points": 0}, "max_points"),
+        ({"key": "m", "max_points": 0}, "max_points must be a positive integer, or None"),
+        ({"key": "m", "max_points": -3}, "max_points must be a positive integer, or None"),
+        ({"key": "m", "max_points": 1.5}, "max_points must be a positive integer, or None"),
+        ({"key": "m", "max_points": True}, "max_points must be a positive integer, or None"),
+        ({"key": "m", "max_points": 2**63}, "max_points must fit in 64 bits"),
     ],
 )
 def test_bad_arguments_are_named(session, arguments, named):
@@ -186,6 +190,16 @@ def test_bad_arguments_are_named(session, arguments, named):
         quark.MetricsLogger(session).series(**arguments)
 
 
-def test_what_is_no_run_is_refused():
-    with pytest.raises(SchemaValidationError, match=r"^run must be"):
+def test_what_is_no_run_is_refused(session):
+    with pytest.raises(SchemaValidationError, match=r"^run must be .*quark\.open_run\('abc'\)"):
         quark.series("abc", "m")
+    with pytest.raises(SchemaValidationError, match=r"^run must be .*quark\.open_run\(run_id\)"):
+        quark.series(3, "m")
+    quark.MetricsLogger(session).log("m", 1.0, step=0)
+    session.end_run()
+    (summary,) = quark.search_runs(storage_dir=session.context.storage_dir)
+    with pytest.raises(SchemaValidationError, match=r"^run must be .*not RunSummary") as caught:
+        quark.series(summary, "m")
+    assert f"quark.open_run({session.run_id!r})" in str(caught.value)
+    opened = quark.open_run(summary.run_id, storage_dir=session.context.storage_dir)
+    assert quark.series(opened, "m").points == 1

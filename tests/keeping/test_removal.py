@@ -22,6 +22,18 @@ sys.stdin.readline()
 session.end_run()
 """
 
+KILLED = """
+import os, sys, quark
+session = quark.start_run(project="vision", storage_dir=sys.argv[1])
+print(session.run_id, flush=True)
+metrics = quark.MetricsLogger(session)
+metrics.log("loss", 1.0, step=0)
+session.flush("stored")
+for step in range(1, 100):
+    metrics.log("loss", 1.0, step=step)
+os.kill(os.getpid(), 9)
+"""
+
 
 def list_ids(invoke, root):
     return {run["id"] for run in json.loads(invoke("runs", "-d", root, "--json").stdout)}
@@ -157,12 +169,12 @@ def test_a_living_run_is_refused_and_with_it_the_others(filled, invoke, refuse, 
 
 
 def test_a_killed_run_goes_once_it_is_delivered(tmp_path, invoke, refuse, spawn):
-    child = spawn(TRAINING, tmp_path)
+    child = spawn(KILLED, tmp_path)
     run_id = child.stdout.readline().strip()
-    child.send_signal(signal.SIGKILL)
     child.wait()
     reason = refuse("rm", run_id, "-y", "-d", tmp_path)
     assert "not all that was logged has been delivered" in reason
+    assert "records wait for embedded" in reason
     assert f"`quark sync {tmp_path}`" in reason
     assert "--force" in reason
     invoke("sync", tmp_path)

@@ -154,7 +154,7 @@ def test_an_unknown_run_has_no_summary(store):
         ({"where": "id == 'a' or val/los < 1"}, "where, column 14: no run here has this metric"),
         ({"where": "val/los < 1"}, "the nearest names are val/loss"),
         ({"where": "lr < 1"}, "the nearest names are config.lr"),
-        ({"where": "zzz < 1"}, "there is acc_x40_1, val/loss"),
+        ({"where": "zzz < 1"}, "there is acc@1, val/loss"),
         ({"where": "Val/Loss < 1"}, "val/loss"),
         ({"where": "config.LR < 1"}, "column 1: no run here has this in its configuration"),
         ({"where": "config.zzz < 1"}, "config.lr"),

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import quark
 from quark.cli.main import cli
 from quark_core.search.parser import MAX_CHARACTERS, MAX_DEPTH, MAX_NAMES, MAX_TERMS
-from quark_core.search.run_fields import CHOICES, RUN_FIELDS
+from quark_core.search.run_fields import ALIASES, CHOICES, RUN_FIELDS
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/search.md").read_text("utf-8")
 
@@ -39,7 +39,7 @@ def runs(tmp_path, log_run, monkeypatch):
             "batch size": 32,
             "amp": True,
             "betas": [0.9, 0.999],
-            "optimizer": {"name": "adamw"},
+            "optimizer": {"name": "adamw", "weight decay": 0.1},
         },
         values={
             "val/loss": [0.5, 0.25],
@@ -102,7 +102,7 @@ def test_mistakes_are_told_as_shown(runs, block):
 def test_every_field_and_word_is_described():
     table = PAGE[PAGE.index("| field |") : PAGE.index("A field comes before")]
     fields = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|[^|]*\|", table, re.MULTILINE))))
-    assert fields == set(RUN_FIELDS)
+    assert fields == set(RUN_FIELDS) | set(ALIASES)
     assert all(word in table for word in CHOICES["state"])
 
 
