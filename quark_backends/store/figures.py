@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quark_backends.store.stretches import Stretch, continue_figures, count_rounds
 from quark_core.attempts import HiddenRows
 from quark_core.codec import DecodedBody
 from quark_core.errors import SchemaValidationError
@@ -87,6 +88,8 @@ class MetricFold:
 
     def __init__(self) -> None:
         self._figures: dict[str, _Figures] = {}
+        # The first stretch stays as it is: mostly there is no other, and it is written at once.
+        self._only: Stretch | None = None
         self.newest_step = -1
 
     def add_body(
@@ -113,6 +116,7 @@ class MetricFold:
     def add_column(self, key: str, columns: Mapping[str, Any], place: int, started_us: int) -> None:
         """Add rows of one metric, as arrays `value`, `step`, `time_us` and `sequence`."""
         if len(columns["value"]):
+            self._settle()
             self._add_group(
                 key,
                 columns["value"],
@@ -132,8 +136,19 @@ class MetricFold:
             run_pk: The run.
             find_name: Gives the number of a metric's name, which it makes where it is new.
         """
-        if not self._figures:
-            return
+        stretch = self._only
+        if stretch is None or not continue_figures(connection, run_pk, find_name, stretch):
+            self._write_figures(connection, run_pk, find_name)
+        if self.newest_step >= 0:
+            connection.execute(
+                "UPDATE run SET newest_step = ? WHERE pk = ? AND coalesce(newest_step, -1) < ?",
+                (self.newest_step, run_pk, self.newest_step),
+            )
+
+    def _write_figures(
+        self, connection: sqlite3.Connection, run_pk: int, find_name: Callable[[str], int]
+    ) -> None:
+        self._settle()
         rows = [
             (
                 run_pk,
@@ -152,11 +167,30 @@ class MetricFold:
             for key, f in self._figures.items()
         ]
         connection.executemany(_UPSERT, rows)
-        if self.newest_step >= 0:
-            connection.execute(
-                "UPDATE run SET newest_step = ? WHERE pk = ? AND coalesce(newest_step, -1) < ?",
-                (self.newest_step, run_pk, self.newest_step),
-            )
+
+    def _settle(self) -> None:
+        """Take the only stretch among the figures."""
+        if self._only is not None:
+            stretch, self._only = self._only, None
+            self._merge(stretch)
+
+    def _merge(self, stretch: Stretch) -> None:
+        place, started_us, *columns = stretch
+        for key, count, low, high, first, first_at, last, last_at, step, time_us in zip(
+            *columns, strict=True
+        ):
+            earlier, later = (place, started_us, first_at), (place, started_us, last_at)
+            figures = self._figures.get(key)
+            if figures is None:
+                figures = self._figures[key] = _Figures(first, earlier)
+            figures.count += count
+            figures.low = min(figures.low, low)
+            figures.high = max(figures.high, high)
+            if earlier < figures.first_place:
+                figures.first, figures.first_place = first, earlier
+            if later >= figures.last_place:
+                figures.last, figures.last_place = last, later
+                figures.last_step, figures.last_us = (None if step < 0 else step), time_us
 
     def _add_rows(
         self, body: DecodedBody, place: int, started_us: int, hidden: HiddenRows | None
@@ -166,6 +200,7 @@ class MetricFold:
         ]
         if {len(column) for column in columns} != {body.count}:
             raise SchemaValidationError("columns of a batch differ in length")
+        self._settle()
         for key, value, step, time_us, sequence in zip(*columns, strict=True):
             if hidden is not None and hidden.is_hidden(step, sequence):
                 continue
@@ -208,6 +243,28 @@ class MetricFold:
             times, sequences = times[kept], sequences[kept]
         if not len(codes):
             return
+        self.newest_step = max(self.newest_step, int(steps.max()))
+        rounds = count_rounds(codes)
+        if rounds and bool((sequences[1:] > sequences[:-1]).all()) and np.isfinite(values).all():
+            width = len(codes) // rounds
+            table = values.reshape(rounds, width)
+            self._add_stretch(
+                Stretch(
+                    place,
+                    started_us,
+                    [texts[code] for code in codes[:width].tolist()],
+                    [rounds] * width,
+                    table.min(axis=0).tolist(),
+                    table.max(axis=0).tolist(),
+                    values[:width].tolist(),
+                    sequences[:width].tolist(),
+                    values[-width:].tolist(),
+                    sequences[-width:].tolist(),
+                    steps[-width:].tolist(),
+                    times[-width:].tolist(),
+                )
+            )
+            return
         order = np.argsort(codes, kind="stable")
         codes = codes[order]
         starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
@@ -215,41 +272,37 @@ class MetricFold:
         values, steps = values[order], steps[order]
         times, sequences = times[order], sequences[order]
         if not _rises(sequences, starts) or not np.isfinite(values).all():
+            self._settle()
             for start, end in zip(starts.tolist(), ends, strict=True):
                 rows = slice(start, end)
                 key = texts[codes[start]]
                 here = (place, started_us)
                 self._add_group(key, values[rows], steps[rows], times[rows], sequences[rows], here)
             return
-        # What nearly every batch is: all at once.
         last = np.array(ends) - 1
-        found = zip(
-            codes[starts].tolist(),
-            np.diff([*starts.tolist(), len(codes)]).tolist(),
-            np.minimum.reduceat(values, starts).tolist(),
-            np.maximum.reduceat(values, starts).tolist(),
-            values[starts].tolist(),
-            sequences[starts].tolist(),
-            values[last].tolist(),
-            sequences[last].tolist(),
-            steps[last].tolist(),
-            times[last].tolist(),
-            strict=True,
+        self._add_stretch(
+            Stretch(
+                place,
+                started_us,
+                [texts[code] for code in codes[starts].tolist()],
+                np.diff([*starts.tolist(), len(codes)]).tolist(),
+                np.minimum.reduceat(values, starts).tolist(),
+                np.maximum.reduceat(values, starts).tolist(),
+                values[starts].tolist(),
+                sequences[starts].tolist(),
+                values[last].tolist(),
+                sequences[last].tolist(),
+                steps[last].tolist(),
+                times[last].tolist(),
+            )
         )
-        for code, count, low, high, first, first_at, newest, newest_at, step, time_us in found:
-            earlier, later = (place, started_us, first_at), (place, started_us, newest_at)
-            figures = self._figures.get(texts[code])
-            if figures is None:
-                figures = self._figures[texts[code]] = _Figures(first, earlier)
-            figures.count += count
-            figures.low = min(figures.low, low)
-            figures.high = max(figures.high, high)
-            if earlier < figures.first_place:
-                figures.first, figures.first_place = first, earlier
-            if later >= figures.last_place:
-                figures.last, figures.last_place = newest, later
-                figures.last_step, figures.last_us = (None if step < 0 else step), time_us
-        self.newest_step = max(self.newest_step, int(steps.max()))
+
+    def _add_stretch(self, stretch: Stretch) -> None:
+        if self._only is None and not self._figures:
+            self._only = stretch
+            return
+        self._settle()
+        self._merge(stretch)
 
     def _add_group(
         self, key: str, values: Any, steps: Any, times: Any, sequences: Any, place: tuple[int, int]
