@@ -21,12 +21,21 @@ if TYPE_CHECKING:
     from quark_core.errors import SchemaValidationError as SchemaValidationError
     from quark_core.errors import SessionStoreError as SessionStoreError
     from quark_core.migration import migrate_store as migrate_store
+    from quark_core.records import AlertRecord as AlertRecord
+    from quark_core.records import ArtifactRecord as ArtifactRecord
+    from quark_core.records import BatchDiagnosticRecord as BatchDiagnosticRecord
     from quark_core.records import EventRecord as EventRecord
+    from quark_core.records import EvidenceRecord as EvidenceRecord
+    from quark_core.records import HealthScoreRecord as HealthScoreRecord
     from quark_core.records import LayerSummaryRecord as LayerSummaryRecord
     from quark_core.records import LogIdentifier as LogIdentifier
     from quark_core.records import MetricRecord as MetricRecord
+    from quark_core.records import ParameterDistributionRecord as ParameterDistributionRecord
+    from quark_core.records import ParameterSummaryRecord as ParameterSummaryRecord
+    from quark_core.records import PhaseRecord as PhaseRecord
     from quark_core.records import ProjectRecord as ProjectRecord
     from quark_core.records import RunRecord as RunRecord
+    from quark_core.records import SystemTelemetryRecord as SystemTelemetryRecord
     from quark_core.run_reading import series as series
     from quark_core.run_summary import MetricSummary as MetricSummary
     from quark_core.run_summary import RunSummary as RunSummary
@@ -47,10 +56,15 @@ if TYPE_CHECKING:
     from quark_core.writers.metrics import MetricsLogger as MetricsLogger
 
 _HOMES = {
+    "AlertRecord": "quark_core.records",
+    "ArtifactRecord": "quark_core.records",
+    "BatchDiagnosticRecord": "quark_core.records",
     "CURRENT_SCHEMA_VERSION": "quark_core.schema",
     "DeliveryReport": "quark_core.delivery.report",
     "EventLogger": "quark_core.writers.events",
     "EventRecord": "quark_core.records",
+    "EvidenceRecord": "quark_core.records",
+    "HealthScoreRecord": "quark_core.records",
     "InvalidRunStateError": "quark_core.errors",
     "LaneReport": "quark_core.delivery.report",
     "LayerSummaryRecord": "quark_core.records",
@@ -58,6 +72,9 @@ _HOMES = {
     "MetricRecord": "quark_core.records",
     "MetricSummary": "quark_core.run_summary",
     "MetricsLogger": "quark_core.writers.metrics",
+    "ParameterDistributionRecord": "quark_core.records",
+    "ParameterSummaryRecord": "quark_core.records",
+    "PhaseRecord": "quark_core.records",
     "ProjectRecord": "quark_core.records",
     "QuarkError": "quark_core.errors",
     "RunContext": "quark_core.context",
@@ -68,6 +85,7 @@ _HOMES = {
     "SchemaValidationError": "quark_core.errors",
     "Series": "quark_core.series",
     "SessionStoreError": "quark_core.errors",
+    "SystemTelemetryRecord": "quark_core.records",
     "TrainingSession": "quark_core.session",
     "__version__": "quark_core.version",
     "add_log": "quark_core.shortcuts",
@@ -84,10 +102,15 @@ _HOMES = {
 }
 
 __all__ = [
+    "AlertRecord",
+    "ArtifactRecord",
+    "BatchDiagnosticRecord",
     "CURRENT_SCHEMA_VERSION",
     "DeliveryReport",
     "EventLogger",
     "EventRecord",
+    "EvidenceRecord",
+    "HealthScoreRecord",
     "InvalidRunStateError",
     "LaneReport",
     "LayerSummaryRecord",
@@ -95,6 +118,9 @@ __all__ = [
     "MetricRecord",
     "MetricSummary",
     "MetricsLogger",
+    "ParameterDistributionRecord",
+    "ParameterSummaryRecord",
+    "PhaseRecord",
     "ProjectRecord",
     "QuarkError",
     "RunContext",
@@ -105,6 +131,7 @@ __all__ = [
     "SchemaValidationError",
     "Series",
     "SessionStoreError",
+    "SystemTelemetryRecord",
     "TrainingSession",
     "__version__",
     "add_log",

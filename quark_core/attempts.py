@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quark_core.fields import column_types
-from quark_core.records import RECORD_TYPES, EventRecord, LifecycleRecord
+from quark_core.records import ANALYSIS_TYPES, RECORD_TYPES, EventRecord, LifecycleRecord
 
 if TYPE_CHECKING:
     from quark_core.columns import Columns
@@ -52,7 +52,8 @@ def can_be_hidden(kind: str) -> bool:
 
     What events say of a run stays true, whatever a later attempt does again.
     """
-    if kind not in RECORD_TYPES or kind in (EventRecord.KIND, LifecycleRecord.KIND):
+    record_type = RECORD_TYPES.get(kind)
+    if record_type in (None, EventRecord, LifecycleRecord, *ANALYSIS_TYPES):
         return False
     return "step" in column_types(kind)
 

@@ -27,7 +27,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quark_core.errors import SchemaValidationError
-from quark_core.fields import ORIGIN_FIELDS, column_types, default_value, tuple_fields
+from quark_core.fields import (
+    ORIGIN_FIELDS,
+    boolean_fields,
+    column_types,
+    default_value,
+    restorers,
+)
 from quark_core.json_object import decode_json, encode_json
 from quark_core.records import RECORD_TYPES, StreamRecord
 
@@ -166,10 +172,11 @@ class DecodedBody:
         return found
 
     def to_list(self, name: str) -> list[Any]:
-        """Values of a column as Python objects."""
+        """Values of a column as Python objects, as the records have them."""
         values = self.column(name).to_list(self.count)
-        if name in tuple_fields(self.kind):
-            values = [None if value is None else tuple(value) for value in values]
+        restore = bool if name in boolean_fields(self.kind) else restorers(self.kind).get(name)
+        if restore is not None:
+            values = [None if value is None else restore(value) for value in values]
         return values
 
     def to_array(self, name: str) -> NDArray[Any]:
@@ -183,7 +190,7 @@ class DecodedBody:
                 return np.full(self.count, MISSING_INDEX, dtype=np.int64)
             if encoding == "f":
                 return np.full(self.count, np.nan)
-        if name in tuple_fields(self.kind):
+        if name in restorers(self.kind):
             out = np.empty(self.count, dtype=object)
             out[:] = self.to_list(name)
             return out
@@ -238,8 +245,13 @@ def encode_records(records: Sequence[StreamRecord]) -> bytes:
 
 def encode_columns(kind: str, count: int, columns: Mapping[str, Sequence[Any]]) -> bytes:
     """Encode columns of Python values; a field that is left out is read as its default."""
-    types = column_types(kind)
-    encoded = [_encode_column(name, types[name], values) for name, values in columns.items()]
+    types, booleans = column_types(kind), boolean_fields(kind)
+    encoded = []
+    for name, given in columns.items():
+        values = given
+        if name in booleans:
+            values = [None if value is None else int(value) for value in given]
+        encoded.append(_encode_column(name, types[name], values))
     body = msgspec.msgpack.encode(_Body(BODY_VERSION, kind, count, encoded))
     if len(body) < _COMPRESS_FROM_BYTES:
         return _PLAIN + body

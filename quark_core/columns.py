@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_core.codec import MISSING_INDEX, DecodedBody
-from quark_core.fields import column_types, optional_fields
+from quark_core.fields import boolean_fields, column_types, optional_fields
 from quark_core.query import Query
 from quark_core.records import RECORD_TYPES, StreamRecord
 
@@ -24,6 +24,8 @@ __all__ = ["Array", "Columns", "MakeArray", "fill_array", "match_rows"]
 Array = NDArray[Any]
 MakeArray = Callable[[], Array]
 
+# What a kind of record measures; not finite only where the data was not.
+_MEASURED = {"metric": "value", "batch": "loss"}
 _ORIGIN = ("run_id", "writer_id", "attempt", "rank")
 
 
@@ -209,11 +211,14 @@ class Columns(Mapping[str, Array]):
         """One immutable record for each row."""
         record_type: Any = RECORD_TYPES[self.kind]
         types, optional = column_types(self.kind), optional_fields(self.kind)
+        booleans = boolean_fields(self.kind)
         lists = []
         for name in record_type.__struct_fields__:
             values = self[name].tolist()
             if types.get(name) == "i" and name in optional and MISSING_INDEX in values:
                 values = [None if value == MISSING_INDEX else value for value in values]
+            if name in booleans:
+                values = [None if value is None else bool(value) for value in values]
             elif name in self._nulls:
                 nulls = self._nulls[name].tolist()
                 values = [None if n else value for n, value in zip(nulls, values, strict=True)]
@@ -285,7 +290,7 @@ def match_rows(
             mask = mask & (column == exact)
         if high is not None:
             mask = mask & (column <= high)
-    if not query.include_non_finite and kind == "metric":
-        finite = np.isfinite(get("value"))
+    if not query.include_non_finite and kind in _MEASURED:
+        finite = np.isfinite(get(_MEASURED[kind]))
         mask = mask if bool(finite.all()) else mask & finite
     return mask

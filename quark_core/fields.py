@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from quark_core.records import RECORD_TYPES
+from quark_core.records import RECORD_TYPES, Record
 
-__all__ = ["ORIGIN_FIELDS", "column_types", "default_value", "optional_fields", "tuple_fields"]
+__all__ = [
+    "ORIGIN_FIELDS",
+    "boolean_fields",
+    "column_types",
+    "default_value",
+    "optional_fields",
+    "restorers",
+]
 
 ORIGIN_FIELDS = ("run_id", "writer_id", "attempt", "rank")
 """Fields that a batch carries once for all of its records."""
@@ -27,14 +35,31 @@ def column_types(kind: str) -> dict[str, str]:
 
 
 @cache
-def tuple_fields(kind: str) -> frozenset[str]:
-    """Fields of a kind that hold tuples, which JSON gives back as lists."""
+def restorers(kind: str) -> dict[str, Callable[[Any], Any]]:
+    """Field name -> what makes its value out of the list that JSON gives back.
+
+    Only of fields that hold tuples: of plain values, or of records.
+    """
+    found: dict[str, Callable[[Any], Any]] = {}
+    for name, hint in get_type_hints(RECORD_TYPES[kind]).items():
+        for option in (hint, *get_args(hint)):
+            if get_origin(option) is tuple:
+                item = get_args(option)[0]
+                is_record = isinstance(item, type) and issubclass(item, Record)
+                found[name] = partial(_make_records, item) if is_record else tuple
+    return found
+
+
+@cache
+def boolean_fields(kind: str) -> frozenset[str]:
+    """Fields of a kind that hold truth values, which travel as 0 and 1."""
     hints = get_type_hints(RECORD_TYPES[kind])
-    return frozenset(
-        name
-        for name, hint in hints.items()
-        if any(get_origin(option) is tuple for option in (hint, *get_args(hint)))
-    )
+    return frozenset(name for name, hint in hints.items() if bool in (hint, *get_args(hint)))
+
+
+def _make_records(record_type: type[Record], items: list[Any]) -> tuple[Record, ...]:
+    # Fields that a newer writer has added are left out.
+    return tuple(msgspec.convert(item, record_type) for item in items)
 
 
 @cache

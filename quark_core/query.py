@@ -50,7 +50,8 @@ class Query:
             step fits none of them.
         epoch, epoch_min, epoch_max: The same for epochs.
         limit: Keep the newest N, returned in persistence order.
-        include_non_finite: Whether values that are NaN or infinite are returned.
+        include_non_finite: Whether metrics and batches are returned whose value or loss
+            is NaN or infinite.
         all_attempts: Whether points are returned that a later attempt, resumed
             from an earlier step, has hidden.
     """

@@ -17,33 +17,55 @@ Fields that every record of a stream begins with:
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
-from pathlib import PurePath
-from typing import Any, ClassVar, Literal, get_type_hints
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-import msgspec
-
+from quark_core.analysis_records import (
+    AlertRecord,
+    EvidenceRecord,
+    HealthScoreRecord,
+    PhaseRecord,
+)
+from quark_core.diagnostic_records import (
+    ArtifactRecord,
+    BatchDiagnosticRecord,
+    GpuReading,
+    LayerSummaryRecord,
+    ParameterDistributionRecord,
+    ParameterSummaryRecord,
+    SystemTelemetryRecord,
+)
 from quark_core.json_object import JsonObject, normalize_object
 from quark_core.names import check_name, split_name
+from quark_core.record_base import Record, StreamRecord, format_time, parse_time, start_fields
 
 __all__ = [
+    "ANALYSIS_TYPES",
     "RECORD_TYPES",
+    "AlertRecord",
+    "ArtifactRecord",
+    "BatchDiagnosticRecord",
     "ConfigSnapshot",
     "EnvironmentSnapshot",
     "EventRecord",
     "EventSeverity",
+    "EvidenceRecord",
+    "GpuReading",
+    "HealthScoreRecord",
     "LayerSummaryRecord",
     "LifecycleAction",
     "LifecycleRecord",
     "LogIdentifier",
     "MetricRecord",
+    "ParameterDistributionRecord",
+    "ParameterSummaryRecord",
+    "PhaseRecord",
     "ProjectRecord",
     "Record",
     "RunRecord",
     "RunStatus",
     "StreamRecord",
+    "SystemTelemetryRecord",
     "format_time",
     "parse_time",
 ]
@@ -52,101 +74,6 @@ RunStatus = Literal["running", "completed", "failed", "interrupted"]
 EventSeverity = Literal["debug", "info", "warning", "error", "critical"]
 LogIdentifier = Literal["Info", "Warning", "Error"]
 LifecycleAction = Literal["start", "config", "environment", "tag", "status", "heartbeat", "gap"]
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-
-
-def format_time(time_us: int) -> str:
-    """ISO 8601 in UTC with microseconds, such as `2026-05-07T09:30:00.000000Z`."""
-    moment = _EPOCH + timedelta(microseconds=time_us)
-    return f"{moment.isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
-
-
-def parse_time(text: str) -> int:
-    """Microseconds since the epoch of an ISO 8601 text; without an offset it is UTC.
-
-    Raises:
-        ValueError: Not an ISO 8601 date and time.
-        OverflowError: Before the year 1 or after 9999 in UTC.
-    """
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    # Through UTC, so that a moment that UTC cannot show is refused here.
-    return (moment.astimezone(UTC) - _EPOCH) // _MICROSECOND
-
-
-class _DataclassFields:
-    """Computes `__dataclass_fields__` at first sight, through the public dataclasses API."""
-
-    def __init__(self) -> None:
-        self._made: dict[type, dict[str, dataclasses.Field[Any]]] = {}
-
-    def __get__(self, instance: object, owner: type) -> dict[str, dataclasses.Field[Any]]:
-        found = self._made.get(owner)
-        if found is None:
-            hints = get_type_hints(owner)
-            specs: list[tuple[str, Any, dataclasses.Field[Any]]] = []
-            for field in msgspec.structs.fields(owner):
-                default: Any = dataclasses.MISSING
-                factory: Callable[[], Any] | Any = dataclasses.MISSING
-                if field.default is not msgspec.NODEFAULT:
-                    default = field.default
-                if field.default_factory is not msgspec.NODEFAULT:
-                    factory = field.default_factory
-                made = (
-                    dataclasses.field(default_factory=factory)
-                    if factory is not dataclasses.MISSING
-                    else dataclasses.field(default=default)
-                )
-                specs.append((field.name, hints[field.name], made))
-            twin: Any = dataclasses.make_dataclass(owner.__name__, specs)
-            found = self._made[owner] = twin.__dataclass_fields__
-        return found
-
-
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """Base of every record: immutable, comparable, picklable, `to_dict()`."""
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]] = _DataclassFields()  # type: ignore[assignment]
-
-    def to_dict(self) -> dict[str, Any]:
-        """A new dict of plain JSON-like values, in the order of the fields."""
-        return {name: _plain(getattr(self, name)) for name in self.__struct_fields__}
-
-
-class StreamRecord(Record, frozen=True, gc=False):
-    """A record that a writer puts into a run's stream."""
-
-    run_id: str | None
-    writer_id: str
-    attempt: int
-    rank: int
-    sequence: int
-    time_us: int
-
-    KIND: ClassVar[str] = ""
-
-    @property
-    def id(self) -> str:
-        """Unique over all runs: writer, kind and sequence."""
-        return f"{self.writer_id}-{self.KIND}-{self.sequence}"
-
-    @property
-    def timestamp(self) -> str:
-        """`time_us` as ISO 8601 text in UTC."""
-        return format_time(self.time_us)
-
-    def to_dict(self) -> dict[str, Any]:
-        """`id`, the fields, and `timestamp` in place of `time_us`, as JSON-like values."""
-        out: dict[str, Any] = {"id": self.id}
-        for name in self.__struct_fields__:
-            if name == "time_us":
-                out["timestamp"] = self.timestamp
-            else:
-                out[name] = _plain(getattr(self, name))
-        return out
 
 
 class MetricRecord(StreamRecord, frozen=True, gc=False):
@@ -198,7 +125,7 @@ class MetricRecord(StreamRecord, frozen=True, gc=False):
         """
         namespace, name = split_name(check_name(key, "key"))
         return cls(
-            *_start(timestamp),
+            *start_fields(timestamp),
             key,
             namespace,
             name,
@@ -252,46 +179,7 @@ class EventRecord(StreamRecord, frozen=True, gc=False):
             SchemaValidationError: A timestamp or payload that no record can have.
         """
         json = normalize_object(payload, "payload")
-        return cls(*_start(timestamp), event_type, severity, step, epoch, status, json)
-
-
-class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
-    """Statistics of what one call of one module gave, or of its gradient.
-
-    Attributes:
-        module_name: Qualified name of the module.
-        module_type: Name of its class.
-        summary_type: activation or gradient.
-        hook_direction: forward or backward.
-        call_index: 0 for the module's first call of the step, and so on.
-        element_count: Elements that the statistics are over.
-        step: Step counter, or None.
-        epoch: Epoch counter, or None.
-        tensor_shape: Shape of the tensor, or None.
-        mean, std, norm, variance: Statistics of the elements, or None.
-        dead_unit_ratio: Share of units that are zero everywhere, or None.
-        saturation_ratio: Share of elements at the ends of their range, or None.
-        metadata: JSON values, or None.
-    """
-
-    module_name: str
-    module_type: str
-    summary_type: str
-    hook_direction: str
-    call_index: int
-    element_count: int
-    step: int | None = None
-    epoch: int | None = None
-    tensor_shape: tuple[int, ...] | None = None
-    mean: float | None = None
-    std: float | None = None
-    norm: float | None = None
-    variance: float | None = None
-    dead_unit_ratio: float | None = None
-    saturation_ratio: float | None = None
-    metadata: JsonObject | None = None
-
-    KIND: ClassVar[str] = "layer"
+        return cls(*start_fields(timestamp), event_type, severity, step, epoch, status, json)
 
 
 class LifecycleRecord(StreamRecord, frozen=True, gc=False):
@@ -311,10 +199,23 @@ class LifecycleRecord(StreamRecord, frozen=True, gc=False):
     KIND: ClassVar[str] = "lifecycle"
 
 
-RECORD_TYPES: dict[str, type[StreamRecord]] = {
-    record_type.KIND: record_type
-    for record_type in (MetricRecord, EventRecord, LayerSummaryRecord, LifecycleRecord)
-}
+ANALYSIS_TYPES: tuple[type[StreamRecord], ...] = (AlertRecord, HealthScoreRecord, PhaseRecord)
+"""What analyzers find out, which is kept in generations."""
+
+_STREAM_TYPES: tuple[type[StreamRecord], ...] = (
+    MetricRecord,
+    EventRecord,
+    SystemTelemetryRecord,
+    LayerSummaryRecord,
+    ParameterSummaryRecord,
+    ParameterDistributionRecord,
+    BatchDiagnosticRecord,
+    ArtifactRecord,
+    *ANALYSIS_TYPES,
+    LifecycleRecord,
+)
+
+RECORD_TYPES: dict[str, type[StreamRecord]] = {each.KIND: each for each in _STREAM_TYPES}
 """Every kind of record that travels in a stream."""
 
 
@@ -379,22 +280,3 @@ class EnvironmentSnapshot(Record, frozen=True, gc=False):
     """Where a run ran: interpreter, packages, host, GPUs, command line, git state."""
 
     values: JsonObject
-
-
-def _start(timestamp: object) -> tuple[None, str, int, int, int, int]:
-    """The fields that every record begins with, of one that nobody has written yet."""
-    from quark_core.times import check_timestamp, now_us
-
-    return None, "", 0, 0, 0, now_us() if timestamp is None else check_timestamp(timestamp)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
-        return value.to_dict()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, PurePath):
-        return str(value)
-    return value

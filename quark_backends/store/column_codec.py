@@ -28,7 +28,7 @@ import numpy as np
 from quark_core.codec import MISSING_INDEX
 from quark_core.columns import Array, fill_array
 from quark_core.errors import SchemaValidationError, SessionStoreError
-from quark_core.fields import column_types, default_value, tuple_fields
+from quark_core.fields import column_types, default_value, restorers
 from quark_core.json_object import decode_json, encode_json
 
 if sys.version_info >= (3, 14):
@@ -238,7 +238,7 @@ def _decode(kind: str, column: EncodedColumn, count: int, *, single: bool = Fals
         return np.asarray(known[_unpack(packed, f"<u{head}", count)])
     if encoding == "j":
         items = msgspec.msgpack.decode(_decompress(column.data), type=list[bytes | None])
-        make: Callable[[Any], Any] = tuple if column.name in tuple_fields(kind) else _keep
+        make: Callable[[Any], Any] = restorers(kind).get(column.name, _keep)
         out = np.empty(len(items), dtype=object)
         out[:] = [None if item is None else make(decode_json(item)) for item in items]
         if len(out) != count:

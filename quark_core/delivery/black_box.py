@@ -30,10 +30,17 @@ import xxhash
 
 from quark_core import settings
 from quark_core.delivery.origin import Origin
+from quark_core.fields import ORIGIN_FIELDS, column_types, restorers
 from quark_core.json_object import JsonObject, decode_json
 from quark_core.metric_rows import MetricKey, expand_row
 from quark_core.names import split_name
-from quark_core.records import EventRecord, LifecycleRecord, MetricRecord, StreamRecord
+from quark_core.records import (
+    RECORD_TYPES,
+    EventRecord,
+    LifecycleRecord,
+    MetricRecord,
+    StreamRecord,
+)
 
 __all__ = ["BlackBox", "open_black_box", "read_black_box"]
 
@@ -141,7 +148,11 @@ class BlackBox:
                 body = None if item.data is None else item.data.encoded
                 data = _encode((4, item.sequence, item.time_us, item.action, body))
             else:
-                return
+                plain = [
+                    value.encoded if type(value) is JsonObject else value
+                    for value in msgspec.structs.astuple(item)[len(ORIGIN_FIELDS) :]
+                ]
+                data = _encode((5, item.KIND, plain))
             put(data)
 
         return append_and_put
@@ -302,6 +313,23 @@ def _to_records(entry: Any, origin: Origin) -> list[Any]:
     if kind == 4:
         *plain, body = fields
         return [LifecycleRecord(*(*head, *plain, _to_object(body)))]
+    if kind == 5 and fields[0] in RECORD_TYPES:
+        name, plain = fields
+        restore = restorers(name)
+        types = column_types(name)
+        values = [
+            None
+            if value is None
+            else restore[field](value)
+            if field in restore
+            # Only JSON objects travel as bytes.
+            else _to_object(value)
+            if types[field] == "j"
+            else value
+            for field, value in zip(types, plain, strict=True)
+        ]
+        record_type: Any = RECORD_TYPES[name]
+        return [record_type(*head, *values)]
     return []
 
 

@@ -18,7 +18,7 @@ from quark_core.metric_rows import MetricKey
 from quark_core.names import check_text, decode_name, encode_name, split_name
 from quark_core.open_run import OpenRun
 from quark_core.query import check_index
-from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord, StreamRecord
+from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord, Record, StreamRecord
 from quark_core.schema import validate_record
 
 __all__ = ["SLICE_RECORDS", "write_records"]
@@ -269,6 +269,13 @@ def _settle_value(value: Any, encoding: str, where: str) -> Any:
 
 
 def _settle_item(item: Any, where: str) -> Any:
+    if isinstance(item, Record):
+        texts = {
+            name: check_text(getattr(item, name), f"{where}.{name}")
+            for name in item.__struct_fields__
+            if isinstance(getattr(item, name), str)
+        }
+        return msgspec.structs.replace(item, **texts)
     if isinstance(item, str):
         return check_text(item, where)
     if isinstance(item, float):

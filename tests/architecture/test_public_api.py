@@ -25,15 +25,14 @@ SchemaMigrationError SessionStoreError RunNotFoundError InvalidRunStateError
 
 # Come with later issues; a name that arrives must leave this list.
 NOT_YET = """
-SystemTelemetry SystemTelemetryConfig SystemTelemetryRecord
+SystemTelemetry SystemTelemetryConfig
 HookEngine HookEngineConfig HookScheduleConfig LayerFilterConfig
-ParameterDiagnostics ParameterDiagnosticsConfig ParameterSummaryRecord ParameterDistributionRecord
-ArtifactStore ArtifactRecord ARTIFACT_STORAGE_LAYOUT
+ParameterDiagnostics ParameterDiagnosticsConfig
+ArtifactStore ARTIFACT_STORAGE_LAYOUT
 DataDiagnostics DataDiagnosticsConfig BatchMetadata BatchMetadataAdapter MappingBatchMetadataAdapter
-BatchDiagnosticRecord
-AnalyzerEngine AnalyzerEngineConfig AnalyzerThresholds AnalyzerResult AlertRecord HealthScoreRecord
-EvidenceRecord PhaseAnalyzer PhaseAnalyzerConfig PhaseAnalyzerThresholds PhaseAnalysisResult
-PhaseRecord ComparisonEngine ComparisonEngineConfig MetricTargetSpec RunComparisonResult
+AnalyzerEngine AnalyzerEngineConfig AnalyzerThresholds AnalyzerResult
+PhaseAnalyzer PhaseAnalyzerConfig PhaseAnalyzerThresholds PhaseAnalysisResult
+ComparisonEngine ComparisonEngineConfig MetricTargetSpec RunComparisonResult
 """.split()
 
 # Ours, beyond the guide.

@@ -10,6 +10,7 @@ import pytest
 from golden import ASSETS, ORIGIN, RECORDS, write_files
 from hypothesis import example, given
 from hypothesis import strategies as st
+from record_strategies import ANY_BATCH, BATCHES, TEXTS
 
 from quark_core.codec import (
     BODY_VERSION,
@@ -20,44 +21,11 @@ from quark_core.codec import (
 )
 from quark_core.errors import SchemaValidationError
 from quark_core.fields import ORIGIN_FIELDS, column_types
-from quark_core.json_object import normalize_object
 from quark_core.records import (
     RECORD_TYPES,
-    EventRecord,
-    LayerSummaryRecord,
-    LifecycleRecord,
     MetricRecord,
 )
 from quark_core.schema import CURRENT_SCHEMA_VERSION
-
-INDEXES = st.integers(0, 2**63 - 1) | st.integers(0, 300)
-MAYBE_INDEX = st.none() | INDEXES
-TEXTS = st.text(max_size=8)
-MAYBE_TEXT = st.none() | TEXTS
-JSON = st.none() | st.dictionaries(
-    TEXTS, st.none() | st.integers() | st.floats() | TEXTS | st.lists(st.booleans()), max_size=3
-).map(lambda values: normalize_object(values, "payload"))
-HEAD = (*map(st.just, ORIGIN.values()), INDEXES, st.integers(-(2**56), 2**56))
-BATCHES = {
-    "metric": st.builds(
-        MetricRecord,
-        *(*HEAD, TEXTS, MAYBE_TEXT, TEXTS),
-        st.floats() | st.sampled_from([0.0, -0.0, math.inf, math.nan]),
-        *(MAYBE_INDEX, MAYBE_INDEX, MAYBE_TEXT, JSON),
-    ),
-    "event": st.builds(EventRecord, *HEAD, TEXTS, TEXTS, *[MAYBE_INDEX] * 2, MAYBE_TEXT, JSON),
-    "layer": st.builds(
-        LayerSummaryRecord,
-        *(*HEAD, TEXTS, TEXTS, TEXTS, TEXTS, INDEXES, INDEXES, MAYBE_INDEX, MAYBE_INDEX),
-        st.none() | st.lists(INDEXES, max_size=3).map(tuple),
-        *[st.none() | st.floats()] * 6,
-        JSON,
-    ),
-    "lifecycle": st.builds(LifecycleRecord, *HEAD, TEXTS, JSON),
-}
-ANY_BATCH = st.sampled_from(sorted(BATCHES)).flatmap(
-    lambda kind: st.lists(BATCHES[kind], min_size=1, max_size=12)
-)
 
 
 def metrics(values, **fields):
@@ -247,14 +215,14 @@ def test_a_column_that_an_older_writer_did_not_know_holds_its_default():
 
 
 # Kinds that came after the first version.
-FIRST_VERSION_OF = {"layer": 2}
+FIRST_VERSION_OF = {"event": 1, "lifecycle": 1, "metric": 1}
 
 
 @pytest.mark.parametrize("kind", sorted(RECORD_TYPES))
 def test_stored_files_of_every_version_still_decode(kind):
     paths = sorted(ASSETS.glob(f"*/{kind}_batch.body"))
 
-    first = FIRST_VERSION_OF.get(kind, 1)
+    first = FIRST_VERSION_OF.get(kind, 2)
     assert {path.parent.name for path in paths} >= set(
         map(str, range(first, CURRENT_SCHEMA_VERSION + 1))
     )

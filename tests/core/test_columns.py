@@ -3,10 +3,12 @@
 import dataclasses
 import math
 
+import golden
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from record_strategies import records_of
 
 from quark_core.columns import Columns
 from quark_core.errors import SchemaValidationError
@@ -59,8 +61,10 @@ LAYER = st.builds(
     *[st.none() | VALUE] * 6,
     JSON,
 )
-RECORDS = {"metric": METRIC, "event": EVENT, "layer": LAYER, "lifecycle": LIFECYCLE}
-SAMPLES = {
+RECORDS = {kind: records_of(kind, VALUE) for kind in RECORD_TYPES}
+RECORDS |= {"metric": METRIC, "event": EVENT, "layer": LAYER, "lifecycle": LIFECYCLE}
+SAMPLES = {kind: records[0] for kind, records in golden.RECORDS.items()}
+SAMPLES |= {
     "metric": MetricRecord("r", "w", 0, 0, 0, 0, "loss", None, "loss", 0.5, 1),
     "event": EventRecord("r", "w", 0, 0, 0, 0, "saved", "info"),
     "layer": LayerSummaryRecord("r", "w", 0, 0, 0, 0, "m", "Linear", "activation", "forward", 0, 8),

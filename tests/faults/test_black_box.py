@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import golden
 import pytest
 
 import quark
@@ -63,6 +64,19 @@ def test_every_kind_comes_back_as_it_was(box):
         (2, "c", None, 2.0),
     ]
     assert kept[:3] == records
+
+
+@pytest.mark.parametrize("kind", sorted(golden.RECORDS))
+def test_every_record_of_the_schema_comes_back_as_it_was(kind, tmp_path):
+    box = BlackBox(tmp_path / "large box", size_bytes=64 * 1024)
+    append = box.wrap_append([].append)
+    records = golden.RECORDS[kind]
+    for record in records:
+        append(record)
+    origin = Origin("run-0", "writer-0", attempt=1, rank=2)
+    found = read_black_box(box.path, origin)[0]
+    # As texts, since NaN does not equal itself.
+    assert list(map(repr, found)) == list(map(repr, records))
 
 
 def test_the_ring_goes_round_and_reads_from_its_tail(box):

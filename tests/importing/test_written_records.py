@@ -179,7 +179,9 @@ def test_what_is_no_record_of_the_stream_is_refused_by_name(session, record):
         quark.SchemaValidationError, match=rf"^records\[0\]: {name} cannot be written"
     ) as caught:
         session.write([record])
-    assert "MetricRecord, EventRecord, LayerSummaryRecord" in str(caught.value)
+    assert "MetricRecord, EventRecord, SystemTelemetryRecord, LayerSummaryRecord" in str(
+        caught.value
+    )
 
 
 def test_the_record_of_a_run_is_refused(session):

@@ -1,0 +1,133 @@
+"""Records of what analyzers find out about a run."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from quark_core.json_object import JsonObject
+from quark_core.record_base import Record, StreamRecord
+
+__all__ = [
+    "AlertCategory",
+    "AlertRecord",
+    "AlertSeverity",
+    "EvidenceRecord",
+    "HealthScoreKey",
+    "HealthScoreRecord",
+    "HealthStatus",
+    "PhaseRecord",
+]
+
+AlertSeverity = Literal["info", "warning", "error", "critical"]
+AlertCategory = Literal["optimization", "representation", "generalization", "runtime"]
+HealthScoreKey = Literal["overall", "optimization", "representation", "generalization", "runtime"]
+HealthStatus = Literal["healthy", "watch", "degraded", "critical"]
+
+
+class EvidenceRecord(Record, frozen=True, gc=False):
+    """One observation that an alert, a score or a phase rests on.
+
+    Attributes:
+        kind: What was observed, such as `metric` or `layer`.
+        source: Where: a metric key, or a module's name.
+        summary: The observation in one sentence.
+        observed_value: What was seen, or None.
+        threshold_value: What it was held against, or None.
+        step_start, step_end: The steps it was seen at, or None.
+    """
+
+    kind: str
+    source: str
+    summary: str
+    observed_value: float | None = None
+    threshold_value: float | None = None
+    step_start: int | None = None
+    step_end: int | None = None
+
+
+class AlertRecord(StreamRecord, frozen=True, gc=False):
+    """Something that goes wrong in a run.
+
+    Attributes:
+        rule_id: The rule that found it.
+        category: optimization, representation, generalization or runtime.
+        severity: info, warning, error or critical.
+        title: A few words.
+        summary: One sentence.
+        fact: What was seen.
+        inference: What follows from it.
+        step: Where it began, or None.
+        epoch: Likewise.
+        culprit: The layer or metric at fault, or None.
+        suggested_check: What to look at next, or None.
+        evidence: What it rests on.
+        metadata: JSON values, or None.
+    """
+
+    rule_id: str
+    category: str
+    severity: str
+    title: str
+    summary: str
+    fact: str
+    inference: str
+    step: int | None = None
+    epoch: int | None = None
+    culprit: str | None = None
+    suggested_check: str | None = None
+    evidence: tuple[EvidenceRecord, ...] = ()
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "alert"
+
+
+class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
+    """How well a run does in one respect.
+
+    Attributes:
+        score_key: overall, optimization, representation, generalization or runtime.
+        category: The same category; `overall` for the one over all.
+        score: 0 (worst) to 100.
+        status: healthy, watch, degraded or critical.
+        summary: One sentence.
+        evidence: What it rests on.
+        contributing_alert_ids: Ids of the alerts that lowered it.
+        metadata: JSON values, or None.
+    """
+
+    score_key: str
+    category: str
+    score: float
+    status: str
+    summary: str = ""
+    evidence: tuple[EvidenceRecord, ...] = ()
+    contributing_alert_ids: tuple[str, ...] = ()
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "health_score"
+
+
+class PhaseRecord(StreamRecord, frozen=True, gc=False):
+    """A stretch of a run in one training regime.
+
+    Attributes:
+        phase_name: Such as `rapid_learning`.
+        display_name: The same for people.
+        summary: One sentence.
+        step_start, step_end: Its first and last step, or None where only epochs are known.
+        epoch_start, epoch_end: Likewise in epochs.
+        evidence: What it rests on.
+        metadata: JSON values, or None.
+    """
+
+    phase_name: str
+    display_name: str
+    summary: str
+    step_start: int | None = None
+    step_end: int | None = None
+    epoch_start: int | None = None
+    epoch_end: int | None = None
+    evidence: tuple[EvidenceRecord, ...] = ()
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "phase"

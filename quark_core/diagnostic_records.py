@@ -1,0 +1,318 @@
+"""Records of what a run has beside metrics: telemetry, layers, parameters, batches, artifacts."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from quark_core.json_object import JsonObject
+from quark_core.record_base import Record, StreamRecord
+
+__all__ = [
+    "ArtifactPayloadFormat",
+    "ArtifactRecord",
+    "BatchDiagnosticRecord",
+    "GpuReading",
+    "HookDirection",
+    "LayerSummaryRecord",
+    "LayerSummaryType",
+    "ParameterDistributionRecord",
+    "ParameterDistributionType",
+    "ParameterRole",
+    "ParameterSummaryRecord",
+    "SystemTelemetryRecord",
+    "TelemetryBoundary",
+]
+
+TelemetryBoundary = Literal["step", "time"]
+LayerSummaryType = Literal["activation", "gradient"]
+HookDirection = Literal["forward", "backward"]
+ParameterRole = Literal["weight", "bias", "other"]
+ParameterDistributionType = Literal["value", "gradient", "update"]
+ArtifactPayloadFormat = Literal["json", "text", "bytes"]
+
+
+class GpuReading(Record, frozen=True, gc=False):
+    """What one GPU of a node did at one moment; None where its driver gave no answer.
+
+    Attributes:
+        index: Its index at the driver (NVML), which CUDA_VISIBLE_DEVICES does not change.
+        name: Its model.
+        uuid: Its identity at the driver.
+        utilization_percent: Share of the driver's last sample period in which
+            a kernel ran, 0 to 100.
+        memory_used_bytes, memory_total_bytes: Memory of the whole device, of all processes.
+        memory_usage_percent: Used over total, 0 to 100.
+        temperature_celsius: Of the chip.
+        power_watts: Power drawn.
+    """
+
+    index: int
+    name: str | None = None
+    uuid: str | None = None
+    utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    memory_usage_percent: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+
+
+class SystemTelemetryRecord(StreamRecord, frozen=True, gc=False):
+    """What a step took, and what the machine did meanwhile. What is not known is None.
+
+    Attributes:
+        boundary: `step` where it belongs to a step, `time` where only to a moment.
+        step: Step counter, or None.
+        epoch: Epoch counter, or None.
+        step_time_ms: Milliseconds of the whole step.
+        data_time_ms: Of them, until the batch was ready.
+        compute_time_ms: Of them, from then on.
+        cpu_usage_percent: All cores of the node, 0 to 100.
+        ram_usage_percent: Memory in use on the node, 0 to 100.
+        ram_used_bytes, ram_total_bytes: The same in bytes; used is total less available.
+        process_cpu_percent: This process and its workers; 100 is one whole core.
+        process_rss_bytes: Resident memory of this process.
+        worker_count: Processes under this one, such as those of a DataLoader.
+        workers_rss_bytes: Their resident memory together; pages that they share count for each.
+        gpu_index: The GPU that the next fields are of, at the driver.
+        gpu_utilization_percent, gpu_memory_used_bytes, gpu_memory_total_bytes,
+        gpu_memory_usage_percent: As in `GpuReading`.
+        overflow_count: Steps with a gradient overflow so far.
+        skipped_step_count: Optimizer steps skipped so far.
+        gpus: Every GPU of the node.
+        node: Name of the host.
+        metadata: JSON values; `reading_age_ms` says how old the machine's
+            figures were, `unavailable` why some are missing.
+    """
+
+    boundary: str
+    step: int | None = None
+    epoch: int | None = None
+    step_time_ms: float | None = None
+    data_time_ms: float | None = None
+    compute_time_ms: float | None = None
+    cpu_usage_percent: float | None = None
+    ram_usage_percent: float | None = None
+    ram_used_bytes: int | None = None
+    ram_total_bytes: int | None = None
+    process_cpu_percent: float | None = None
+    process_rss_bytes: int | None = None
+    worker_count: int | None = None
+    workers_rss_bytes: int | None = None
+    gpu_index: int | None = None
+    gpu_utilization_percent: float | None = None
+    gpu_memory_used_bytes: int | None = None
+    gpu_memory_total_bytes: int | None = None
+    gpu_memory_usage_percent: float | None = None
+    overflow_count: int = 0
+    skipped_step_count: int = 0
+    gpus: tuple[GpuReading, ...] | None = None
+    node: str | None = None
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "telemetry"
+
+
+class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
+    """Statistics of what one call of one module gave, or of its gradient.
+
+    Attributes:
+        module_name: Qualified name of the module.
+        module_type: Name of its class.
+        summary_type: activation or gradient.
+        hook_direction: forward or backward.
+        call_index: 0 for the module's first call of the step, and so on.
+        element_count: Elements that the statistics are over.
+        step: Step counter, or None.
+        epoch: Epoch counter, or None.
+        tensor_shape: Shape of the tensor, or None.
+        mean, std, norm, variance: Statistics of the elements, or None.
+        dead_unit_ratio: Share of units that are zero everywhere, or None.
+        saturation_ratio: Share of elements at the ends of their range, or None.
+        metadata: JSON values, or None.
+    """
+
+    module_name: str
+    module_type: str
+    summary_type: str
+    hook_direction: str
+    call_index: int
+    element_count: int
+    step: int | None = None
+    epoch: int | None = None
+    tensor_shape: tuple[int, ...] | None = None
+    mean: float | None = None
+    std: float | None = None
+    norm: float | None = None
+    variance: float | None = None
+    dead_unit_ratio: float | None = None
+    saturation_ratio: float | None = None
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "layer"
+
+
+class ParameterSummaryRecord(StreamRecord, frozen=True, gc=False):
+    """Statistics of one parameter of a model, of its gradient and of its last update.
+
+    Every statistic is over all elements; None where there was nothing to
+    measure, such as no gradient.
+
+    Attributes:
+        module_name, module_type: The module that holds it, by name and class.
+        parameter_name: Its full name in the model.
+        parameter_role: weight, bias or other.
+        dtype: Such as `float32`.
+        element_count: Number of elements.
+        requires_grad: Whether it is trained at all.
+        in_optimizer: Whether the optimizer has it; None without an optimizer.
+        step, epoch: Counters, or None.
+        shape: Its shape.
+        value_mean, value_std, value_min, value_max, value_norm: Of its elements;
+            the norm is the Euclidean one.
+        value_near_zero_ratio: Share of elements within the near-zero epsilon, 0 to 1.
+        gradient_mean, gradient_std, gradient_min, gradient_max, gradient_norm,
+        gradient_near_zero_ratio: Of its gradient.
+        update_mean, update_std, update_min, update_max, update_norm: Of what the
+            optimizer's last step added to it.
+        update_to_parameter_ratio: Norm of the update over norm of the parameter before it.
+        non_finite_value_count, non_finite_gradient_count: Elements that are NaN or infinite.
+        optimizer_name: Class of the optimizer.
+        optimizer_group_index, optimizer_group_name: Its group there.
+        learning_rate, weight_decay: The group's.
+        metadata: JSON values, or None.
+    """
+
+    module_name: str
+    module_type: str
+    parameter_name: str
+    parameter_role: str
+    dtype: str
+    element_count: int
+    requires_grad: bool = True
+    in_optimizer: bool | None = None
+    step: int | None = None
+    epoch: int | None = None
+    shape: tuple[int, ...] = ()
+    value_mean: float | None = None
+    value_std: float | None = None
+    value_min: float | None = None
+    value_max: float | None = None
+    value_norm: float | None = None
+    value_near_zero_ratio: float | None = None
+    gradient_mean: float | None = None
+    gradient_std: float | None = None
+    gradient_min: float | None = None
+    gradient_max: float | None = None
+    gradient_norm: float | None = None
+    gradient_near_zero_ratio: float | None = None
+    update_mean: float | None = None
+    update_std: float | None = None
+    update_min: float | None = None
+    update_max: float | None = None
+    update_norm: float | None = None
+    update_to_parameter_ratio: float | None = None
+    non_finite_value_count: int | None = None
+    non_finite_gradient_count: int | None = None
+    optimizer_name: str | None = None
+    optimizer_group_index: int | None = None
+    optimizer_group_name: str | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "parameter"
+
+
+class ParameterDistributionRecord(StreamRecord, frozen=True, gc=False):
+    """A histogram of one parameter, of its gradient or of its last update.
+
+    Attributes:
+        module_name, module_type: The module that holds it, by name and class.
+        parameter_name: Its full name in the model.
+        parameter_role: weight, bias or other.
+        distribution_type: value, gradient or update.
+        sample_count: Finite elements that were counted into bins.
+        total_count: Elements that the tensor has.
+        step, epoch: Counters, or None.
+        bin_edges: One more than there are bins, ascending. A bin holds its left
+            edge and not its right, the last one both.
+        counts: Sampled elements in each bin.
+        metadata: JSON values, or None.
+    """
+
+    module_name: str
+    module_type: str
+    parameter_name: str
+    parameter_role: str
+    distribution_type: str
+    sample_count: int
+    total_count: int
+    step: int | None = None
+    epoch: int | None = None
+    bin_edges: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "parameter_distribution"
+
+
+class BatchDiagnosticRecord(StreamRecord, frozen=True, gc=False):
+    """One training batch: what it cost and what was in it, without any sample itself.
+
+    Attributes:
+        loss: The batch's loss; not finite only where the data was not.
+        step: Step counter, or None.
+        epoch: Epoch counter, or None.
+        batch_size: Number of samples, or None.
+        sample_ids: Ids of the samples, in their order, or None.
+        class_counts: Label as text -> number of samples, or None.
+        sequence_lengths: Length of each sample in tokens, in their order, or None.
+        metadata: JSON values, or None.
+    """
+
+    loss: float
+    step: int | None = None
+    epoch: int | None = None
+    batch_size: int | None = None
+    sample_ids: tuple[int | str, ...] | None = None
+    class_counts: JsonObject | None = None
+    sequence_lengths: tuple[int, ...] | None = None
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "batch"
+
+
+class ArtifactRecord(StreamRecord, frozen=True, gc=False):
+    """One stored artifact: what it is and where its payload lies.
+
+    Attributes:
+        artifact_type: Such as `histogram` or `checkpoint_metadata`.
+        artifact_key: Full name, `namespace/artifact_name` or a bare name.
+        namespace: All of the key before its last segment, or None.
+        artifact_name: Last segment of the key.
+        payload_format: json, text or bytes.
+        size_bytes: Length of the payload.
+        sha256: Its SHA-256, in hexadecimal.
+        step: Step counter, or None.
+        epoch: Epoch counter, or None.
+        payload_relative_path: Where the payload lies under the run's directory;
+            None where it could not be kept.
+        metadata_relative_path: Where this record lies beside it, as JSON; likewise.
+        metadata: JSON values, or None.
+    """
+
+    artifact_type: str
+    artifact_key: str
+    namespace: str | None
+    artifact_name: str
+    payload_format: str
+    size_bytes: int
+    sha256: str
+    step: int | None = None
+    epoch: int | None = None
+    payload_relative_path: str | None = None
+    metadata_relative_path: str | None = None
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "artifact"
