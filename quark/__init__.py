@@ -11,15 +11,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT as ARTIFACT_STORAGE_LAYOUT
+    from quark_core.batch_metadata import BatchMetadata as BatchMetadata
+    from quark_core.batch_metadata import BatchMetadataAdapter as BatchMetadataAdapter
+    from quark_core.batch_metadata import MappingBatchMetadataAdapter as MappingBatchMetadataAdapter
+    from quark_core.batch_summaries import BatchOutlier as BatchOutlier
+    from quark_core.batch_summaries import DataDiagnosticsSummary as DataDiagnosticsSummary
+    from quark_core.batch_summaries import DiagnosticThresholds as DiagnosticThresholds
+    from quark_core.batch_summaries import ExposureSummary as ExposureSummary
+    from quark_core.batch_summaries import HardBatchFinding as HardBatchFinding
+    from quark_core.batch_summaries import LossSummary as LossSummary
+    from quark_core.batch_summaries import SampleExposure as SampleExposure
+    from quark_core.batch_summaries import SequenceLengthSummary as SequenceLengthSummary
     from quark_core.context import RunContext as RunContext
     from quark_core.delivery.report import DeliveryReport as DeliveryReport
     from quark_core.delivery.report import LaneReport as LaneReport
+    from quark_core.errors import ArtifactDamagedError as ArtifactDamagedError
+    from quark_core.errors import ArtifactNotFoundError as ArtifactNotFoundError
     from quark_core.errors import InvalidRunStateError as InvalidRunStateError
     from quark_core.errors import QuarkError as QuarkError
+    from quark_core.errors import RetentionHookError as RetentionHookError
     from quark_core.errors import RunNotFoundError as RunNotFoundError
     from quark_core.errors import SchemaMigrationError as SchemaMigrationError
     from quark_core.errors import SchemaValidationError as SchemaValidationError
     from quark_core.errors import SessionStoreError as SessionStoreError
+    from quark_core.logging_handler import LoggingHandler as LoggingHandler
     from quark_core.migration import migrate_store as migrate_store
     from quark_core.records import AlertRecord as AlertRecord
     from quark_core.records import ArtifactRecord as ArtifactRecord
@@ -52,23 +68,45 @@ if TYPE_CHECKING:
     from quark_core.shortcuts import resume_run as resume_run
     from quark_core.shortcuts import start_run as start_run
     from quark_core.version import __version__ as __version__
+    from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
+    from quark_core.writers.batches import DataDiagnostics as DataDiagnostics
+    from quark_core.writers.batches import DataDiagnosticsConfig as DataDiagnosticsConfig
     from quark_core.writers.events import EventLogger as EventLogger
     from quark_core.writers.metrics import MetricsLogger as MetricsLogger
+    from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
+    from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
+    from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
 
 _HOMES = {
+    "ARTIFACT_STORAGE_LAYOUT": "quark_core.artifacts.layout",
     "AlertRecord": "quark_core.records",
+    "ArtifactDamagedError": "quark_core.errors",
+    "ArtifactNotFoundError": "quark_core.errors",
     "ArtifactRecord": "quark_core.records",
+    "ArtifactStore": "quark_core.writers.artifacts",
     "BatchDiagnosticRecord": "quark_core.records",
+    "BatchMetadata": "quark_core.batch_metadata",
+    "BatchMetadataAdapter": "quark_core.batch_metadata",
+    "BatchOutlier": "quark_core.batch_summaries",
     "CURRENT_SCHEMA_VERSION": "quark_core.schema",
+    "DataDiagnostics": "quark_core.writers.batches",
+    "DataDiagnosticsConfig": "quark_core.writers.batches",
+    "DataDiagnosticsSummary": "quark_core.batch_summaries",
     "DeliveryReport": "quark_core.delivery.report",
+    "DiagnosticThresholds": "quark_core.batch_summaries",
     "EventLogger": "quark_core.writers.events",
     "EventRecord": "quark_core.records",
     "EvidenceRecord": "quark_core.records",
+    "ExposureSummary": "quark_core.batch_summaries",
+    "HardBatchFinding": "quark_core.batch_summaries",
     "HealthScoreRecord": "quark_core.records",
     "InvalidRunStateError": "quark_core.errors",
     "LaneReport": "quark_core.delivery.report",
     "LayerSummaryRecord": "quark_core.records",
     "LogIdentifier": "quark_core.records",
+    "LoggingHandler": "quark_core.logging_handler",
+    "LossSummary": "quark_core.batch_summaries",
+    "MappingBatchMetadataAdapter": "quark_core.batch_metadata",
     "MetricRecord": "quark_core.records",
     "MetricSummary": "quark_core.run_summary",
     "MetricsLogger": "quark_core.writers.metrics",
@@ -77,14 +115,20 @@ _HOMES = {
     "PhaseRecord": "quark_core.records",
     "ProjectRecord": "quark_core.records",
     "QuarkError": "quark_core.errors",
+    "RetentionHookError": "quark_core.errors",
     "RunContext": "quark_core.context",
     "RunNotFoundError": "quark_core.errors",
     "RunRecord": "quark_core.records",
     "RunSummary": "quark_core.run_summary",
+    "SampleExposure": "quark_core.batch_summaries",
     "SchemaMigrationError": "quark_core.errors",
     "SchemaValidationError": "quark_core.errors",
+    "SequenceLengthSummary": "quark_core.batch_summaries",
     "Series": "quark_core.series",
     "SessionStoreError": "quark_core.errors",
+    "StepTelemetryScope": "quark_core.writers.step_scope",
+    "SystemTelemetry": "quark_core.writers.telemetry",
+    "SystemTelemetryConfig": "quark_core.writers.telemetry",
     "SystemTelemetryRecord": "quark_core.records",
     "TrainingSession": "quark_core.session",
     "__version__": "quark_core.version",
@@ -102,19 +146,35 @@ _HOMES = {
 }
 
 __all__ = [
+    "ARTIFACT_STORAGE_LAYOUT",
     "AlertRecord",
+    "ArtifactDamagedError",
+    "ArtifactNotFoundError",
     "ArtifactRecord",
+    "ArtifactStore",
     "BatchDiagnosticRecord",
+    "BatchMetadata",
+    "BatchMetadataAdapter",
+    "BatchOutlier",
     "CURRENT_SCHEMA_VERSION",
+    "DataDiagnostics",
+    "DataDiagnosticsConfig",
+    "DataDiagnosticsSummary",
     "DeliveryReport",
+    "DiagnosticThresholds",
     "EventLogger",
     "EventRecord",
     "EvidenceRecord",
+    "ExposureSummary",
+    "HardBatchFinding",
     "HealthScoreRecord",
     "InvalidRunStateError",
     "LaneReport",
     "LayerSummaryRecord",
     "LogIdentifier",
+    "LoggingHandler",
+    "LossSummary",
+    "MappingBatchMetadataAdapter",
     "MetricRecord",
     "MetricSummary",
     "MetricsLogger",
@@ -123,14 +183,20 @@ __all__ = [
     "PhaseRecord",
     "ProjectRecord",
     "QuarkError",
+    "RetentionHookError",
     "RunContext",
     "RunNotFoundError",
     "RunRecord",
     "RunSummary",
+    "SampleExposure",
     "SchemaMigrationError",
     "SchemaValidationError",
+    "SequenceLengthSummary",
     "Series",
     "SessionStoreError",
+    "StepTelemetryScope",
+    "SystemTelemetry",
+    "SystemTelemetryConfig",
     "SystemTelemetryRecord",
     "TrainingSession",
     "__version__",

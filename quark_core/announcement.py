@@ -60,7 +60,9 @@ def announce(
         time_us=parse_time(record.updated_at),
     )
     if config is not None:
-        run.emit_lifecycle("config", {"values": config.values, "notes": list(config.notes)})
+        raw = {} if config.raw is None else {"raw": config.raw}
+        notes = list(config.notes)
+        run.emit_lifecycle("config", {"values": config.values, "notes": notes, **raw})
     environment = capture_environment(rank, git)
     run.emit_lifecycle("environment", environment)
     if not run.stream.active:

@@ -83,6 +83,8 @@ class Capability(StrEnum):
     """Implements `SupportsSearch`: finds and sums up runs without reading their points."""
     GENERATIONS = "generations"
     """Implements `SupportsGenerations`: keeps the outputs of analyzers."""
+    ARTIFACTS = "artifacts"
+    """Implements `quark_core.artifacts.contract.SupportsArtifacts`: keeps payloads."""
     REMOVAL = "removal"
     """Implements `quark_core.keeping.SupportsRemoval`: measures runs, removes them by a trash."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quark_core.artifacts.contract import SupportsArtifacts
 from quark_core.backend import (
     Backend,
     BackendDefinition,
@@ -29,6 +30,7 @@ _PROTOCOLS: Mapping[Capability, type] = {
     Capability.SERIES: SupportsSeries,
     Capability.SEARCH: SupportsSearch,
     Capability.GENERATIONS: SupportsGenerations,
+    Capability.ARTIFACTS: SupportsArtifacts,
     Capability.REMOVAL: SupportsRemoval,
 }
 _PRIMARY_NEEDS = frozenset({Capability.READ, Capability.IDEMPOTENT})

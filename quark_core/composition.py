@@ -6,25 +6,30 @@ It knows backends only through their definitions, so it imports none.
 from __future__ import annotations
 
 import logging
-import os
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qsl
 
 from quark_core import settings
+from quark_core.artifacts.contract import SupportsArtifacts
+from quark_core.artifacts.payload_folder import PayloadFolder, PayloadSpool
 from quark_core.backend import (
     Backend,
     BackendConfig,
     BackendDefinition,
     Batch,
     Capability,
-    RankPolicy,
     RunLocation,
     SupportsPrimary,
     SupportsReplay,
+)
+from quark_core.backend_choice import (
+    BackendChoice,
+    Plan,
+    choose_backend,
+    default_primary,
+    plan_backends,
 )
 from quark_core.capability_check import check_capabilities
 from quark_core.delivery.batch_log import BatchLog
@@ -41,15 +46,14 @@ from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.stream import RunStream
-from quark_core.errors import SchemaValidationError, SessionStoreError, UnknownBackendError
 from quark_core.process import current_process
-from quark_core.ranks import RankInfo
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
 
 __all__ = [
     "BackendChoice",
     "Plan",
+    "find_payload_directory",
     "locate_run",
     "open_lane",
     "open_primary",
@@ -59,92 +63,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("quark")
-
-_SPECIFICATION = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?:(?P<mark>[+:])(?P<rest>.*))?")
-_DEFAULT_PRIMARY = "embedded"
-_KEEP_NOTHING = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class BackendChoice:
-    """One backend that was asked for: what, where, and how it was written."""
-
-    definition: BackendDefinition
-    location: str
-    options: tuple[tuple[str, str], ...]
-    specification: str
-
-    def configure(
-        self, storage_dir: Path, *, run_id: str | None = None, project: str | None = None
-    ) -> BackendConfig:
-        """The configuration that the backend is opened with."""
-        return BackendConfig(
-            storage_dir=storage_dir,
-            run_id=run_id,
-            project=project,
-            location=self.location,
-            options=dict(self.options),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The backends of one run on this rank; none of them is open yet."""
-
-    primary: BackendChoice | None
-    mirrors: tuple[BackendChoice, ...]
-
-    @property
-    def choices(self) -> tuple[BackendChoice, ...]:
-        """All of them, the primary first."""
-        return (*([self.primary] if self.primary else []), *self.mirrors)
-
-    @property
-    def specifications(self) -> tuple[str, ...]:
-        """How to ask for the same backends again, the primary first, without secrets."""
-        return tuple(redact_text(choice.specification) for choice in self.choices)
-
-
-def plan_backends(
-    backends: str | Sequence[str] | None,
-    rank: RankInfo,
-    registry: BackendRegistry | None = None,
-) -> Plan:
-    """Decide once which backends this rank has.
-
-    Args:
-        backends: Names or URIs of what is added, as a list or separated by
-            commas; None takes QUARK_BACKENDS. "none" keeps nothing.
-        rank: Place of this process; a backend that is not for this rank does
-            not exist here.
-        registry: Installed backends.
-
-    Raises:
-        UnknownBackendError: A name or scheme that nothing answers to.
-        BackendContractError: A named plugin that was left out.
-        SchemaValidationError: `backends` is of a wrong type, or names two primaries.
-        SessionStoreError: QUARK_REQUIRE_SERVICE is set and QUARK_PERSISTENCE_URL is not.
-    """
-    registry = registry or default_registry()
-    wanted = _split(backends)
-    if wanted == [_KEEP_NOTHING]:
-        return Plan(None, ())
-    chosen = [_choose(text, registry) for text in wanted]
-    choices = list({(c.definition.name, c.location, c.options): c for c in chosen}.values())
-    primaries = [c for c in choices if Capability.PRIMARY in c.definition.capabilities]
-    if len(primaries) > 1:
-        names = " and ".join(choice.definition.name for choice in primaries)
-        raise SchemaValidationError(f"backends: {names} are both primary stores; name one")
-    primary = primaries[0] if primaries else _choose(_default_primary(), registry)
-    mirrors = [choice for choice in choices if choice is not primary]
-
-    def is_here(choice: BackendChoice) -> bool:
-        return rank.rank == 0 or choice.definition.rank_policy is RankPolicy.ALL
-
-    return Plan(
-        primary if is_here(primary) else None,
-        tuple(choice for choice in mirrors if is_here(choice)),
-    )
 
 
 def open_primary(choice: BackendChoice, config: BackendConfig) -> SupportsPrimary:
@@ -167,7 +85,7 @@ def open_reader(
         SessionStoreError: There is no store, or it cannot be read.
     """
     registry = registry or default_registry()
-    choice = _choose(specification or _default_primary(), registry)
+    choice = choose_backend(specification or default_primary(), registry)
     config = replace(choice.configure(storage_dir), read_only=True)
     return open_primary(choice, config)
 
@@ -196,6 +114,8 @@ def open_stream(
     entries = _describe_lanes(plan)
     box = open_black_box(origin)
     folder, journal = _open_journal(config, origin, run_path, entries, box)
+    takers = sum(Capability.ARTIFACTS in choice.definition.capabilities for choice in choices)
+    payloads = _place_payloads(primary, origin, folder, takers)
     log = BatchLog(
         journal=journal,
         journal_capacity_bytes=settings.journal_capacity_bytes(
@@ -210,6 +130,7 @@ def open_stream(
             lease.take()
             leases.append(lease)
         opened = primary if entry.primary else None
+        capabilities = choice.definition.capabilities
         lanes.append(
             Lane(
                 entry.name,
@@ -217,8 +138,9 @@ def open_stream(
                 log.open_cursor(primary=entry.primary),
                 Quarantine(run_path / "quarantine" / lane_folder_name(entry.name), entry.name),
                 primary=entry.primary,
-                idempotent=Capability.IDEMPOTENT in choice.definition.capabilities,
+                idempotent=Capability.IDEMPOTENT in capabilities,
                 mark=None if folder is None or _retains(opened) else folder.mark(entry.name),
+                payloads=payloads if Capability.ARTIFACTS in capabilities else None,
                 retry=retry,
                 on_failure=on_primary_failure if entry.primary else None,
             )
@@ -231,6 +153,7 @@ def open_stream(
         leases=leases,
         retain=_retains(primary),
         black_box=box,
+        payloads=payloads,
         on_second=on_second,
         on_beat=on_beat,
         on_gap=on_gap,
@@ -243,6 +166,7 @@ def open_child_stream(
     origin: Origin,
     run_path: Path,
     *,
+    payloads_in_place: Path | None = None,
     on_gap: Callable[[Mapping[str, int]], None] | None = None,
 ) -> RunStream:
     """A stream of a forked process: a journal that another process delivers; not started yet.
@@ -256,7 +180,12 @@ def open_child_stream(
     if folder is None:
         return RunStream(origin)
     log = BatchLog(journal=journal)
-    return RunStream(origin, log, folder=folder, black_box=box, on_gap=on_gap)
+    payloads: PayloadFolder | None = None
+    if payloads_in_place is not None:
+        payloads = PayloadFolder(payloads_in_place)
+    elif any(Capability.ARTIFACTS in choice.definition.capabilities for choice in plan.choices):
+        payloads = PayloadFolder(folder.path)
+    return RunStream(origin, log, folder=folder, black_box=box, payloads=payloads, on_gap=on_gap)
 
 
 def open_lane(
@@ -270,7 +199,7 @@ def open_lane(
         UnknownBackendError: The backend is not installed here.
         Exception: Whatever the backend raises when it cannot be opened.
     """
-    choice = _choose(entry.specification, registry or default_registry())
+    choice = choose_backend(entry.specification, registry or default_registry())
     config = replace(
         choice.configure(
             Path(manifest.storage_dir), run_id=manifest.run_id, project=manifest.project
@@ -279,6 +208,26 @@ def open_lane(
     )
     backend = _open(choice.definition, config)
     return backend, Capability.IDEMPOTENT in choice.definition.capabilities
+
+
+def find_payload_directory(primary: SupportsPrimary | None, run_id: str | None) -> Path | None:
+    """Where a run's payloads are put in place, or None where they are sent."""
+    backend: object = primary
+    if run_id is None or not isinstance(backend, SupportsArtifacts):
+        return None
+    return backend.payload_directory(run_id)
+
+
+def _place_payloads(
+    primary: SupportsPrimary | None, origin: Origin, folder: JournalFolder | None, takers: int
+) -> PayloadFolder | None:
+    """Where this process puts payloads: where the primary keeps them, or in the journal."""
+    in_place = find_payload_directory(primary, origin.run_id)
+    if in_place is not None:
+        return PayloadFolder(in_place)
+    if not takers or folder is None:
+        return None
+    return PayloadSpool(folder.path, takers)
 
 
 def _retains(backend: object) -> bool:
@@ -355,45 +304,3 @@ def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) 
 
 def _open(definition: BackendDefinition, config: BackendConfig) -> Backend:
     return check_capabilities(definition, definition.open(config))
-
-
-def _default_primary() -> str:
-    url = os.environ.get(settings.PERSISTENCE_URL, "").strip()
-    if url:
-        return url
-    if os.environ.get(settings.REQUIRE_SERVICE, "").strip() not in ("", "0"):
-        raise SessionStoreError(
-            f"{settings.REQUIRE_SERVICE} is set but {settings.PERSISTENCE_URL} is not: "
-            "set it to the URL of your Quark service"
-        )
-    return _DEFAULT_PRIMARY
-
-
-def _split(backends: str | Sequence[str] | None) -> list[str]:
-    if backends is None:
-        backends = os.environ.get(settings.BACKENDS, "")
-    if isinstance(backends, str):
-        backends = backends.split(",")
-    if not isinstance(backends, Sequence) or not all(isinstance(b, str) for b in backends):
-        raise SchemaValidationError("backends must be a str or a sequence of str")
-    return [text.strip() for text in backends if text.strip()]
-
-
-def _choose(text: str, registry: BackendRegistry) -> BackendChoice:
-    match = _SPECIFICATION.fullmatch(text)
-    if match is None:
-        raise UnknownBackendError(
-            f"backends: {text!r} is neither a name nor a URI "
-            f"(installed: {', '.join(registry.names)})"
-        )
-    name, mark, rest = match["name"].lower(), match["mark"], match["rest"] or ""
-    definition = registry.find(name)
-    if name != definition.name and mark == ":":
-        # The scheme is the location's own, such as https.
-        return BackendChoice(definition, text, (), text)
-    if mark == "+":
-        # What follows is a URI of another kind, and its parameters are its own.
-        return BackendChoice(definition, rest, (), text)
-    location, _, parameters = rest.partition("?")
-    options = tuple(parse_qsl(parameters, keep_blank_values=True))
-    return BackendChoice(definition, location.removeprefix("//"), options, text)

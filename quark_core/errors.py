@@ -5,7 +5,10 @@ QuarkError
 ├── SchemaMigrationError      the store cannot be migrated safely
 ├── SessionStoreError         the primary store cannot serve the call
 │   ├── RunNotFoundError      no such run in this store
-│   └── InvalidRunStateError  the run's state does not allow this call
+│   ├── InvalidRunStateError  the run's state does not allow this call
+│   ├── ArtifactNotFoundError no such artifact, or its payload is not there
+│   └── ArtifactDamagedError  a payload is not what was stored
+├── RetentionHookError        a retention hook raised
 └── BackendError              .backend says which one
     ├── BackendUnavailable    retry later
     │   └── BackendUnauthorized   the credentials are refused; retry much later
@@ -17,6 +20,8 @@ QuarkError
 from __future__ import annotations
 
 __all__ = [
+    "ArtifactDamagedError",
+    "ArtifactNotFoundError",
     "BackendContractError",
     "BackendError",
     "BackendRejected",
@@ -24,6 +29,7 @@ __all__ = [
     "BackendUnavailable",
     "InvalidRunStateError",
     "QuarkError",
+    "RetentionHookError",
     "RunNotFoundError",
     "SchemaMigrationError",
     "SchemaValidationError",
@@ -61,6 +67,18 @@ class RunNotFoundError(SessionStoreError):
 
 class InvalidRunStateError(SessionStoreError):
     """The state of the run, the session or the writer forbids the call."""
+
+
+class ArtifactNotFoundError(SessionStoreError):
+    """The run has no such artifact, or its payload is not kept; the message says why."""
+
+
+class ArtifactDamagedError(SessionStoreError):
+    """A payload no longer has the hash that it was stored with."""
+
+
+class RetentionHookError(QuarkError):
+    """A retention hook of an ArtifactStore raised; the artifact itself is stored."""
 
 
 class BackendError(QuarkError):

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quark_core import settings
@@ -58,6 +59,8 @@ class OpenRun:
         refusal: Why records are no longer taken, or None while they are.
         strict: Whether the run was started with `strict_mode`.
         non_finite: Metric key -> count of values in a row that were not finite.
+        payload_directory: Where the payloads of artifacts are put in place, or
+            None where they are sent; the same in a forked child.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class OpenRun:
         self.background: threading.Thread | None = None
         self.children: ChildDelivery | None = None
         self.forked = False
+        self.payload_directory: Path | None = None
         self.reopen: Callable[[OpenRun, Origin], None] | None = None
         self.writers: weakref.WeakSet[BoundWriter] = weakref.WeakSet()
         self._failure: BaseException | None = None

@@ -270,6 +270,7 @@ def _open(
         on_gap=run.emit_gap,
     )
     run.children = children
+    run.payload_directory = composition.find_payload_directory(primary, context.run_id)
     run.reopen = lambda child, child_origin: _open_child(child, plan, child_origin)
     run.stream.start()
     return run
@@ -282,6 +283,7 @@ def _open_child(run: OpenRun, plan: Plan, origin: Origin) -> None:
         _configure(run.context),
         origin,
         _local_run_path(run.context),
+        payloads_in_place=run.payload_directory,
         on_gap=run.emit_gap,
     )
     stand_in = run.stream

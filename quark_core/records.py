@@ -268,12 +268,25 @@ class ConfigSnapshot(Record, frozen=True, gc=False):
     """A run's configuration as plain JSON values, redacted.
 
     Attributes:
-        values: The configuration.
+        values: The configuration, interpolations of OmegaConf resolved.
         notes: One line for each value that was replaced, with its path and why.
+        raw: The configuration with its interpolations as they were written;
+            None where that is the same as `values`.
     """
 
     values: JsonObject
     notes: tuple[str, ...] = ()
+    raw: JsonObject | None = None
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> ConfigSnapshot:
+        """The snapshot that the data of a lifecycle record of the action `config` holds."""
+        raw = data.get("raw")
+        return cls(
+            JsonObject(data["values"]),
+            tuple(data["notes"]),
+            None if raw is None else JsonObject(raw),
+        )
 
 
 class EnvironmentSnapshot(Record, frozen=True, gc=False):

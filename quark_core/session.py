@@ -63,8 +63,12 @@ class TrainingSession:
 
         Args:
             project: Name of the project that the run belongs to.
-            config: A dict, an argparse Namespace or a dataclass instance;
-                taken as it is now, with secrets redacted.
+            config: A dict or another mapping, an argparse Namespace, a
+                SimpleNamespace, a NamedTuple, an instance of a dataclass, an
+                attrs class or a pydantic model, or an OmegaConf DictConfig,
+                and any mix of them; taken as it is now, with secrets
+                redacted and interpolations resolved (their raw form is kept
+                as well).
             tags: Labels to find the run by.
             parent_run_id: The run that this one descends from; it must exist.
             storage_dir: Storage root; the working directory by default.

@@ -9,6 +9,7 @@ from pathlib import Path
 from quark_core.errors import SchemaValidationError
 
 __all__ = [
+    "ARTIFACT_MAX_BYTES",
     "BACKENDS",
     "BLACK_BOX",
     "EXIT_TIMEOUT",
@@ -21,6 +22,7 @@ __all__ = [
     "RUN_ID",
     "SIGTERM_HANDLER",
     "WRITERS_TIMEOUT",
+    "artifact_limit_bytes",
     "check_timeouts",
     "exit_timeout_s",
     "journal_capacity_bytes",
@@ -29,6 +31,7 @@ __all__ = [
     "writers_timeout_s",
 ]
 
+ARTIFACT_MAX_BYTES = "QUARK_ARTIFACT_MAX_BYTES"
 BACKENDS = "QUARK_BACKENDS"
 BLACK_BOX = "QUARK_BLACK_BOX"
 EXIT_TIMEOUT = "QUARK_EXIT_TIMEOUT_SECONDS"
@@ -65,16 +68,20 @@ def writers_timeout_s() -> float:
 
 def journal_capacity_bytes(place: Path) -> int:
     """How large a run's journal may grow: 10 GB or a tenth of the free space, or what is set."""
-    text = os.environ.get(JOURNAL_MAX_BYTES, "").strip()
-    if text:
-        if not text.isascii() or not text.isdigit():
-            raise SchemaValidationError(f"{JOURNAL_MAX_BYTES} must be a number of bytes: {text!r}")
-        return int(text)
+    given = _read_bytes(JOURNAL_MAX_BYTES)
+    if given is not None:
+        return given
     existing = next((p for p in (place, *place.parents) if p.exists()), Path("/"))
     try:
         return min(10 * 10**9, shutil.disk_usage(existing).free // 10)
     except OSError:
         return 10 * 10**9
+
+
+def artifact_limit_bytes() -> int:
+    """How large the payload of one artifact may be; 50 GB by default."""
+    given = _read_bytes(ARTIFACT_MAX_BYTES)
+    return 50 * 10**9 if given is None else given
 
 
 def check_timeouts() -> None:
@@ -88,6 +95,16 @@ def check_timeouts() -> None:
     journal_timeout_s()
     writers_timeout_s()
     journal_capacity_bytes(Path())
+    artifact_limit_bytes()
+
+
+def _read_bytes(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise SchemaValidationError(f"{name} must be a number of bytes: {text!r}")
+    return int(text)
 
 
 def _read_seconds(name: str, default: float) -> float:

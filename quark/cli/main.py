@@ -14,6 +14,7 @@ from quark_core.version import __version__
 __all__ = ["cli", "main"]
 
 _COMMANDS = {
+    "artifacts": ("artifacts", "List the artifacts of a run, or copy them out."),
     "backends": ("backends", "List the storage backends and plugins."),
     "doctor": ("doctor", "Say what waits, is refused or is damaged."),
     "du": ("usage", "Say what takes up the disk."),

@@ -74,6 +74,7 @@ def print_run(
     """
     from rich.console import Console
 
+    from quark.cli.run_contents import print_contents
     from quark.cli.run_summary import summarize_metrics
     from quark_core.searching import summarize_run
 
@@ -90,6 +91,7 @@ def print_run(
             _print_plots(console, summaries)
     else:
         console.print("No metrics yet.")
+    print_contents(console, reader, run_id)
     if logs:
         _print_logs(console, _read_events(reader, run_id, logs))
 
@@ -109,6 +111,7 @@ def _read_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
 
 
 def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
+    from quark.cli.run_contents import describe_contents
     from quark.cli.run_summary import summarize_metrics
     from quark_core.searching import summarize_run
 
@@ -118,6 +121,7 @@ def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
         {
             **stored.to_dict(),
             "metrics": [metric.to_dict() for metric in metrics],
+            **describe_contents(reader, run_id),
             "events": [r.to_dict() for r in _read_events(reader, run_id, logs).to_records()],
         }
     )

@@ -124,11 +124,7 @@ class RunFile:
                 ended_at=None if known["ended_us"] is None else format_time(known["ended_us"]),
             ),
             state=known["status"] if lost_reason is None else "lost",
-            config=(
-                ConfigSnapshot(JsonObject(config["values"]), tuple(config["notes"]))
-                if config
-                else None
-            ),
+            config=ConfigSnapshot.from_data(config) if config else None,
             environment=EnvironmentSnapshot(JsonObject(environment)) if environment else None,
             heartbeat_at=format_time(known["heartbeat_us"]),
             lost_reason=lost_reason,

@@ -11,6 +11,7 @@ from quark_backends.store.background import BackgroundCompaction, WriteGate
 from quark_backends.store.database import connect, ensure_store, find_store, no_database
 from quark_backends.store.generations import write_generation
 from quark_backends.store.ingest import BatchIngest
+from quark_backends.store.payloads import KeepsPayloads
 from quark_backends.store.reader import StoreReader
 from quark_backends.store.trash import RunTrash, SupportsTrash
 from quark_core.backend import BackendConfig, Batch, Generation, RunLocation, StoredRun
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddedBackend"]
 
 
-class EmbeddedBackend(SupportsTrash):
+class EmbeddedBackend(SupportsTrash, KeepsPayloads):
     """One run's connection to the store under its storage root.
 
     Writing belongs to the lane's thread; reading goes over a connection of

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from quark_backends.embedded.generation_files import GenerationFiles
 from quark_backends.store.database import StoreLayout, connect_memory, ensure_marker, find_store
 from quark_backends.store.ingest import BatchIngest
+from quark_backends.store.payloads import KeepsPayloads
 from quark_backends.store.reader import StoreReader, find_run
 from quark_backends.store.trash import JournalTrash, SupportsTrash
 from quark_core.backend import BackendConfig, Batch, Generation, RunLocation, StoredRun
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["JournalBackend"]
 
 
-class JournalBackend(SupportsTrash):
+class JournalBackend(SupportsTrash, KeepsPayloads):
     """Serves a storage root out of its journals.
 
     Raises:

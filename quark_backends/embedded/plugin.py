@@ -53,6 +53,7 @@ def quark_register_backends() -> list[BackendDefinition]:
                     Capability.SERIES,
                     Capability.SEARCH,
                     Capability.GENERATIONS,
+                    Capability.ARTIFACTS,
                     Capability.REMOVAL,
                 }
             ),

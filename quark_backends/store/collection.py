@@ -32,6 +32,7 @@ from quark_backends.store.run_files import (
     trash_path,
 )
 from quark_backends.store.sizes import list_trash, measure_tree
+from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT
 from quark_core.keeping import Collection, CollectionProgress, RunUsage
 from quark_core.liveness import find_lost_reason
 from quark_core.process import ProcessIdentity
@@ -288,6 +289,10 @@ class TrashCollector:
         ):
             if _find_age_time(path) < oldest_s:
                 found.append(path)
+        for run_path in list_paths(root / "runs"):
+            # Payloads that a killed process had begun.
+            partial = list_paths(run_path / ARTIFACT_STORAGE_LAYOUT["partial"])
+            found += [path for path in partial if _find_age_time(path) < oldest_s]
         return found
 
     def _delete_files(self, path: Path) -> int:

@@ -90,7 +90,7 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
             ended_at=None if ended_us is None else format_time(ended_us),
         ),
         state=status if lost_reason is None else "lost",
-        config=_to_config(config),
+        config=None if config is None else ConfigSnapshot.from_data(json.loads(config)),
         environment=(
             None
             if environment is None
@@ -99,13 +99,6 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         heartbeat_at=format_time(heartbeat_us),
         lost_reason=lost_reason,
     )
-
-
-def _to_config(text: str | None) -> ConfigSnapshot | None:
-    if text is None:
-        return None
-    data = json.loads(text)
-    return ConfigSnapshot(JsonObject(data["values"]), tuple(data["notes"]))
 
 
 def run_not_found(run_id: str) -> RunNotFoundError:

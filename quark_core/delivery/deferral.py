@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.stream import RunStream
 
@@ -32,6 +33,13 @@ class StandInStream(RunStream):
     def active(self) -> bool:
         """Whether what comes here is kept: by the stream that it opens."""
         return True
+
+    @property
+    def payloads(self) -> PayloadFolder | None:
+        """Where the real stream's payloads go, which is opened for this."""
+        if self._successor is None:
+            self._open_stream()
+        return None if self._successor is None else self._successor.payloads
 
     def succeed(self, stream: RunStream) -> None:
         """Pass on to the real stream what still comes here."""

@@ -9,9 +9,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quark_core.artifacts.payload_folder import PayloadFolder, PayloadSpool
 from quark_core.backend import Backend, Batch, SupportsGroups
 from quark_core.delivery.batch_log import Cursor
 from quark_core.delivery.lane_files import LaneMark
+from quark_core.delivery.payload_delivery import (
+    list_payloads,
+    send_payloads,
+    set_payloads_aside,
+)
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.report import LaneReport
 from quark_core.errors import BackendRejected, BackendUnauthorized, BackendUnavailable
@@ -60,6 +66,7 @@ class Lane:
         primary: Whether the backend is the run's primary.
         idempotent: Whether a batch may be sent twice.
         mark: Where to keep on disk how far the lane is.
+        payloads: Where the payloads of artifacts lie that the backend takes.
         retry: When to try again.
         on_failure: Called with each failure of a write or an open, from the
             lane's thread.
@@ -75,6 +82,7 @@ class Lane:
         primary: bool = False,
         idempotent: bool = False,
         mark: LaneMark | None = None,
+        payloads: PayloadFolder | None = None,
         retry: RetryPolicy | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
@@ -85,6 +93,7 @@ class Lane:
         self._quarantine = quarantine
         self._idempotent = idempotent
         self._mark = mark
+        self._payloads = payloads
         self._retry = retry or RetryPolicy()
         self._on_failure = on_failure
         self._backend: Backend | None = None
@@ -202,6 +211,7 @@ class Lane:
     def _write_group(self, backend: SupportsGroups, batches: list[Batch]) -> None:
         self._begin(batches)
         try:
+            self._send_payloads(backend, batches)
             backend.write_group(batches)
         except BackendRejected:
             # One of them is refused; which one shows when they go singly.
@@ -219,10 +229,13 @@ class Lane:
     def _write_one(self, backend: Backend, batch: Batch) -> None:
         self._begin([batch])
         try:
+            self._send_payloads(backend, [batch])
             backend.write(batch)
         except BackendRejected as error:
             reason = str(error)
             self._quarantine.put(batch, reason)
+            if isinstance(self._payloads, PayloadSpool):
+                set_payloads_aside([batch], self._payloads.find, self._quarantine.directory)
             if reason not in self._quarantined:
                 _log.warning("backend %s refused records: %s", self.name, reason)
             with self._counting:
@@ -233,10 +246,18 @@ class Lane:
             return
         self._acknowledge([batch])
 
+    def _send_payloads(self, backend: Backend, batches: list[Batch]) -> None:
+        if self._payloads is not None:
+            send_payloads(backend, batches, [self._payloads.find])
+
     def _acknowledge(self, batches: list[Batch]) -> None:
         with self._counting:
             self._delivered += sum(batch.count for batch in batches)
             self._pass(batches)
+        if self._payloads is not None:
+            # Those of refused batches stay, as the batches do.
+            for _, record in list_payloads(batches):
+                self._payloads.pass_by(record.sha256)
 
     def _pass(self, batches: list[Batch]) -> None:
         self._in_flight = []

@@ -32,7 +32,7 @@ class Quarantine:
     """
 
     def __init__(self, directory: Path | None, backend: str) -> None:
-        self._directory = directory
+        self.directory = self._directory = directory
         self._backend = backend
         self._in_memory: list[QuarantinedBatch] = []
 

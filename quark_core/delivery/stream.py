@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from quark_core import settings
+from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.black_box import BlackBox
 from quark_core.delivery.channel import ITEM_BYTES, Channel
@@ -54,6 +55,8 @@ class RunStream:
         leases: Leases of the lanes, given up at the end.
         black_box: Where accepted records outlive the process until they are
             journaled.
+        payloads: Where this process puts the payloads of artifacts; None where
+            no backend takes any.
         retain: The journal is the store: it is synced at a flush, and stays.
         on_second: Called by the delivery thread every second.
         on_beat: Called by it every 10 s.
@@ -73,6 +76,7 @@ class RunStream:
         leases: Sequence[Lease] = (),
         retain: bool = False,
         black_box: BlackBox | None = None,
+        payloads: PayloadFolder | None = None,
         on_second: Callable[[], None] | None = None,
         on_beat: Callable[[], None] | None = None,
         on_gap: Callable[[Mapping[str, int]], None] | None = None,
@@ -86,6 +90,7 @@ class RunStream:
         self._folder = folder
         self._leases = tuple(leases)
         self._retain = retain
+        self._payloads = payloads
         capacity_items = capacity_bytes // ITEM_BYTES if self.active else 0
         self._channels = {
             kind: Channel(kind, capacity_items=capacity_items) for kind in _KIND_ORDER
@@ -135,6 +140,11 @@ class RunStream:
     def channel(self, kind: str) -> Channel:
         """The channel of a kind of record."""
         return self._channels[kind]
+
+    @property
+    def payloads(self) -> PayloadFolder | None:
+        """Where this process puts the payloads of artifacts, if anybody takes them."""
+        return self._payloads
 
     @property
     def active(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backend import Backend, Batch, SupportsGroups, SupportsReplay
 from quark_core.delivery.black_box import read_black_box
 from quark_core.delivery.black_box_recovery import recover_black_box
@@ -16,6 +17,11 @@ from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.origin import Origin
+from quark_core.delivery.payload_delivery import (
+    FindPayload,
+    send_payloads,
+    set_payloads_aside,
+)
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.errors import BackendRejected
 
@@ -190,10 +196,12 @@ def _sync_lane(
                     "storage_dir lies on a network file system: the journal is the store"
                 )
                 return
+            # In the journal lie those that went nowhere but to backends.
+            find = [PayloadFolder(place).find for place in (folder.path, Path(manifest.run_path))]
             for group in _group(chain([first], batches), _GROUP_LIMIT if idempotent else 1):
                 if idempotent or group[0].number >= mark.begun:
                     mark.begin(group[-1].number + 1)
-                    _write(backend, group, quarantine, result)
+                    _write(backend, group, quarantine, result, find)
                 else:
                     # Sent once already, perhaps: sending it again could store it twice.
                     result.unknown += group[0].count
@@ -252,10 +260,15 @@ def _replay(manifest: Manifest, start: int, stop: int, open_lane: OpenLane) -> l
 
 
 def _write(
-    backend: Backend, batches: list[Batch], quarantine: Quarantine, result: LaneSync
+    backend: Backend,
+    batches: list[Batch],
+    quarantine: Quarantine,
+    result: LaneSync,
+    find: Sequence[FindPayload],
 ) -> None:
     if len(batches) > 1 and isinstance(backend, SupportsGroups):
         try:
+            send_payloads(backend, batches, find)
             backend.write_group(batches)
         except BackendRejected:
             # Which of them is refused shows when they go singly.
@@ -265,9 +278,11 @@ def _write(
             return
     for batch in batches:
         try:
+            send_payloads(backend, [batch], find)
             backend.write(batch)
         except BackendRejected as error:
             quarantine.put(batch, str(error))
+            set_payloads_aside([batch], find[0], quarantine.directory)
             reasons = result.quarantined
             reasons[str(error)] = reasons.get(str(error), 0) + batch.count
         else:

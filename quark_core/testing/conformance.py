@@ -45,6 +45,7 @@ from quark_core.capability_check import check_capabilities
 from quark_core.errors import BackendRejected, RunNotFoundError
 from quark_core.json_object import JsonObject
 from quark_core.query import Query
+from quark_core.testing.artifact_conformance import ArtifactConformance
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 from quark_core.testing.store_conformance import StoreConformance
 
@@ -54,7 +55,7 @@ Observation = list[tuple[str, int | None, float]]
 Opener = Callable[[], Backend]
 
 
-class BackendConformance(StoreConformance):
+class BackendConformance(StoreConformance, ArtifactConformance):
     """Standard tests of a backend; see the module for how to use it."""
 
     RUN_ID: ClassVar[str] = "run0"

@@ -25,11 +25,11 @@ SchemaMigrationError SessionStoreError RunNotFoundError InvalidRunStateError
 
 # Come with later issues; a name that arrives must leave this list.
 NOT_YET = """
-SystemTelemetry SystemTelemetryConfig
+
 HookEngine HookEngineConfig HookScheduleConfig LayerFilterConfig
 ParameterDiagnostics ParameterDiagnosticsConfig
-ArtifactStore ARTIFACT_STORAGE_LAYOUT
-DataDiagnostics DataDiagnosticsConfig BatchMetadata BatchMetadataAdapter MappingBatchMetadataAdapter
+
+
 AnalyzerEngine AnalyzerEngineConfig AnalyzerThresholds AnalyzerResult
 PhaseAnalyzer PhaseAnalyzerConfig PhaseAnalyzerThresholds PhaseAnalysisResult
 ComparisonEngine ComparisonEngineConfig MetricTargetSpec RunComparisonResult
@@ -37,11 +37,23 @@ ComparisonEngine ComparisonEngineConfig MetricTargetSpec RunComparisonResult
 
 # Ours, beyond the guide.
 BEYOND = [
+    "ArtifactDamagedError",
+    "ArtifactNotFoundError",
+    "BatchOutlier",
+    "DataDiagnosticsSummary",
     "DeliveryReport",
+    "DiagnosticThresholds",
+    "ExposureSummary",
+    "HardBatchFinding",
     "LaneReport",
+    "LoggingHandler",
+    "LossSummary",
     "MetricSummary",
     "QuarkError",
+    "RetentionHookError",
     "RunSummary",
+    "SampleExposure",
+    "SequenceLengthSummary",
     "Series",
     "__version__",
     "open_run",
@@ -93,6 +105,33 @@ SIGNATURES = {
     "EventLogger.read": "event_type=None event_types=None severity=None step=None step_min=None"
     " step_max=None epoch=None epoch_min=None epoch_max=None limit=None",
     "EventLogger.close": "",
+    "ArtifactStore.__init__": "session retention_hooks=None raise_on_retention_error=None",
+    "ArtifactStore.store": "artifact_type name payload step=None epoch=None namespace=None"
+    " payload_format=None metadata=None timestamp=None",
+    "ArtifactStore.log_histogram": "name bins counts step=None epoch=None namespace=None"
+    " metadata=None timestamp=None",
+    "ArtifactStore.log_snapshot": "name payload snapshot_type='batch_diagnostics_snapshot'"
+    " step=None epoch=None namespace=None payload_format=None metadata=None timestamp=None",
+    "ArtifactStore.read": "artifact_id=None artifact_type=None artifact_types=None namespace=None"
+    " artifact_name=None artifact_key=None payload_format=None step=None step_min=None"
+    " step_max=None epoch=None epoch_min=None epoch_max=None limit=None",
+    "ArtifactStore.load": "artifact",
+    "ArtifactStore.close": "",
+    "DataDiagnostics.__init__": "session config=None",
+    "DataDiagnostics.log_batch": "loss step=None epoch=None batch=None batch_size=None labels=None"
+    " sample_ids=None sequence_lengths=None metadata=None timestamp=None",
+    "DataDiagnostics.flush": "",
+    "DataDiagnostics.read": "sample_id=None step=None step_min=None step_max=None epoch=None"
+    " epoch_min=None epoch_max=None limit=None",
+    "DataDiagnostics.summarize_exposure": "step=None step_min=None step_max=None epoch=None"
+    " epoch_min=None epoch_max=None",
+    "DataDiagnostics.find_hard_batches": "step=None step_min=None step_max=None epoch=None"
+    " epoch_min=None epoch_max=None limit=10",
+    "DataDiagnostics.summarize": "step=None step_min=None step_max=None epoch=None"
+    " epoch_min=None epoch_max=None hard_batch_limit=10",
+    "DataDiagnostics.close": "",
+    "DataDiagnosticsConfig.__init__": "batch_size=100 adapter=None outlier_z_score_threshold=2.5"
+    " outlier_iqr_multiplier=1.5 hard_batch_percentile=0.9 min_batches_for_outlier_detection=5",
 }
 
 

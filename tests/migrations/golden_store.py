@@ -59,7 +59,9 @@ def describe_run(run_id, storage_dir):
         "parent_run_id": run.run.parent_run_id,
         "lineage_root_run_id": run.run.lineage_root_run_id,
         "tags": list(run.run.tags),
-        "config": None if run.config is None else run.config.to_dict(),
+        "config": None
+        if run.config is None
+        else {"values": run.config.values, "notes": list(run.config.notes)},
         "created_at": run.run.created_at,
         "ended_at": run.run.ended_at,
         "metrics": metrics,

@@ -1,0 +1,123 @@
+"""`quark artifacts`: what a run has stored beside its numbers, listed or copied out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from quark_core.records import ArtifactRecord
+    from quark_core.writers.artifacts import ArtifactStore
+
+__all__ = ["artifacts", "make_artifact_table"]
+
+
+@click.command()
+@click.argument("run")
+@click.argument("key", required=False)
+@click.option("-t", "--type", "artifact_type", help="Only artifacts of this type.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Copy the payloads into this directory, by type and key.",
+)
+@storage_option
+@json_option
+def artifacts(
+    run: str,
+    key: str | None,
+    artifact_type: str | None,
+    output: Path | None,
+    storage_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """List the artifacts of RUN (its id, the beginning of it, or its name).
+
+    With KEY only those under that key. With --output their payloads are copied
+    out, each checked against its SHA-256; a file that exists is left alone.
+    """
+    from rich.console import Console
+    from rich.filesize import decimal
+
+    from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT
+    from quark_core.opening import open_for_reading
+    from quark_core.run_arguments import resolve_storage_dir
+    from quark_core.session import TrainingSession
+    from quark_core.writers.artifacts import ArtifactStore
+
+    run_id = str(find_run(open_store(storage_dir), run).run.id)
+    session = TrainingSession(open_for_reading(run_id, resolve_storage_dir(storage_dir)))
+    store = ArtifactStore(session)
+    found = store.read(artifact_key=key, artifact_type=artifact_type)
+    if as_json:
+        print_json([record.to_dict() for record in found])
+    elif not found:
+        click.echo("No artifacts fit." if key or artifact_type else "This run has no artifacts.")
+    elif output is None:
+        Console().print(make_artifact_table(found))
+        total = sum({record.sha256: record.size_bytes for record in found}.values())
+        click.echo(f"{len(found)} artifacts, {decimal(total)}; --output DIR copies them out.")
+        click.echo(f"They lie in {Path(session.run_path, ARTIFACT_STORAGE_LAYOUT['root'])}")
+    if output is not None:
+        _copy(store, found, output)
+
+
+def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
+    """Artifacts as a table for the terminal."""
+    from rich import box
+    from rich.filesize import decimal
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("artifact", overflow="fold")
+    table.add_column("type", overflow="fold")
+    counters = [
+        name for name in ("step", "epoch") if any(getattr(r, name) is not None for r in records)
+    ]
+    for header in (*counters, "size"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for record in records:
+        size = Text(decimal(record.size_bytes))
+        if record.payload_relative_path is None:
+            size.append(" not kept", style="red")
+        counts = [getattr(record, name) for name in counters]
+        table.add_row(
+            Text(record.artifact_key),
+            Text(record.artifact_type),
+            *["" if count is None else str(count) for count in counts],
+            size,
+        )
+    return table
+
+
+def _copy(store: ArtifactStore, records: Sequence[ArtifactRecord], output: Path) -> None:
+    from quark_core.errors import SessionStoreError
+
+    copied = failed = 0
+    for record in records:
+        name = Path(record.payload_relative_path or record.id).name
+        target = output / record.artifact_type / record.artifact_key / name
+        if target.exists():
+            click.echo(f"{target} exists and is left alone", err=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            store.load_file(record, target)
+        except SessionStoreError as error:
+            failed += 1
+            click.echo(f"quark: {error}", err=True)
+        else:
+            copied += 1
+    click.echo(f"{copied} of {len(records)} payloads are in {output}", err=True)
+    if failed:
+        raise SystemExit(1)

@@ -1,0 +1,1 @@
+"""Artifacts: how payloads are named, kept by content, encoded and read back."""

@@ -1,0 +1,163 @@
+"""Pictures of all kinds as the bytes of an image file."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quark_core.errors import SchemaValidationError
+from quark_core.frames import import_library
+
+if TYPE_CHECKING:
+    from quark_core.columns import Array
+
+__all__ = ["EncodedImage", "encode_image", "identify_image"]
+
+_LAYOUTS = ("HWC", "CHW", "HW")
+_CHANNELS = (1, 3, 4)
+# What PNG can hold as it is; anything else becomes RGB.
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+
+
+class EncodedImage(NamedTuple):
+    """An image file in memory, and what it is."""
+
+    data: bytes
+    extension: str
+    metadata: dict[str, Any]
+
+
+def encode_image(image: Any, layout: str | None, *, normalize: bool) -> EncodedImage:
+    """A PIL image, a numpy array or a torch tensor as a PNG file.
+
+    An array has the layout HW, HWC or CHW with 1, 3 or 4 channels. Where none
+    is given, numpy's is HWC and torch's CHW, unless only the other one fits.
+    Integers and booleans stand for themselves (0 to 255, or False and True),
+    floats for 0 to 1. Floats beyond that are cut off and NaN becomes 0, which
+    the metadata tells (`clipped`, `non_finite`); `normalize` instead spreads
+    the finite values from the smallest to the largest.
+
+    Raises:
+        SchemaValidationError: Not an image of these kinds, or of another shape.
+        MissingLibraryError: Pillow is not installed.
+    """
+    pil = import_library("PIL.Image", "media", "log_image()")
+    if isinstance(image, pil.Image):
+        return _encode_pil(image, {})
+    array, default = _to_array(image)
+    array = _arrange(array, _choose_layout(array, layout, default))
+    pixels, notes = _to_bytes(array, normalize=normalize)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    return _encode_pil(pil.fromarray(pixels), notes)
+
+
+def identify_image(path: Any) -> tuple[str, dict[str, Any]]:
+    """Extension and metadata of an image file, which is read as far as its head.
+
+    Raises:
+        SchemaValidationError: Not an image file.
+        MissingLibraryError: Pillow is not installed.
+    """
+    pil = import_library("PIL.Image", "media", "log_image()")
+    try:
+        with pil.open(path) as image:
+            form = str(image.format or "")
+            return form.lower(), _describe(image, pil.MIME.get(form, f"image/{form.lower()}"))
+    except pil.DecompressionBombError as error:
+        raise SchemaValidationError(f"image {path}: {error}") from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise SchemaValidationError(f"image {path} is not an image file: {error}") from error
+
+
+def _encode_pil(image: Any, notes: dict[str, Any]) -> EncodedImage:
+    if image.mode not in _PNG_MODES:
+        image = image.convert("RGB")
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return EncodedImage(file.getvalue(), "png", {**_describe(image, "image/png"), **notes})
+
+
+def _describe(image: Any, media_type: str) -> dict[str, Any]:
+    return {
+        "media_type": media_type,
+        "width": image.width,
+        "height": image.height,
+        "mode": image.mode,
+    }
+
+
+def _to_array(image: Any) -> tuple[Array, str]:
+    """The array of an image, and the layout that its library is used to."""
+    import numpy as np
+
+    if type(image).__module__.partition(".")[0] == "torch" and hasattr(image, "detach"):
+        tensor = image.detach().cpu()
+        # numpy knows no bfloat16.
+        return np.asarray((tensor.float() if tensor.is_floating_point() else tensor).numpy()), "CHW"
+    if not isinstance(image, np.ndarray):
+        raise SchemaValidationError(
+            "image must be a PIL image, a numpy array, a torch tensor, a matplotlib figure or a "
+            f"path, not {type(image).__name__}"
+        )
+    return image, "HWC"
+
+
+def _choose_layout(array: Array, layout: str | None, default: str) -> str:
+    if layout is not None:
+        if layout not in _LAYOUTS:
+            raise SchemaValidationError(
+                f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r:.40}"
+            )
+        fits = array.ndim == 2 if layout == "HW" else _fits(array, layout)
+    else:
+        layout = "HW" if array.ndim == 2 else default
+        fits = array.ndim == 2 or _fits(array, layout)
+        if not fits:
+            layout = "CHW" if default == "HWC" else "HWC"
+            fits = _fits(array, layout)
+    if not fits or 0 in array.shape:
+        raise SchemaValidationError(
+            "image must have the shape (height, width), or three dimensions with 1, 3 or 4 "
+            f"channels, got {array.shape}"
+        )
+    return layout
+
+
+def _fits(array: Array, layout: str) -> bool:
+    return array.ndim == 3 and array.shape[layout.index("C")] in _CHANNELS
+
+
+def _arrange(array: Array, layout: str) -> Array:
+    return array.transpose(1, 2, 0) if layout == "CHW" else array
+
+
+def _to_bytes(array: Array, *, normalize: bool) -> tuple[Array, dict[str, Any]]:
+    import numpy as np
+
+    notes: dict[str, Any] = {}
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * 255, notes
+    if array.dtype.kind in "iu" and not normalize:
+        if array.min() < 0 or array.max() > 255:
+            raise SchemaValidationError(
+                f"image has integers from {array.min()} to {array.max()}; an image has 0 to 255 "
+                "(normalize=True spreads them)"
+            )
+        return np.ascontiguousarray(array.astype(np.uint8)), notes
+    if array.dtype.kind not in "fiu":
+        raise SchemaValidationError(f"image must hold numbers, not {array.dtype}")
+    values = array.astype(np.float64)
+    finite = np.isfinite(values)
+    if not finite.all():
+        notes["non_finite"] = int(values.size - finite.sum())
+        values = np.where(finite, values, 0.0)
+    if normalize:
+        low, high = values[finite].min(initial=np.inf), values[finite].max(initial=-np.inf)
+        span = high - low
+        values = (values - low) / span if span > 0 else np.zeros_like(values)
+        values[~finite] = 0.0
+    elif values.min() < 0.0 or values.max() > 1.0:
+        notes["clipped"] = int(((values < 0.0) | (values > 1.0)).sum())
+        values = values.clip(0.0, 1.0)
+    return np.ascontiguousarray(np.rint(values * 255.0).astype(np.uint8)), notes

@@ -1,0 +1,313 @@
+"""Keeps payloads by their content: equal ones once, none ever half."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT, object_path
+from quark_core.errors import ArtifactNotFoundError, SchemaValidationError, SessionStoreError
+
+__all__ = [
+    "CHUNK_BYTES",
+    "NoPayloadFolder",
+    "PayloadFolder",
+    "PayloadSpool",
+    "PutPayload",
+    "open_source",
+]
+
+CHUNK_BYTES = 1024 * 1024
+"""How much of a streamed payload is in memory at a time."""
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
+class PutPayload(msgspec.Struct, frozen=True):
+    """What became of a payload.
+
+    Attributes:
+        sha256: Its hash, in hexadecimal.
+        size_bytes: Its length.
+        changed: It was altered while it was read; what was there at first is
+            kept, as far as it still was.
+        failure: Why it could not be kept, or None.
+    """
+
+    sha256: str
+    size_bytes: int
+    changed: bool = False
+    failure: str | None = None
+
+
+class PayloadFolder:
+    """A directory of payloads, named by their hashes; any number of processes may use it.
+
+    A payload is written beside, brought to the disk and renamed, so that
+    whatever has a name is whole. No locks, no mmap.
+
+    Args:
+        root: The directory of the run that paths are relative to; made when
+            something is put there.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def put_bytes(self, data: bytes | memoryview) -> PutPayload:
+        """Keep a payload that is in memory. Never raises for the disk: see `failure`."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        put = PutPayload(sha256, len(data))
+        try:
+            if self._commit(put, None):
+                return put
+            with _Partial(self.root) as partial:
+                partial.write(data)
+                partial.sync()
+                self._commit(put, partial)
+        except OSError as error:
+            return msgspec.structs.replace(put, failure=_describe(error))
+        return put
+
+    def put_file(self, source: BinaryIO, size_bytes: int) -> PutPayload:
+        """Keep the first `size_bytes` of an open file, a piece at a time.
+
+        Never raises for this disk (see `failure`): the hash is right even
+        where the payload cannot be kept.
+
+        Raises:
+            OSError: The source cannot be read.
+        """
+        with _Partial(self.root) as partial:
+            put = _digest(source, size_bytes, partial.write)
+            if put.failure is not None:
+                return put
+            try:
+                partial.sync()
+                self._commit(put, partial)
+            except OSError as error:
+                return msgspec.structs.replace(put, failure=_describe(error))
+            return put
+
+    def find(self, sha256: str) -> Path | None:
+        """Where a payload lies, or None."""
+        path = self.root / object_path(sha256)
+        return path if path.is_file() else None
+
+    def open(self, sha256: str) -> BinaryIO:
+        """A payload, open for reading.
+
+        Raises:
+            ArtifactNotFoundError: It is not here.
+            SessionStoreError: It cannot be read.
+        """
+        path = self.root / object_path(sha256)
+        try:
+            return path.open("rb")
+        except FileNotFoundError:
+            raise ArtifactNotFoundError(f"payload {sha256} is not there: {path}") from None
+        except OSError as error:
+            raise SessionStoreError(f"payload {sha256} cannot be read: {error}") from error
+
+    def pass_by(self, sha256: str) -> None:
+        """One lane is done with one record of this payload; here it stays all the same."""
+
+    def _commit(self, put: PutPayload, partial: _Partial | None) -> bool:
+        """Give a payload its name; without a partial file, only if one is there already."""
+        path = self.root / object_path(put.sha256)
+        if _measure(path) == put.size_bytes:
+            return True
+        if partial is None:
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(partial.path, path)
+        _sync_directory(path.parent)
+        return True
+
+
+class PayloadSpool(PayloadFolder):
+    """Payloads that wait for backends elsewhere; each goes when all of its lanes have it.
+
+    Args:
+        root: As of `PayloadFolder`.
+        lanes: How many lanes take artifacts.
+    """
+
+    def __init__(self, root: Path, lanes: int) -> None:
+        super().__init__(root)
+        self._lanes = lanes
+        self._lock = threading.Lock()
+        self._wanted: Counter[str] = Counter()
+
+    def pass_by(self, sha256: str) -> None:
+        """One lane is done with one record of this payload; the last one lets it go."""
+        with self._lock:
+            self._wanted[sha256] -= 1
+            if self._wanted[sha256] <= 0:
+                del self._wanted[sha256]
+                (self.root / object_path(sha256)).unlink(missing_ok=True)
+
+    def _commit(self, put: PutPayload, partial: _Partial | None) -> bool:
+        # Under the lock, so that a lane cannot let go of what is being counted on.
+        with self._lock:
+            kept = super()._commit(put, partial)
+            if kept:
+                self._wanted[put.sha256] += self._lanes
+            return kept
+
+
+class NoPayloadFolder(PayloadFolder):
+    """Keeps nothing, and says why.
+
+    Args:
+        reason: Why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(Path())
+        self._reason = reason
+
+    def put_bytes(self, data: bytes | memoryview) -> PutPayload:
+        """The hash and the size of a payload, with the reason as its failure."""
+        return PutPayload(hashlib.sha256(data).hexdigest(), len(data), failure=self._reason)
+
+    def put_file(self, source: BinaryIO, size_bytes: int) -> PutPayload:
+        """As `put_bytes`, of a file.
+
+        Raises:
+            OSError: The source cannot be read.
+        """
+        put = _digest(source, size_bytes, lambda _piece: None)
+        return msgspec.structs.replace(put, failure=self._reason)
+
+    def find(self, _sha256: str) -> Path | None:
+        """Nowhere."""
+        return None
+
+
+class _Partial:
+    """A file on its way in; removed unless it was renamed."""
+
+    def __init__(self, root: Path) -> None:
+        self._directory = root / ARTIFACT_STORAGE_LAYOUT["partial"]
+        self.path = self._directory / f"{os.getpid()}-{os.urandom(8).hex()}"
+        self._descriptor: int | None = None
+
+    def write(self, data: bytes | memoryview) -> None:
+        if self._descriptor is None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            # Nobody changes it any more: what has a hash for its name must keep its content.
+            self._descriptor = os.open(
+                self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o444
+            )
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        while len(view):
+            view = view[os.write(self._descriptor, view) :]
+
+    def sync(self) -> None:
+        """Bring it to the disk, and give up its descriptor."""
+        if self._descriptor is None:
+            self.write(b"")
+        assert self._descriptor is not None
+        os.fsync(self._descriptor)
+        self._close_descriptor()
+
+    def close(self) -> None:
+        try:
+            self._close_descriptor()
+            self.path.unlink(missing_ok=True)
+        except OSError:
+            # Left for `quark gc`; the payload itself has its name or was refused.
+            return
+
+    def _close_descriptor(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> _Partial:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def open_source(path: object, argument: str = "path") -> tuple[BinaryIO, int]:
+    """Open a file of the user's; returns it and its size as it is now.
+
+    Raises:
+        SchemaValidationError: No path, or not a regular file that can be read.
+    """
+    given: Any = path
+    try:
+        place = Path(os.fsdecode(os.fspath(given)))
+    except (TypeError, ValueError):
+        raise SchemaValidationError(
+            f"{argument} must be a path, not {type(path).__name__}"
+        ) from None
+    try:
+        if place.is_dir():
+            raise SchemaValidationError(
+                f"{argument} {place} is a directory: make one file of it first, "
+                "such as by shutil.make_archive"
+            )
+        # Opening a pipe would wait for whoever writes it.
+        if place.exists() and not place.is_file():
+            raise SchemaValidationError(f"{argument} {place} is not a regular file")
+        source = place.open("rb")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SchemaValidationError(f"{argument} {place} cannot be read: {reason}") from error
+    return source, os.fstat(source.fileno()).st_size
+
+
+def _digest(source: BinaryIO, size_bytes: int, write: Callable[[bytes], None]) -> PutPayload:
+    """Hash the beginning of a file, and write it as far as that goes."""
+    digest = hashlib.sha256()
+    failure: str | None = None
+    remaining = size_bytes
+    while remaining > 0:
+        piece = source.read(min(CHUNK_BYTES, remaining))
+        if not piece:
+            break
+        digest.update(piece)
+        remaining -= len(piece)
+        if failure is None:
+            try:
+                write(piece)
+            except OSError as error:
+                failure = _describe(error)
+    changed = remaining > 0 or bool(source.read(1))
+    return PutPayload(digest.hexdigest(), size_bytes - remaining, changed, failure)
+
+
+def _measure(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _describe(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _sync_directory(path: Path) -> None:
+    """Bring a new name to the disk; where directories cannot be synced (Windows), nothing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)

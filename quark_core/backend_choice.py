@@ -1,0 +1,158 @@
+"""Which backends a run asks for: names and URIs in, definitions and places out."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from quark_core import settings
+from quark_core.backend import BackendConfig, BackendDefinition, Capability, RankPolicy
+from quark_core.errors import SchemaValidationError, SessionStoreError, UnknownBackendError
+from quark_core.ranks import RankInfo
+from quark_core.redaction import redact_text
+from quark_core.registry import BackendRegistry, default_registry
+
+__all__ = ["BackendChoice", "Plan", "choose_backend", "default_primary", "plan_backends"]
+
+_SPECIFICATION = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?:(?P<mark>[+:])(?P<rest>.*))?")
+_DEFAULT_PRIMARY = "embedded"
+_KEEP_NOTHING = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """One backend that was asked for: what, where, and how it was written."""
+
+    definition: BackendDefinition
+    location: str
+    options: tuple[tuple[str, str], ...]
+    specification: str
+
+    def configure(
+        self, storage_dir: Path, *, run_id: str | None = None, project: str | None = None
+    ) -> BackendConfig:
+        """The configuration that the backend is opened with."""
+        return BackendConfig(
+            storage_dir=storage_dir,
+            run_id=run_id,
+            project=project,
+            location=self.location,
+            options=dict(self.options),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The backends of one run on this rank; none of them is open yet."""
+
+    primary: BackendChoice | None
+    mirrors: tuple[BackendChoice, ...]
+
+    @property
+    def choices(self) -> tuple[BackendChoice, ...]:
+        """All of them, the primary first."""
+        return (*([self.primary] if self.primary else []), *self.mirrors)
+
+    @property
+    def specifications(self) -> tuple[str, ...]:
+        """How to ask for the same backends again, the primary first, without secrets."""
+        return tuple(redact_text(choice.specification) for choice in self.choices)
+
+
+def plan_backends(
+    backends: str | Sequence[str] | None,
+    rank: RankInfo,
+    registry: BackendRegistry | None = None,
+) -> Plan:
+    """Decide once which backends this rank has.
+
+    Args:
+        backends: Names or URIs of what is added, as a list or separated by
+            commas; None takes QUARK_BACKENDS. "none" keeps nothing.
+        rank: Place of this process; a backend that is not for this rank does
+            not exist here.
+        registry: Installed backends.
+
+    Raises:
+        UnknownBackendError: A name or scheme that nothing answers to.
+        BackendContractError: A named plugin that was left out.
+        SchemaValidationError: `backends` is of a wrong type, or names two primaries.
+        SessionStoreError: QUARK_REQUIRE_SERVICE is set and QUARK_PERSISTENCE_URL is not.
+    """
+    registry = registry or default_registry()
+    wanted = _split(backends)
+    if wanted == [_KEEP_NOTHING]:
+        return Plan(None, ())
+    chosen = [choose_backend(text, registry) for text in wanted]
+    choices = list({(c.definition.name, c.location, c.options): c for c in chosen}.values())
+    primaries = [c for c in choices if Capability.PRIMARY in c.definition.capabilities]
+    if len(primaries) > 1:
+        names = " and ".join(choice.definition.name for choice in primaries)
+        raise SchemaValidationError(f"backends: {names} are both primary stores; name one")
+    primary = primaries[0] if primaries else choose_backend(default_primary(), registry)
+    mirrors = [choice for choice in choices if choice is not primary]
+
+    def is_here(choice: BackendChoice) -> bool:
+        return rank.rank == 0 or choice.definition.rank_policy is RankPolicy.ALL
+
+    return Plan(
+        primary if is_here(primary) else None,
+        tuple(choice for choice in mirrors if is_here(choice)),
+    )
+
+
+def default_primary() -> str:
+    """How to ask for the store that runs go to where nobody says otherwise.
+
+    Raises:
+        SessionStoreError: QUARK_REQUIRE_SERVICE is set and QUARK_PERSISTENCE_URL is not.
+    """
+    url = os.environ.get(settings.PERSISTENCE_URL, "").strip()
+    if url:
+        return url
+    if os.environ.get(settings.REQUIRE_SERVICE, "").strip() not in ("", "0"):
+        raise SessionStoreError(
+            f"{settings.REQUIRE_SERVICE} is set but {settings.PERSISTENCE_URL} is not: "
+            "set it to the URL of your Quark service"
+        )
+    return _DEFAULT_PRIMARY
+
+
+def _split(backends: str | Sequence[str] | None) -> list[str]:
+    if backends is None:
+        backends = os.environ.get(settings.BACKENDS, "")
+    if isinstance(backends, str):
+        backends = backends.split(",")
+    if not isinstance(backends, Sequence) or not all(isinstance(b, str) for b in backends):
+        raise SchemaValidationError("backends must be a str or a sequence of str")
+    return [text.strip() for text in backends if text.strip()]
+
+
+def choose_backend(text: str, registry: BackendRegistry) -> BackendChoice:
+    """The backend that a name or URI asks for.
+
+    Raises:
+        UnknownBackendError: Nothing installed answers to it.
+        BackendContractError: A named plugin that was left out.
+    """
+    match = _SPECIFICATION.fullmatch(text)
+    if match is None:
+        raise UnknownBackendError(
+            f"backends: {text!r} is neither a name nor a URI "
+            f"(installed: {', '.join(registry.names)})"
+        )
+    name, mark, rest = match["name"].lower(), match["mark"], match["rest"] or ""
+    definition = registry.find(name)
+    if name != definition.name and mark == ":":
+        # The scheme is the location's own, such as https.
+        return BackendChoice(definition, text, (), text)
+    if mark == "+":
+        # What follows is a URI of another kind, and its parameters are its own.
+        return BackendChoice(definition, rest, (), text)
+    location, _, parameters = rest.partition("?")
+    options = tuple(parse_qsl(parameters, keep_blank_values=True))
+    return BackendChoice(definition, location.removeprefix("//"), options, text)

@@ -1,0 +1,300 @@
+"""The way of an artifact: its arguments are checked, its payload kept, its record handed over."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from quark_core import settings
+from quark_core.artifacts.layout import check_artifact_key, check_artifact_type, object_path
+from quark_core.artifacts.payload_folder import (
+    NoPayloadFolder,
+    PayloadFolder,
+    PutPayload,
+    open_source,
+)
+from quark_core.artifacts.payloads import EXTENSIONS
+from quark_core.artifacts.reading import NOT_KEPT
+from quark_core.artifacts.record_files import write_record_files
+from quark_core.errors import RetentionHookError, SchemaValidationError, SessionStoreError
+from quark_core.json_object import JsonObject, normalize_object
+from quark_core.names import split_name
+from quark_core.query import check_index
+from quark_core.records import ArtifactRecord, format_time
+from quark_core.times import check_timestamp, now_us
+from quark_core.writers.base import BufferedWriter
+
+__all__ = ["ArtifactIntake", "Intake", "RetentionHook"]
+
+_log = logging.getLogger("quark")
+
+RetentionHook: TypeAlias = Callable[[Any, ArtifactRecord], object]
+"""Called with the ArtifactStore and the record of each artifact that was stored."""
+
+_CHANGED = "changed_while_read"
+
+
+class Intake(NamedTuple):
+    """The checked arguments of one call."""
+
+    call: str
+    artifact_type: str
+    key: str
+    step: int | None
+    epoch: int | None
+    metadata: JsonObject | None
+    time_us: int
+
+
+class ArtifactIntake(BufferedWriter[ArtifactRecord]):
+    """What every way of storing an artifact has in common; see `ArtifactStore`."""
+
+    KIND: ClassVar[str] = ArtifactRecord.KIND
+
+    def __init__(
+        self,
+        session: object,
+        *,
+        retention_hooks: Sequence[RetentionHook] | None = None,
+        raise_on_retention_error: bool | None = None,
+    ) -> None:
+        hooks: Any = () if retention_hooks is None else retention_hooks
+        if not isinstance(hooks, Iterable) or isinstance(hooks, (str, bytes)):
+            raise SchemaValidationError("retention_hooks must be a sequence of callables")
+        self._hooks = tuple(hooks)
+        for index, hook in enumerate(self._hooks):
+            if not callable(hook):
+                raise SchemaValidationError(
+                    f"retention_hooks[{index}] must be callable, not {type(hook).__name__}"
+                )
+        if not isinstance(raise_on_retention_error, (bool, type(None))):
+            raise SchemaValidationError("raise_on_retention_error must be a bool or None")
+        super().__init__(session)
+        strict = self._run.strict
+        self._raises = strict if raise_on_retention_error is None else raise_on_retention_error
+        self._in_hook = threading.local()
+        self._not_kept = 0
+        self._hook_failures: set[str] = set()
+
+    def _check(
+        self,
+        call: str,
+        artifact_type: object,
+        name: object,
+        namespace: object,
+        step: object,
+        epoch: object,
+        metadata: Mapping[str, Any] | None,
+        timestamp: object,
+    ) -> Intake:
+        """Check everything but the payload, before anything is written."""
+        self._check_open(call)
+        checked_type = check_artifact_type(artifact_type)
+        return Intake(
+            call,
+            checked_type,
+            check_artifact_key(name, namespace, strict=self._run.strict),
+            check_index(step, "step"),
+            check_index(epoch, "epoch"),
+            normalize_object(metadata, "metadata"),
+            now_us() if timestamp is None else check_timestamp(timestamp),
+        )
+
+    def _keep_bytes(
+        self, intake: Intake, payload_format: str, extension: str, data: bytes | memoryview
+    ) -> ArtifactRecord:
+        """Store a payload that is in memory."""
+        _check_size(len(data), "payload")
+        return self._keep(intake, payload_format, extension, lambda folder: folder.put_bytes(data))
+
+    def _keep_file(self, intake: Intake, path: object) -> ArtifactRecord:
+        """Store a file, a piece at a time."""
+        source, size_bytes = open_source(path)
+        with source:
+            _check_size(size_bytes, f"path {source.name}")
+            suffix = Path(source.name).suffix.removeprefix(".")
+            extension = suffix if suffix.isascii() and suffix.isalnum() else EXTENSIONS["bytes"]
+
+            def put(folder: PayloadFolder) -> PutPayload:
+                try:
+                    return folder.put_file(source, size_bytes)
+                except OSError as error:
+                    raise SchemaValidationError(
+                        f"path {source.name} cannot be read: {error.strerror or error}"
+                    ) from error
+
+            return self._keep(intake, "bytes", extension, put)
+
+    def _keep(
+        self,
+        intake: Intake,
+        payload_format: str,
+        extension: str,
+        put: Callable[[PayloadFolder], PutPayload],
+    ) -> ArtifactRecord:
+        stream = self._run.stream
+        folder = stream.payloads
+        if folder is None:
+            reason = (
+                "no backend of this run takes artifacts, or there is no room for its journal"
+                if stream.active
+                else "nothing of this run is kept"
+            )
+            folder = NoPayloadFolder(reason)
+        kept = put(folder)
+        metadata = intake.metadata
+        if kept.changed:
+            metadata = JsonObject({**(metadata or {}), _CHANGED: True})
+        if kept.failure is not None:
+            metadata = JsonObject({**(metadata or {}), NOT_KEPT: kept.failure})
+            if stream.active:
+                self._tell_not_kept(intake, kept)
+        paths: tuple[str | None, str | None] = (None, None)
+        if kept.failure is None:
+            paths = self._name_files(folder, intake, payload_format, extension, kept, metadata)
+        record = self._emit(intake, payload_format, kept, paths, metadata)
+        self._remember(record, 1)
+        self._call_hooks(record)
+        return record
+
+    def _emit(
+        self,
+        intake: Intake,
+        payload_format: str,
+        kept: PutPayload,
+        paths: tuple[str | None, str | None],
+        metadata: JsonObject | None,
+    ) -> ArtifactRecord:
+        # Looked up now: the first record of a forked child gives it a stream of its own.
+        origin, channel = self._run.origin, self._channel
+        namespace, name = split_name(intake.key)
+        record = ArtifactRecord(
+            origin.run_id,
+            origin.writer_id,
+            origin.attempt,
+            origin.rank,
+            channel.take_sequence(),
+            intake.time_us,
+            intake.artifact_type,
+            intake.key,
+            namespace,
+            name,
+            payload_format,
+            kept.size_bytes,
+            kept.sha256,
+            intake.step,
+            intake.epoch,
+            *paths,
+            metadata,
+        )
+        self._append(record)
+        return record
+
+    def _name_files(
+        self,
+        folder: PayloadFolder,
+        intake: Intake,
+        payload_format: str,
+        extension: str,
+        kept: PutPayload,
+        metadata: JsonObject | None,
+    ) -> tuple[str, str | None]:
+        """Names for people, where the payload lies in its final place; before the record is out."""
+        if folder.root != self._run.payload_directory:
+            return object_path(kept.sha256), None
+        origin = self._run.origin
+        return write_record_files(
+            folder.root,
+            sha256=kept.sha256,
+            artifact_type=intake.artifact_type,
+            artifact_key=intake.key,
+            step=intake.step,
+            epoch=intake.epoch,
+            extension=extension,
+            description={
+                "run_id": origin.run_id,
+                "writer_id": origin.writer_id,
+                "attempt": origin.attempt,
+                "rank": origin.rank,
+                "timestamp": format_time(intake.time_us),
+                "artifact_type": intake.artifact_type,
+                "artifact_key": intake.key,
+                "payload_format": payload_format,
+                "size_bytes": kept.size_bytes,
+                "sha256": kept.sha256,
+                "step": intake.step,
+                "epoch": intake.epoch,
+                "metadata": metadata,
+            },
+        )
+
+    def _tell_not_kept(self, intake: Intake, kept: PutPayload) -> None:
+        """In strict mode raise; otherwise count it in the run, and log the first."""
+        message = (
+            f"{intake.call}: the payload of artifact {intake.key!r} ({kept.size_bytes} bytes) "
+            f"could not be kept: {kept.failure}"
+        )
+        if self._run.strict:
+            raise SessionStoreError(f"{message}. Make room, or store it elsewhere.")
+        self._not_kept += 1
+        if self._not_kept == 1:
+            _log.warning("run %s: %s", self._run.context.run_id, message)
+        self._run.emit_event(
+            "artifact_not_kept",
+            "error",
+            step=intake.step,
+            epoch=intake.epoch,
+            payload=JsonObject(
+                {
+                    "artifact_key": intake.key,
+                    "artifact_type": intake.artifact_type,
+                    "size_bytes": kept.size_bytes,
+                    "sha256": kept.sha256,
+                    "reason": kept.failure,
+                    "count": self._not_kept,
+                }
+            ),
+        )
+
+    def _call_hooks(self, record: ArtifactRecord) -> None:
+        if not self._hooks or getattr(self._in_hook, "active", False):
+            return
+        self._in_hook.active = True
+        try:
+            for hook in self._hooks:
+                self._call_hook(hook, record)
+        finally:
+            self._in_hook.active = False
+
+    def _call_hook(self, hook: RetentionHook, record: ArtifactRecord) -> None:
+        try:
+            hook(self, record)
+        except Exception as error:
+            name = getattr(hook, "__name__", type(hook).__name__)
+            reason = f"retention hook {name} raised {type(error).__name__}"
+            if self._raises:
+                raise RetentionHookError(
+                    f"{reason} for artifact {record.artifact_key!r}, which is stored"
+                ) from error
+            if reason not in self._hook_failures:
+                self._hook_failures.add(reason)
+                _log.warning("run %s: %s", record.run_id, reason, exc_info=error)
+            self._run.emit_event(
+                "retention_hook_failed",
+                "error",
+                step=record.step,
+                epoch=record.epoch,
+                payload=JsonObject({"artifact_key": record.artifact_key, "reason": reason}),
+            )
+
+
+def _check_size(size_bytes: int, what: str) -> None:
+    limit = settings.artifact_limit_bytes()
+    if size_bytes > limit:
+        raise SchemaValidationError(
+            f"{what} has {size_bytes} bytes; an artifact may have {limit} at most "
+            f"({settings.ARTIFACT_MAX_BYTES} sets another limit)"
+        )

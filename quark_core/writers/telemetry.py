@@ -1,0 +1,301 @@
+"""SystemTelemetry: what steps take, and what the machine does meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from time import time_ns
+from typing import Any
+
+from quark_core.errors import SchemaValidationError
+from quark_core.hardware.sampler import shared_sampler
+from quark_core.query import Query, check_index
+from quark_core.records import SystemTelemetryRecord
+from quark_core.schema import TELEMETRY_BOUNDARIES
+from quark_core.times import check_timestamp
+from quark_core.writers.device_timing import StepTimes
+from quark_core.writers.scalars import to_float
+from quark_core.writers.step_scope import StepTelemetryScope, check_flag
+from quark_core.writers.telemetry_config import SystemTelemetryConfig
+from quark_core.writers.telemetry_recording import TelemetryRecording, merge_metadata, take_metadata
+
+__all__ = ["SystemTelemetry", "SystemTelemetryConfig"]
+
+_INT64_MAX = 2**63 - 1
+_NO_TIMES = StepTimes(None, None, None)
+
+
+class SystemTelemetry(TelemetryRecording):
+    """Records step times, CPU, RAM, GPUs, gradient overflows and skipped steps.
+
+    `record_step` and a scope of `start_step` take microseconds: they read
+    nothing themselves, but use the newest reading of a sampler in the
+    background, whose age is in the record's metadata as `reading_age_ms`.
+    Where figures are missing, `unavailable` in the metadata says why, on the
+    first such record and whenever the reason changes. A key of the caller's
+    own metadata wins over one of ours.
+
+    On each node the process of local rank 0 samples the node; the others
+    sample themselves. Counts are of this writer: they begin at 0 with each
+    attempt, and in a forked child. Every method may be called from any thread.
+
+    Args:
+        session: A TrainingSession, or the RunContext of one.
+        config: What is measured, and how often.
+        batch_size: As for every writer.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+    """
+
+    def __init__(
+        self,
+        session: object,
+        *,
+        config: SystemTelemetryConfig | None = None,
+        batch_size: int = 20,
+    ) -> None:
+        super().__init__(session, config=config, batch_size=batch_size)
+
+    def start_step(
+        self, step: int, *, epoch: int | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> StepTelemetryScope:
+        """Begin to time a step; use the scope in a `with`, or call its `finish`.
+
+        Args:
+            step: Step counter; it may go backwards.
+            epoch: Epoch counter, or None.
+            metadata: JSON values, taken as they are now; not looked at on a
+                step that the cadence leaves out.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            InvalidRunStateError: The telemetry is closed or the run has ended.
+        """
+        if self._closed or self._run.refusal is not None:
+            self._check_open("start_step")
+        if type(step) is not int or step < 0 or step > _INT64_MAX:
+            step = _check_step(step)
+        if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
+            epoch = check_index(epoch, "epoch")
+        if step % self._every:
+            return StepTelemetryScope(self._finish_step, step, epoch, sampled=False)
+        if self._captures and not (self._watching and shared_sampler.running):
+            self._start_watching()
+        if not self._clock_is_open:
+            self._open_clock()
+        if self._pending is not None:
+            self._pending.poll()
+        return StepTelemetryScope(
+            self._finish_step,
+            step,
+            epoch,
+            sampled=True,
+            metadata=take_metadata(metadata),
+            pending=self._pending,
+        )
+
+    def record_step(
+        self,
+        step: int,
+        *,
+        epoch: int | None = None,
+        step_time_ms: float | None = None,
+        data_time_ms: float | None = None,
+        compute_time_ms: float | None = None,
+        overflow_occurred: bool = False,
+        skipped_step: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+    ) -> SystemTelemetryRecord | None:
+        """Record a step whose times the caller knows; returns at once.
+
+        Args:
+            step: Step counter; it may go backwards.
+            epoch: Epoch counter, or None.
+            step_time_ms, data_time_ms, compute_time_ms: Milliseconds of the whole
+                step, until its batch was ready, and from then on; or None.
+            overflow_occurred: The gradients overflowed; counted on every step.
+            skipped_step: The optimizer's step was skipped; counted on every step.
+            metadata: JSON values, taken as they are now; not looked at, like the
+                timestamp, on a step that the cadence leaves out.
+            timestamp: ISO 8601 text; now by default.
+
+        Returns:
+            The record; None on a step that the cadence leaves out.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it, and
+                nothing is counted.
+            InvalidRunStateError: The telemetry is closed or the run has ended.
+        """
+        if self._closed or self._run.refusal is not None:
+            self._check_open("record_step")
+        if type(step) is not int or step < 0 or step > _INT64_MAX:
+            step = _check_step(step)
+        if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
+            epoch = check_index(epoch, "epoch")
+        if step_time_ms is not None:
+            step_time_ms = _check_time(step_time_ms, "step_time_ms")
+        if data_time_ms is not None:
+            data_time_ms = _check_time(data_time_ms, "data_time_ms")
+        if compute_time_ms is not None:
+            compute_time_ms = _check_time(compute_time_ms, "compute_time_ms")
+        overflow = skipped = False
+        if overflow_occurred is not False:
+            overflow = check_flag(overflow_occurred, "overflow_occurred")
+        if skipped_step is not False:
+            skipped = check_flag(skipped_step, "skipped_step")
+        if step % self._every:
+            if overflow or skipped:
+                self._count(overflow, skipped)
+            return None
+        own = take_metadata(metadata)
+        time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
+        counts = self._count(overflow, skipped)
+        figures, items = self._find_figures()
+        return self._put(
+            "step",
+            step,
+            epoch,
+            time_us,
+            figures,
+            counts,
+            merge_metadata(items, own),
+            StepTimes(step_time_ms, data_time_ms, compute_time_ms),
+        )
+
+    def sample(
+        self,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+    ) -> SystemTelemetryRecord:
+        """Read the machine now, on any rank, and record it.
+
+        Takes milliseconds; the first call takes 0.1 s, because shares of time
+        need two readings, and the time that the GPU driver takes to open. A
+        driver that hangs costs 2 s.
+
+        Args:
+            step: Step counter; with it the record's boundary is `step`, else `time`.
+            epoch: Epoch counter. Without either, nothing is mirrored into
+                metrics, which need one.
+            metadata: JSON values, taken as they are now.
+            timestamp: ISO 8601 text; now by default.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            InvalidRunStateError: The telemetry is closed or the run has ended.
+        """
+        self._check_open("sample")
+        step = check_index(step, "step")
+        epoch = check_index(epoch, "epoch")
+        own = take_metadata(metadata)
+        given_us = None if timestamp is None else check_timestamp(timestamp)
+        reading = None
+        if self._captures:
+            reading = shared_sampler.read_now(
+                processor=self._config.capture_cpu, gpus=self._config.capture_gpu
+            )
+        figures = self._lay_out(reading)
+        items: dict[str, Any] = {}
+        if figures.unavailable is not None:
+            items["unavailable"] = figures.unavailable
+        return self._put(
+            "time" if step is None else "step",
+            step,
+            epoch,
+            time_ns() // 1000 if given_us is None else given_us,
+            figures,
+            (self._overflow_count, self._skipped_step_count),
+            merge_metadata(items, own),
+            _NO_TIMES,
+        )
+
+    def flush(self) -> tuple[SystemTelemetryRecord, ...]:
+        """Deliver every accepted record of this run to the primary store; as for every writer.
+
+        Waits a second at most for steps that a GPU has not finished; what is
+        left then is recorded with the times of the host.
+
+        Raises:
+            SessionStoreError: The store did not acknowledge in time.
+        """
+        self._settle()
+        return super().flush()
+
+    def read(
+        self,
+        *,
+        boundary: str | None = None,
+        step: int | None = None,
+        step_min: int | None = None,
+        step_max: int | None = None,
+        epoch: int | None = None,
+        epoch_min: int | None = None,
+        epoch_max: int | None = None,
+        limit: int | None = None,
+    ) -> tuple[SystemTelemetryRecord, ...]:
+        """Flush, then return the run's telemetry that fits, in persistence order.
+
+        Args:
+            boundary: Only `step`, or only `time`.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+            limit: The newest N.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            SessionStoreError: The store cannot be read.
+        """
+        if boundary is not None and boundary not in TELEMETRY_BOUNDARIES:
+            raise SchemaValidationError(
+                f"boundary must be one of {', '.join(TELEMETRY_BOUNDARIES)}, got {boundary!r:.60}"
+            )
+        query = Query.build(
+            equals={"boundary": boundary},
+            step=step,
+            step_min=step_min,
+            step_max=step_max,
+            epoch=epoch,
+            epoch_min=epoch_min,
+            epoch_max=epoch_max,
+            limit=limit,
+        )
+        self._settle()
+        return self._run.read(self.KIND, query).to_records()  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Take no more records and let go of the sampler; reading still works.
+
+        Steps that a GPU has not finished after a second are recorded with the
+        times of the host. A second call does nothing.
+
+        Raises:
+            SessionStoreError: In strict mode, the primary's first delivery error.
+        """
+        self._settle()
+        try:
+            super().close()
+        finally:
+            shared_sampler.unwatch(self._watch)
+
+
+def _check_step(step: object) -> int:
+    checked = check_index(step, "step")
+    if checked is None:
+        raise SchemaValidationError("step must be given")
+    return checked
+
+
+def _check_time(value: float, argument: str) -> float:
+    if type(value) is not float:
+        value = to_float(value, argument, "telemetry.record_step")
+    if not 0.0 <= value < inf:
+        raise SchemaValidationError(
+            f"{argument} must be a finite number of milliseconds and not negative, got {value}"
+        )
+    return value

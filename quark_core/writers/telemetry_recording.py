@@ -1,0 +1,284 @@
+"""The part of SystemTelemetry that makes records and hands them over."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+from collections.abc import Mapping
+from functools import partial
+from itertools import islice
+from time import monotonic, time_ns
+from typing import Any, ClassVar
+
+from quark_core.errors import SchemaValidationError
+from quark_core.hardware.readings import HardwareReading
+from quark_core.hardware.sampler import Watch, shared_sampler
+from quark_core.json_object import JsonObject, normalize_json
+from quark_core.records import MetricRecord, SystemTelemetryRecord
+from quark_core.writers.base import BufferedWriter
+from quark_core.writers.device_timing import (
+    PendingSteps,
+    StepTimes,
+    find_device_index,
+    is_cuda,
+    open_device_clock,
+)
+from quark_core.writers.runtime_figures import RuntimeFigures, lay_out_figures
+from quark_core.writers.step_scope import StepTelemetryScope
+from quark_core.writers.telemetry_config import SystemTelemetryConfig
+
+__all__ = ["TelemetryRecording", "merge_metadata", "take_metadata"]
+
+_SETTLE_TIMEOUT_S = 1.0
+_OLD_AFTER_S = 30.0
+_OLD_AFTER_INTERVALS = 10
+
+
+class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
+    """Counts, finds the machine's figures, and puts records and their mirrors into the stream."""
+
+    KIND: ClassVar[str] = SystemTelemetryRecord.KIND
+
+    def __init__(
+        self,
+        session: object,
+        *,
+        config: SystemTelemetryConfig | None,
+        batch_size: int,
+    ) -> None:
+        if config is None:
+            config = SystemTelemetryConfig()
+        elif not isinstance(config, SystemTelemetryConfig):
+            raise SchemaValidationError(
+                f"config must be a SystemTelemetryConfig, not a {type(config).__name__}"
+            )
+        self._config = config
+        self._every = config.sample_every_n_steps
+        self._captures = config.capture_cpu or config.capture_gpu
+        self._device_index = find_device_index(config.device)
+        self._is_cuda = is_cuda(config.device)
+        self._old_after_s = max(_OLD_AFTER_S, _OLD_AFTER_INTERVALS * config.sample_interval_s)
+        self._node = platform.node() or None
+        self._figures = self._lay_out(None)
+        self._writer_id = ""
+        super().__init__(session, batch_size=batch_size)
+        run = self._run
+        self._watch = Watch(
+            config.sample_interval_s,
+            processor=config.capture_cpu,
+            gpus=config.capture_gpu,
+            # A run may end without its writers being closed.
+            wanted=lambda: run.refusal is None,
+        )
+
+    def bind(self) -> None:
+        """Take up the run's stream, and what its records begin with."""
+        super().bind()
+        origin = self._run.origin
+        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+        self._take_sequence = self._channel.take_sequence
+        metrics = self._run.stream.channel(MetricRecord.KIND)
+        self._metric_sequence = metrics.sequence
+        self._append_row = metrics.append
+        self._watching = False
+        if origin.writer_id != self._writer_id:
+            # A new writer, the first one or a forked child's, has counted nothing so far.
+            self._writer_id = origin.writer_id
+            self._count_lock = threading.Lock()
+            self._overflow_count = self._skipped_step_count = 0
+            self._told: dict[str, str] | None = None
+            self._pending: PendingSteps | None = None
+            self._clock_is_open = not self._is_cuda
+
+    def _finish_step(
+        self, scope: StepTelemetryScope, overflow: bool, skipped: bool, raised: str | None
+    ) -> SystemTelemetryRecord | None:
+        """Record what a scope has timed."""
+        if self._closed or self._run.refusal is not None:
+            self._check_open("finish")
+        if not scope.sampled:
+            if overflow or skipped:
+                self._count(overflow, skipped)
+            return None
+        time_us = time_ns() // 1000
+        wall = scope.measure_wall_times()
+        counts = self._count(overflow, skipped)
+        figures, items = self._find_figures()
+        if raised is not None:
+            items["raised"] = raised
+        if not self._is_cuda:
+            metadata = merge_metadata(items, scope.metadata)
+            return self._put(
+                "step", scope.step, scope.epoch, time_us, figures, counts, metadata, wall
+            )
+        emit = partial(
+            self._put_timed,
+            scope.step,
+            scope.epoch,
+            time_us,
+            figures,
+            counts,
+            items,
+            scope.metadata,
+        )
+        marks = scope.mark_end()
+        if self._pending is None or (marks is None and not len(self._pending)):
+            return emit(wall, "wall_clock")
+        self._pending.add(marks, wall, emit)
+        self._pending.poll()
+        return None
+
+    def _put_timed(
+        self,
+        step: int,
+        epoch: int | None,
+        time_us: int,
+        figures: RuntimeFigures,
+        counts: tuple[int, int],
+        items: dict[str, Any],
+        own: dict[str, Any] | None,
+        times: StepTimes,
+        timing: str,
+    ) -> SystemTelemetryRecord | None:
+        """Record a step of a CUDA device, once its times are known."""
+        if self._run.refusal is not None:
+            return None  # the run has ended while the device was at work
+        items["timing"] = timing
+        return self._put(
+            "step", step, epoch, time_us, figures, counts, merge_metadata(items, own), times
+        )
+
+    def _put(
+        self,
+        boundary: str,
+        step: int | None,
+        epoch: int | None,
+        time_us: int,
+        figures: RuntimeFigures,
+        counts: tuple[int, int],
+        metadata: JsonObject | None,
+        times: StepTimes,
+    ) -> SystemTelemetryRecord:
+        """Make the record, hand it over, and mirror it."""
+        record = SystemTelemetryRecord(  # type: ignore[call-arg]
+            *self._origin,
+            self._take_sequence(),
+            time_us,
+            boundary,
+            step,
+            epoch,
+            *times,
+            *figures.machine,  # type: ignore[arg-type]
+            *counts,
+            figures.gpus,
+            self._node,
+            metadata,
+        )
+        self._append(record)
+        self._remember(record, 1)
+        if self._config.emit_scalar_metrics and (step is not None or epoch is not None):
+            self._mirror(step, epoch, time_us, figures, counts, times)
+        return record
+
+    def _mirror(
+        self,
+        step: int | None,
+        epoch: int | None,
+        time_us: int,
+        figures: RuntimeFigures,
+        counts: tuple[int, int],
+        times: StepTimes,
+    ) -> None:
+        step_ms, data_ms, compute_ms = times
+        keys = figures.choose_keys(step_ms is not None, data_ms is not None, compute_ms is not None)
+        values = [time_ms for time_ms in times if time_ms is not None]
+        values += figures.values
+        values += map(float, counts)
+        count = len(values)
+        sequences = list(islice(self._metric_sequence, count))
+        if sequences[-1] - sequences[0] == count - 1:
+            self._append_row((sequences[0], time_us, step, epoch, keys, values))
+            return
+        # Another thread drew numbers in between, which needs an interpreter without a GIL.
+        for sequence, key, value in zip(sequences, keys, values, strict=True):
+            self._append_row((sequence, time_us, step, epoch, (key,), [value]))
+
+    def _find_figures(self) -> tuple[RuntimeFigures, dict[str, Any]]:
+        """The machine's figures as they are known now, and what metadata says of them."""
+        items: dict[str, Any] = {}
+        if not self._captures:
+            return self._figures, items
+        if not (self._watching and shared_sampler.running):
+            self._start_watching()
+        reading = shared_sampler.reading
+        figures = self._figures
+        if figures.reading is not reading:
+            figures = self._figures = self._lay_out(reading)
+        if reading is not None:
+            age_s = monotonic() - reading.taken_at_s
+            if age_s > self._old_after_s:
+                figures = self._lay_out(reading, is_old=True)
+            else:
+                items["reading_age_ms"] = round(age_s * 1000.0, 1)
+        unavailable = figures.unavailable
+        if unavailable != self._told:
+            self._told = unavailable
+            if unavailable is not None:
+                items["unavailable"] = unavailable
+        return figures, items
+
+    def _lay_out(self, reading: HardwareReading | None, *, is_old: bool = False) -> RuntimeFigures:
+        config = self._config
+        return lay_out_figures(
+            reading,
+            capture_cpu=config.capture_cpu,
+            capture_gpu=config.capture_gpu,
+            gpu_index=config.gpu_index,
+            device_index=self._device_index if self._is_cuda else None,
+            is_old=is_old,
+        )
+
+    def _start_watching(self) -> None:
+        self._watching = True
+        shared_sampler.watch(self._watch)
+
+    def _open_clock(self) -> None:
+        """Once torch is there, see whether its device can be asked for times."""
+        if "torch" not in sys.modules:
+            return
+        clock = open_device_clock(self._config.device)
+        if clock is not None:
+            self._pending = PendingSteps(clock)
+        self._clock_is_open = True
+
+    def _count(self, overflow: bool, skipped: bool) -> tuple[int, int]:
+        """Count the flags of a step; returns the counts so far."""
+        if overflow or skipped:
+            with self._count_lock:
+                self._overflow_count += overflow
+                self._skipped_step_count += skipped
+        return self._overflow_count, self._skipped_step_count
+
+    def _settle(self) -> None:
+        if self._pending is not None:
+            self._pending.settle(_SETTLE_TIMEOUT_S)
+
+
+def take_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The caller's metadata as it is now."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, Mapping):
+        raise SchemaValidationError(
+            f"metadata must be a mapping of JSON values, not {type(metadata).__name__}"
+        )
+    taken: dict[str, Any] = normalize_json(metadata, "metadata")
+    return taken
+
+
+def merge_metadata(items: dict[str, Any], own: dict[str, Any] | None) -> JsonObject | None:
+    """Our metadata and the caller's, which wins."""
+    if own is not None:
+        items = {**items, **own}
+    return JsonObject(items) if items or own is not None else None
