@@ -30,6 +30,7 @@ check: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/hot_path.py
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/writers.py
 
 faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all

@@ -81,8 +81,10 @@ def _describe_hardware(record: SystemTelemetryRecord) -> str:
         if gpu.memory_used_bytes is not None:
             part += f" {decimal(gpu.memory_used_bytes)}"
         parts.append(part)
-    if record.overflow_count or record.skipped_step_count:
-        parts.append(
-            f"{record.overflow_count} overflows, {record.skipped_step_count} steps skipped"
-        )
+    for count, noun in (
+        (record.overflow_count, "overflow"),
+        (record.skipped_step_count, "skipped step"),
+    ):
+        if count:
+            parts.append(f"{count} {noun}{'s' if count > 1 else ''}")
     return ", ".join(parts)

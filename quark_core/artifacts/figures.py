@@ -33,7 +33,7 @@ def draw_matplotlib(figure: Any, file_format: str, dpi: float) -> bytes:
     Raises:
         SchemaValidationError: An unknown format, or a figure that cannot be drawn.
     """
-    if file_format not in MATPLOTLIB_FORMATS:
+    if not isinstance(file_format, str) or file_format not in MATPLOTLIB_FORMATS:
         raise SchemaValidationError(
             f"file_format must be one of {', '.join(MATPLOTLIB_FORMATS)}, got {file_format!r:.40}"
         )

@@ -17,6 +17,7 @@ _LAYOUTS = ("HWC", "CHW", "HW")
 _CHANNELS = (1, 3, 4)
 # What PNG can hold as it is; anything else becomes RGB.
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+_WITH_ALPHA = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
 
 
 class EncodedImage(NamedTuple):
@@ -71,10 +72,16 @@ def identify_image(path: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _encode_pil(image: Any, notes: dict[str, Any]) -> EncodedImage:
-    if image.mode not in _PNG_MODES:
-        image = image.convert("RGB")
     file = io.BytesIO()
-    image.save(file, format="PNG")
+    try:
+        if image.mode not in _PNG_MODES:
+            image = image.convert(_WITH_ALPHA.get(image.mode, "RGB"))
+        image.save(file, format="PNG")
+    except Exception as error:
+        # Its file is read only now, and may be damaged in any way.
+        raise SchemaValidationError(
+            f"image cannot be drawn: {type(error).__name__}: {error}"
+        ) from error
     return EncodedImage(file.getvalue(), "png", {**_describe(image, "image/png"), **notes})
 
 
@@ -92,9 +99,14 @@ def _to_array(image: Any) -> tuple[Array, str]:
     import numpy as np
 
     if type(image).__module__.partition(".")[0] == "torch" and hasattr(image, "detach"):
-        tensor = image.detach().cpu()
-        # numpy knows no bfloat16.
-        return np.asarray((tensor.float() if tensor.is_floating_point() else tensor).numpy()), "CHW"
+        try:
+            tensor = image.detach().cpu()
+            # numpy knows no bfloat16.
+            array = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        except Exception as error:
+            # A tensor may have no numbers, or not as an array.
+            raise SchemaValidationError(f"image cannot be read as an array: {error}") from error
+        return np.asarray(array), "CHW"
     if not isinstance(image, np.ndarray):
         raise SchemaValidationError(
             "image must be a PIL image, a numpy array, a torch tensor, a matplotlib figure or a "
@@ -153,9 +165,10 @@ def _to_bytes(array: Array, *, normalize: bool) -> tuple[Array, dict[str, Any]]:
         notes["non_finite"] = int(values.size - finite.sum())
         values = np.where(finite, values, 0.0)
     if normalize:
+        # Halved, so that no difference is larger than a float can be.
+        values /= 2.0
         low, high = values[finite].min(initial=np.inf), values[finite].max(initial=-np.inf)
-        span = high - low
-        values = (values - low) / span if span > 0 else np.zeros_like(values)
+        values = (values - low) / (high - low) if high > low else np.zeros_like(values)
         values[~finite] = 0.0
     elif values.min() < 0.0 or values.max() > 1.0:
         notes["clipped"] = int(((values < 0.0) | (values > 1.0)).sum())

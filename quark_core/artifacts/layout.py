@@ -103,8 +103,8 @@ def check_artifact_key(name: object, namespace: object, *, strict: bool) -> str:
     return stored
 
 
-def encode_artifact_key(name: str | None, argument: str) -> str | None:
-    """A name to filter by, as it is stored.
+def encode_artifact_key(name: str | None, argument: str) -> tuple[str, ...] | None:
+    """The stored forms that a name to filter by may mean: it may be one itself.
 
     Raises:
         SchemaValidationError: Not a str, empty or too long.
@@ -112,7 +112,8 @@ def encode_artifact_key(name: str | None, argument: str) -> str | None:
     if name is None:
         return None
     checked = check_name(name, argument)
-    return checked if is_plain_name(checked) else encode_name(checked)
+    encoded = encode_name(checked)
+    return (encoded,) if encoded == checked or not checked.isascii() else (encoded, checked)
 
 
 def choose_stem(step: int | None, epoch: int | None, token: str) -> str:

@@ -69,7 +69,11 @@ class PayloadFolder:
             if self._commit(put, None):
                 return put
             with _Partial(self.root) as partial:
-                partial.write(data)
+                if isinstance(data, bytes) or isinstance(data.obj, bytes):
+                    partial.write(data)
+                else:
+                    # Another thread may write into it: what has come to the disk is what is named.
+                    put = msgspec.structs.replace(put, sha256=_copy(data, partial.write))
                 partial.sync()
                 self._commit(put, partial)
         except OSError as error:
@@ -221,8 +225,10 @@ class _Partial:
 
     def close(self) -> None:
         try:
-            self._close_descriptor()
-            self.path.unlink(missing_ok=True)
+            try:
+                self._close_descriptor()
+            finally:
+                self.path.unlink(missing_ok=True)
         except OSError:
             # Left for `quark gc`; the payload itself has its name or was refused.
             return
@@ -273,6 +279,7 @@ def _digest(source: BinaryIO, size_bytes: int, write: Callable[[bytes], None]) -
     digest = hashlib.sha256()
     failure: str | None = None
     remaining = size_bytes
+    written_ns = _find_write_time(source)
     while remaining > 0:
         piece = source.read(min(CHUNK_BYTES, remaining))
         if not piece:
@@ -284,8 +291,26 @@ def _digest(source: BinaryIO, size_bytes: int, write: Callable[[bytes], None]) -
                 write(piece)
             except OSError as error:
                 failure = _describe(error)
-    changed = remaining > 0 or bool(source.read(1))
+    changed = remaining > 0 or bool(source.read(1)) or _find_write_time(source) != written_ns
     return PutPayload(digest.hexdigest(), size_bytes - remaining, changed, failure)
+
+
+def _copy(data: memoryview, write: Callable[[bytes], None]) -> str:
+    """Write what may be altered meanwhile; returns the hash of what was written, in hexadecimal."""
+    digest = hashlib.sha256()
+    for start in range(0, len(data), CHUNK_BYTES):
+        piece = bytes(data[start : start + CHUNK_BYTES])
+        digest.update(piece)
+        write(piece)
+    return digest.hexdigest()
+
+
+def _find_write_time(source: BinaryIO) -> int | None:
+    """When a file was last written to, in nanoseconds; None where nobody can say."""
+    try:
+        return os.fstat(source.fileno()).st_mtime_ns
+    except OSError:
+        return None
 
 
 def _measure(path: Path) -> int | None:

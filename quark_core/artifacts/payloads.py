@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from quark_core.errors import SchemaValidationError
-from quark_core.json_object import decode_json, encode_json, normalize_json
+from quark_core.json_object import encode_json, normalize_json
 from quark_core.schema import ARTIFACT_PAYLOAD_FORMATS
 
 __all__ = ["EXTENSIONS", "choose_format", "decode_payload", "encode_payload"]
@@ -53,9 +55,11 @@ def encode_payload(payload: Any, payload_format: str) -> bytes | memoryview:
         return "".join(payload).encode("utf-8", "surrogatepass")
     try:
         view = memoryview(payload)
-    except TypeError:
+    except (TypeError, ValueError, BufferError) as error:
+        reason = "" if isinstance(error, TypeError) else f": {error}"
         raise SchemaValidationError(
-            f"payload must be bytes-like for payload_format 'bytes', not {type(payload).__name__}"
+            "payload must be bytes-like for payload_format 'bytes', "
+            f"not {type(payload).__name__}{reason}"
         ) from None
     if not view.c_contiguous:
         return view.tobytes()
@@ -65,6 +69,5 @@ def encode_payload(payload: Any, payload_format: str) -> bytes | memoryview:
 def decode_payload(data: bytes, payload_format: str) -> Any:
     """The value that was stored; JSON as plain dicts and lists."""
     if payload_format == "json":
-        value = decode_json(data)
-        return dict(value) if isinstance(value, dict) else value
+        return msgspec.json.decode(data)
     return data.decode("utf-8", "surrogatepass") if payload_format == "text" else data

@@ -81,9 +81,11 @@ def copy_payload(run: OpenRun, record: ArtifactRecord, path: object) -> Path:
         target = Path(os.fsdecode(os.fspath(given)))
     except TypeError:
         raise SchemaValidationError(f"path must be a path, not {type(path).__name__}") from None
+    if "\0" in str(target):
+        raise SchemaValidationError("path must not hold a NUL")
     if target.is_dir():
         raise SchemaValidationError(f"path {target} is a directory: give the file's name too")
-    scratch = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
+    scratch = target.with_name(f".{target.name[:50]}.{os.urandom(4).hex()}.part")
     try:
         with _open(run, record) as source, scratch.open("xb") as copy:
             _pump(source, record, copy)

@@ -69,6 +69,7 @@ def _read(data: Any, names: list[str] | None) -> tuple[list[str], list[Sequence[
     if library == "polars" and hasattr(data, "rows"):
         return list(data.columns), list(data.rows())
     if library == "pyarrow" and hasattr(data, "to_pydict"):
+        _check_columns(data.schema.names)
         data = data.to_pydict()
     if isinstance(data, Mapping):
         return _read_columns(data)
@@ -83,6 +84,9 @@ def _read(data: Any, names: list[str] | None) -> tuple[list[str], list[Sequence[
     if rows and all(isinstance(row, Mapping) for row in rows):
         found = list(dict.fromkeys(str(name) for row in rows for name in row))
         named = [{str(name): value for name, value in row.items()} for row in rows]
+        for index, row in enumerate(rows):
+            if len(named[index]) != len(row):
+                raise SchemaValidationError(f"rows[{index}] has names that are equal as text")
         return found, [[row.get(name) for name in found] for row in named]
     if names is None:
         raise SchemaValidationError("columns must be given: the rows have no names")
@@ -103,6 +107,8 @@ def _read_columns(data: Mapping[Any, Any]) -> tuple[list[str], list[Sequence[Any
             raise SchemaValidationError(
                 f"data[{name!r:.60}] must be a column of values, not {type(values).__name__}"
             )
+        if str(name) in lists:
+            raise SchemaValidationError(f"data has two columns {str(name)!r:.60}")
         lists[str(name)] = list(plain)
     lengths = {len(values) for values in lists.values()}
     if len(lengths) > 1:

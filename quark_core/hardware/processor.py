@@ -18,9 +18,10 @@ _KEPT = 16
 
 
 class _Counters(NamedTuple):
-    """What has been used since the boot: by the node, and by each of our processes."""
+    """What has been used since the boot: by the node where it is asked, and by our processes."""
 
     at_s: float
+    of_node: bool
     busy_s: float
     total_s: float
     processes_s: dict[int, float]
@@ -57,7 +58,7 @@ class ProcessorReader:
                 return ProcessorReading(unavailable=f"psutil: {_describe(error)}")
             gaps: list[str] = []
             if fresh and self._find_earlier(time.monotonic(), node) is None:
-                self._keep(self._count(psutil, node, fresh, []))
+                self._earlier.append(self._count(psutil, node, fresh, []))
                 time.sleep(_WINDOW_S)
             now = self._count(psutil, node, fresh, gaps)
             begin = self._find_earlier(now.at_s, node)
@@ -105,7 +106,7 @@ class ProcessorReader:
             except Exception:  # noqa: BLE001, S112 - a worker may have ended meanwhile
                 continue
             processes_s[worker.pid] = times.user + times.system
-        return _Counters(time.monotonic(), busy_s, total_s, processes_s)
+        return _Counters(time.monotonic(), node, busy_s, total_s, processes_s)
 
     def _list_workers(self, fresh: bool) -> None:
         now = time.monotonic()
@@ -122,7 +123,7 @@ class ProcessorReader:
     def _find_earlier(self, now_s: float, node: bool) -> _Counters | None:
         """The newest counters that are a window old, and have the node's where they must."""
         for counters in reversed(self._earlier):
-            if now_s - counters.at_s >= _WINDOW_S and (counters.total_s or not node):
+            if now_s - counters.at_s >= _WINDOW_S and (counters.of_node or not node):
                 return counters
         return None
 

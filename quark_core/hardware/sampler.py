@@ -145,7 +145,7 @@ class HardwareSampler:
                 interval_s, processor, gpus = wanted
                 reading = self._read(processor, gpus)
                 with self._lock:
-                    if self._wake is not wake:
+                    if self._wake is not wake or not self.running:
                         return
                     self.reading = reading
             except Exception as error:  # noqa: BLE001 - training must not lose its figures for one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,7 +77,7 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         strict = self._run.strict
         self._raises = strict if raise_on_retention_error is None else raise_on_retention_error
         self._in_hook = threading.local()
-        self._not_kept = 0
+        self._counts_not_kept = itertools.count(1)
         self._hook_failures: set[str] = set()
 
     def _check(
@@ -239,8 +240,8 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         )
         if self._run.strict:
             raise SessionStoreError(f"{message}. Make room, or store it elsewhere.")
-        self._not_kept += 1
-        if self._not_kept == 1:
+        count = next(self._counts_not_kept)
+        if count == 1:
             _log.warning("run %s: %s", self._run.context.run_id, message)
         self._run.emit_event(
             "artifact_not_kept",
@@ -254,7 +255,7 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
                     "size_bytes": kept.size_bytes,
                     "sha256": kept.sha256,
                     "reason": kept.failure,
-                    "count": self._not_kept,
+                    "count": count,
                 }
             ),
         )

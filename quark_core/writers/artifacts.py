@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -227,20 +228,26 @@ class ArtifactStore(MediaArtifacts):
                 another bad argument.
             SessionStoreError: The store cannot be read.
         """
-        if isinstance(artifact_types, str):
-            raise SchemaValidationError("artifact_types must be an iterable of str, not one str")
+        if artifact_types is not None and (
+            isinstance(artifact_types, str) or not isinstance(artifact_types, Iterable)
+        ):
+            raise SchemaValidationError(
+                f"artifact_types must be an iterable of str, not {type(artifact_types).__name__}"
+            )
         if payload_format is not None:
             choose_format(None, payload_format)
         newest = check_index(limit, "limit")
         query = Query.build(
             equals={
                 "artifact_type": artifact_type,
+                "payload_format": payload_format,
+            },
+            any_of={
+                "artifact_type": None if artifact_types is None else tuple(artifact_types),
                 "namespace": encode_artifact_key(namespace, "namespace"),
                 "artifact_name": encode_artifact_key(artifact_name, "artifact_name"),
                 "artifact_key": encode_artifact_key(artifact_key, "artifact_key"),
-                "payload_format": payload_format,
             },
-            any_of={"artifact_type": None if artifact_types is None else tuple(artifact_types)},
             step=step,
             step_min=step_min,
             step_max=step_max,
@@ -254,7 +261,8 @@ class ArtifactStore(MediaArtifacts):
         if artifact_id is not None:
             # An id is made of these two, and is no column of its own.
             writer, _, sequence = str(artifact_id).rpartition(f"-{self.KIND}-")
-            number = int(sequence) if sequence.isascii() and sequence.isdigit() else -1
+            known = sequence.isascii() and sequence.isdigit() and len(sequence) < 19
+            number = int(sequence) if known else -1
             mask = (columns["writer_id"] == writer) & (columns["sequence"] == number)
             columns = columns.take(mask.astype(bool)).keep_newest(newest)
         return columns.to_records()  # type: ignore[return-value]
@@ -317,10 +325,21 @@ def _list_numbers(values: Any, argument: str) -> list[Any]:
         raise SchemaValidationError(
             f"{argument} must be a sequence of numbers, not {type(values).__name__}"
         )
-    numbers = [item.item() if hasattr(item, "item") else item for item in plain]
+    numbers = [
+        item.item() if hasattr(item, "item") and getattr(item, "ndim", 0) == 0 else item
+        for item in plain
+    ]
     for index, number in enumerate(numbers):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise SchemaValidationError(
                 f"{argument}[{index}] must be a number, not {type(number).__name__}"
             )
-    return numbers
+    # JSON holds integers of 64 bits as numbers, and larger ones as texts.
+    return [number if abs(number) < 2**63 else _widen(number) for number in numbers]
+
+
+def _widen(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf

@@ -269,7 +269,7 @@ def take_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The caller's metadata as it is now."""
     if metadata is None:
         return None
-    if not isinstance(metadata, Mapping):
+    if type(metadata) is not dict and not isinstance(metadata, Mapping):
         raise SchemaValidationError(
             f"metadata must be a mapping of JSON values, not {type(metadata).__name__}"
         )

@@ -55,6 +55,7 @@ BEYOND = [
     "SampleExposure",
     "SequenceLengthSummary",
     "Series",
+    "StepTelemetryScope",
     "__version__",
     "open_run",
     "search_runs",
@@ -105,6 +106,17 @@ SIGNATURES = {
     "EventLogger.read": "event_type=None event_types=None severity=None step=None step_min=None"
     " step_max=None epoch=None epoch_min=None epoch_max=None limit=None",
     "EventLogger.close": "",
+    "SystemTelemetry.__init__": "session config=None batch_size=20",
+    "SystemTelemetry.start_step": "step epoch=None metadata=None",
+    "SystemTelemetry.sample": "step=None epoch=None metadata=None timestamp=None",
+    "SystemTelemetry.record_step": "step epoch=None step_time_ms=None data_time_ms=None"
+    " compute_time_ms=None overflow_occurred=False skipped_step=False metadata=None timestamp=None",
+    "SystemTelemetry.flush": "",
+    "SystemTelemetry.read": "boundary=None step=None step_min=None step_max=None epoch=None"
+    " epoch_min=None epoch_max=None limit=None",
+    "SystemTelemetry.close": "",
+    "StepTelemetryScope.mark_data_ready": "",
+    "StepTelemetryScope.finish": "overflow_occurred=False skipped_step=False",
     "ArtifactStore.__init__": "session retention_hooks=None raise_on_retention_error=None",
     "ArtifactStore.store": "artifact_type name payload step=None epoch=None namespace=None"
     " payload_format=None metadata=None timestamp=None",

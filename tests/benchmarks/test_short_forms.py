@@ -80,3 +80,22 @@ def test_full_disk(tmp_path):
         rest = ("exceptions", "waiting", "duplicated", "CSV differs")
         assert [case[name] for name in rest] == [0, 0, 0, 0]
     assert cases[0]["missing"] == 0
+
+
+@pytest.mark.slow
+def test_writers(tmp_path):
+    figures = run(tmp_path, "benchmarks/writers.py")
+    assert {row["what"] for row in figures["steps"]} == {
+        "telemetry, cadence 1",
+        "telemetry, cadence 10",
+        "log_batch",
+    }
+    assert all(row["step ms"] > 0 for row in figures["steps"])
+    (large,) = figures["large"]
+    assert large["equal"]
+    assert large["peak MB"] < 200
+    (many,) = figures["many"]
+    assert many["listed"] == many["loaded right"] == 2 * many["artifacts"] > 0
+    (kills,) = figures["kills"]
+    assert (kills["kills"], kills["lost"], kills["wrong hash"]) == (5, 0, 0)
+    assert kills["listed"] == kills["loaded"] > 0

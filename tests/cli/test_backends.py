@@ -28,7 +28,7 @@ def test_installed_backends_are_listed(invoke):
     firsts = [words[0] for words in lines if words]
     assert firsts.index("csv") < firsts.index("embedded")
     can = " ".join(result.stdout.split("embedded")[-1].split())
-    assert "write, generations, groups, idempotent, primary, read" in can
+    assert "write, artifacts, generations, groups, idempotent" in can
     assert "left out" not in result.stdout
 
 
@@ -37,6 +37,7 @@ def test_json_lists_capabilities_and_origin(invoke):
     by_name = {item["name"]: item for item in listed["backends"]}
     assert {"csv", "embedded"} <= by_name.keys()
     assert by_name["embedded"]["capabilities"] == [
+        "artifacts",
         "generations",
         "groups",
         "idempotent",

@@ -144,3 +144,30 @@ def test_the_demo_trains_and_leaves_a_run_that_can_be_read(run_python):
     assert best[0].step == 21
     assert set(best[0].payload) == {"val/loss", "val/accuracy"}
     assert len((run_path / "csv" / "metrics.csv").read_text().splitlines()) == steps + 1
+
+
+def test_the_telemetry_example_says_where_the_time_went(run_python):
+    done = run_python(EXAMPLES / "runtime_telemetry.py", "--steps", "12")
+    assert done.returncode == 0, done.stderr
+    share = re.search(r"^12 steps, (\d+) % of the time in data$", done.stdout, re.MULTILINE)
+    assert share is not None
+    assert 0 < int(share[1]) <= 100
+    (run,) = quark.search_runs(storage_dir=run_python.folder)
+    session = quark.open_run(run.run_id, storage_dir=run_python.folder)
+    records = quark.SystemTelemetry(session).read(boundary="step")
+    assert [record.step for record in records] == list(range(12))
+
+
+def test_the_artifact_example_stores_and_loads(run_python):
+    done = run_python(EXAMPLES / "store_artifacts.py")
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint: (10000,)" in done.stdout
+    (place,) = re.findall(r"^the file lies in (.+)$", done.stdout, re.MULTILINE)
+    assert Path(place).is_file()
+
+
+def test_the_batch_example_finds_the_wrong_labels(run_python):
+    done = run_python(EXAMPLES / "batch_diagnostics.py")
+    assert done.returncode == 0, done.stderr
+    found = set(re.findall(r"^hard: batch (\d+),", done.stdout, re.MULTILINE))
+    assert found == {"5", "17"}
