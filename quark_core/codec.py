@@ -21,7 +21,8 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from operator import sub as subtract
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -54,6 +55,7 @@ __all__ = [
     "decode_body",
     "encode_columns",
     "encode_records",
+    "encode_repeated",
 ]
 
 BODY_VERSION = 1
@@ -243,11 +245,17 @@ def encode_records(records: Sequence[StreamRecord]) -> bytes:
     return encode_columns(first.KIND, len(records), columns)
 
 
-def encode_columns(kind: str, count: int, columns: Mapping[str, Sequence[Any]]) -> bytes:
-    """Encode columns of Python values; a field that is left out is read as its default."""
+def encode_columns(kind: str, count: int, columns: Mapping[str, Sequence[Any] | Column]) -> bytes:
+    """Encode columns of Python values; a field that is left out is read as its default.
+
+    A column that is encoded already is taken as it is.
+    """
     types, booleans = column_types(kind), boolean_fields(kind)
     encoded = []
     for name, given in columns.items():
+        if isinstance(given, Column):
+            encoded.append(given)
+            continue
         values = given
         if name in booleans:
             values = [None if value is None else int(value) for value in given]
@@ -256,6 +264,20 @@ def encode_columns(kind: str, count: int, columns: Mapping[str, Sequence[Any]]) 
     if len(body) < _COMPRESS_FROM_BYTES:
         return _PLAIN + body
     return _ZSTD + zstd.compress(body, 3)
+
+
+def encode_repeated(name: str, texts: tuple[str | None, ...], times: int) -> Column:
+    """A column of texts in which the same few follow each other again and again.
+
+    Raises:
+        SchemaValidationError: More than 127 different ones.
+    """
+    indexes: dict[str | None, int] = {}
+    pattern = [indexes.setdefault(text, len(indexes)) for text in texts]
+    if len(indexes) == 1:
+        return Column(name, "c", texts[0])
+    width, packed = _pack_narrow(pattern)
+    return Column(name, "t", [list(indexes), width], b"", packed * times)
 
 
 def decode_body(body: bytes) -> DecodedBody:
@@ -292,10 +314,13 @@ def _encode_column(name: str, encoding: str, values: Sequence[Any]) -> Column:
             return Column(name, "c", None)
         return Column(name, "j", [None if v is None else encode_json(v) for v in values])
     if encoding == "f":
-        values = [None if value is None else float(value) for value in values]
+        if None in values:
+            values = [None if value is None else float(value) for value in values]
+        else:
+            values = list(map(float, values))
     first = values[0]
-    # NaN differs from itself, so a column of NaN is never taken for a constant one.
-    if all(value == first for value in values) and first != 0.0:
+    # NaN differs from itself, and must not be taken for a constant because it is one object.
+    if first == first and first != 0.0 and values.count(first) == len(values):
         return Column(name, "c", first)
     if encoding == "t":
         indexes: dict[Any, int] = {}
@@ -310,7 +335,7 @@ def _encode_column(name: str, encoding: str, values: Sequence[Any]) -> Column:
     if encoding == "f":
         return Column(name, "f", None, nulls, _pack("d", values))
     start = values[0]
-    width, packed = _pack_narrow([0, *(after - before for before, after in pairwise(values))])
+    width, packed = _pack_narrow([0, *map(subtract, values[1:], values)])
     return Column(name, "i", [start, width], nulls, packed)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from quark_core.codec import encode_columns
+from quark_core.codec import encode_columns, encode_repeated
 from quark_core.fields import column_types
 from quark_core.records import MetricRecord
 
@@ -60,6 +60,9 @@ def encode_items(items: Sequence[MetricItem]) -> tuple[int, bytes]:
             name: [getattr(item, name) for item in items] for name in names
         }
         return len(items), encode_columns(MetricRecord.KIND, len(items), columns)
+    rows: list[MetricRow] = [item for item in items if type(item) is tuple]
+    if len(rows) == len(items) and all(row[4] is rows[0][4] for row in rows):
+        return _encode_rows(rows)
     columns = {name: [] for name in names}
     for item in items:
         if type(item) is tuple:
@@ -79,4 +82,19 @@ def encode_items(items: Sequence[MetricItem]) -> tuple[int, bytes]:
             for name in names:
                 columns[name].append(getattr(item, name))
     count = len(columns["value"])
+    return count, encode_columns(MetricRecord.KIND, count, columns)
+
+
+def _encode_rows(rows: Sequence[MetricRow]) -> tuple[int, bytes]:
+    """Rows of the very same keys, as a training loop leaves them: their names are encoded once."""
+    keys: tuple[MetricKey, ...] = rows[0][4]
+    width, count = len(keys), len(keys) * len(rows)
+    columns: dict[str, Any] = {
+        "sequence": [number for row in rows for number in range(row[0], row[0] + width)]
+    }
+    for place, name in ((1, "time_us"), (2, "step"), (3, "epoch")):
+        columns[name] = [value for row in rows for value in (row[place],) * width]
+    for place, name in enumerate(MetricKey._fields):
+        columns[name] = encode_repeated(name, tuple(key[place] for key in keys), len(rows))
+    columns["value"] = [value for row in rows for value in row[5]]
     return count, encode_columns(MetricRecord.KIND, count, columns)

@@ -46,6 +46,9 @@ class BoundWriter(Protocol):
     def bind(self) -> None:
         """Take up the run's stream, which was replaced."""
 
+    def settle(self) -> None:
+        """Hand over what is still being worked out, before the run ends."""
+
     def __hash__(self) -> int: ...
 
 
@@ -190,6 +193,14 @@ class OpenRun:
         if self.reader is None or self.context.run_id is None:
             return Columns.empty(kind)
         return self.reader.read(self.context.run_id, kind, query)
+
+    def settle_writers(self) -> None:
+        """Let the writers hand over what they are still working out."""
+        for writer in list(self.writers):
+            try:
+                writer.settle()
+            except Exception:  # noqa: BLE001 - the run must end all the same
+                _log.exception("run %s: a writer could not finish", self.context.run_id)
 
     def add_writer(self, writer: BoundWriter) -> None:
         """Count a writer that uses this run."""

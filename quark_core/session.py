@@ -292,6 +292,7 @@ class TrainingSession:
             if self not in open_runs.sessions:
                 raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
             open_runs.remove(self)
+        run.settle_writers()
         if run.children is not None:
             # What the run's other writers have logged comes before its end.
             run.children.finish(timeout_s / 2, writers_timeout_s=settings.writers_timeout_s())

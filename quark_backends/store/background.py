@@ -20,7 +20,7 @@ __all__ = ["BackgroundCompaction", "WriteGate"]
 _log = logging.getLogger("quark")
 
 # Reading one metric out of more batches than this takes longer than it should.
-_ENOUGH_BATCHES = 64
+_ENOUGH_BATCHES = 128
 # Fewer are not worth the chunks that they would become.
 _FEW_BATCHES = 16
 _BETWEEN_TURNS_S = 0.02

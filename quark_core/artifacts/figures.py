@@ -12,13 +12,17 @@ __all__ = ["MATPLOTLIB_FORMATS", "draw_matplotlib", "find_matplotlib_figure", "i
 MATPLOTLIB_FORMATS = {"png": "image/png", "svg": "image/svg+xml", "pdf": "application/pdf"}
 """Format of a matplotlib figure -> media type of its file."""
 
+_MAX_DEPTH = 8  # axes may be in a part of a figure, which may be in a part of one
+
 
 def find_matplotlib_figure(figure: Any) -> Any | None:
     """The matplotlib figure that an object is, or that its axes are of; else None."""
-    for candidate in (figure, getattr(figure, "figure", None)):
+    candidate = figure
+    for _ in range(_MAX_DEPTH):
         module = type(candidate).__module__.partition(".")[0]
         if module == "matplotlib" and hasattr(candidate, "savefig"):
             return candidate
+        candidate = getattr(candidate, "figure", None)
     return None
 
 

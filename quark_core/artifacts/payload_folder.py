@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -326,13 +327,9 @@ def _describe(error: OSError) -> str:
 
 def _sync_directory(path: Path) -> None:
     """Bring a new name to the disk; where directories cannot be synced (Windows), nothing."""
-    try:
+    with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -91,6 +91,7 @@ class BlackBox:
         self._capacity -= self._capacity % 8
         self._head = 0
         self._number = 0
+        self._seen_head = 0
         self._tail = 0
         # Held for a copy in memory, never waited for: a signal handler may come in between.
         self._lock = threading.Lock()
@@ -190,6 +191,18 @@ class BlackBox:
     def mark(self) -> tuple[int, int, int]:
         """Where the ring ends now; everything before it is in the channels."""
         return self._head, self._number, self.uncovered
+
+    def choose_wait(self, tick_s: float, elapsed_s: float) -> float:
+        """How long to wait for the next tick, so that about a quarter of the ring is used.
+
+        Args:
+            tick_s: The longest wait.
+            elapsed_s: Time since the last call.
+        """
+        used = self._head - self._seen_head
+        self._seen_head = self._head
+        share = self._capacity // 4
+        return tick_s if used <= share else min(tick_s, elapsed_s * share / used)
 
     def release(self, mark: tuple[int, int, int]) -> None:
         """Let entries before a mark be overwritten: they are journaled."""

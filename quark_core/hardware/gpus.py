@@ -181,4 +181,6 @@ def _to_text(value: Any) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200].rstrip(": ")
+    text = f"{type(error).__name__}: {error}"[:200].rstrip(": ")
+    # A file name in it may hold what no JSON can.
+    return text.encode("utf-8", "replace").decode()

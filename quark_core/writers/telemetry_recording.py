@@ -6,7 +6,7 @@ import platform
 import sys
 import threading
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from time import monotonic, time_ns
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.hardware.readings import HardwareReading
 from quark_core.hardware.sampler import Watch, shared_sampler
 from quark_core.json_object import JsonObject, normalize_json
+from quark_core.names import check_text
 from quark_core.records import MetricRecord, SystemTelemetryRecord
 from quark_core.writers.base import BufferedWriter
 from quark_core.writers.device_timing import (
@@ -24,12 +25,17 @@ from quark_core.writers.device_timing import (
     is_cuda,
     open_device_clock,
 )
-from quark_core.writers.runtime_figures import RuntimeFigures, lay_out_figures
+from quark_core.writers.runtime_figures import (
+    MIRRORED_KEYS,
+    RuntimeFigures,
+    lay_out_figures,
+)
 from quark_core.writers.step_scope import StepTelemetryScope
 from quark_core.writers.telemetry_config import SystemTelemetryConfig
 
 __all__ = ["TelemetryRecording", "merge_metadata", "take_metadata"]
 
+_AGE = "reading_age_ms"
 _SETTLE_TIMEOUT_S = 1.0
 _OLD_AFTER_S = 30.0
 _OLD_AFTER_INTERVALS = 10
@@ -59,7 +65,7 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         self._device_index = find_device_index(config.device)
         self._is_cuda = is_cuda(config.device)
         self._old_after_s = max(_OLD_AFTER_S, _OLD_AFTER_INTERVALS * config.sample_interval_s)
-        self._node = platform.node() or None
+        self._node = check_text(platform.node(), "node") or None
         self._figures = self._lay_out(None)
         self._writer_id = ""
         super().__init__(session, batch_size=batch_size)
@@ -79,6 +85,9 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
         self._take_sequence = self._channel.take_sequence
         metrics = self._run.stream.channel(MetricRecord.KIND)
+        if self._config.emit_scalar_metrics:
+            # As many steps in a batch of metrics as in one of telemetry.
+            metrics.fit_frames(self._batch_size * len(MIRRORED_KEYS))
         self._metric_sequence = metrics.sequence
         self._append_row = metrics.append
         self._watching = False
@@ -87,6 +96,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
             self._writer_id = origin.writer_id
             self._count_lock = threading.Lock()
             self._overflow_count = self._skipped_step_count = 0
+            self._mirrored_figures: RuntimeFigures | None = None
+            self._mirrored_counts: tuple[int, int] | None = None
             self._told: dict[str, str] | None = None
             self._pending: PendingSteps | None = None
             self._clock_is_open = not self._is_cuda
@@ -191,11 +202,22 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         times: StepTimes,
     ) -> None:
         step_ms, data_ms, compute_ms = times
-        keys = figures.choose_keys(step_ms is not None, data_ms is not None, compute_ms is not None)
+        # A reading stands for many steps and a count for more, and each is one point.
+        is_new = figures is not self._mirrored_figures
+        is_counted = counts != self._mirrored_counts
         values = [time_ms for time_ms in times if time_ms is not None]
-        values += figures.values
-        values += map(float, counts)
+        if is_new:
+            self._mirrored_figures = figures
+            values += figures.values
+        if is_counted:
+            self._mirrored_counts = counts
+            values += map(float, counts)
         count = len(values)
+        if not count:
+            return
+        keys = figures.choose_keys(
+            (step_ms is not None, data_ms is not None, compute_ms is not None, is_new, is_counted)
+        )
         sequences = list(islice(self._metric_sequence, count))
         if sequences[-1] - sequences[0] == count - 1:
             self._append_row((sequences[0], time_us, step, epoch, keys, values))
@@ -220,7 +242,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
             if age_s > self._old_after_s:
                 figures = self._lay_out(reading, is_old=True)
             else:
-                items["reading_age_ms"] = round(age_s * 1000.0, 1)
+                # In steps of 10 ms, so that what quick steps say of it is the same.
+                items[_AGE] = round(age_s * 100.0) * 10.0
         unavailable = figures.unavailable
         if unavailable != self._told:
             self._told = unavailable
@@ -260,7 +283,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
                 self._skipped_step_count += skipped
         return self._overflow_count, self._skipped_step_count
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Record what a GPU has not finished; waits for it for a second at most."""
         if self._pending is not None:
             self._pending.settle(_SETTLE_TIMEOUT_S)
 
@@ -280,5 +304,12 @@ def take_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def merge_metadata(items: dict[str, Any], own: dict[str, Any] | None) -> JsonObject | None:
     """Our metadata and the caller's, which wins."""
     if own is not None:
-        items = {**items, **own}
-    return JsonObject(items) if items or own is not None else None
+        return JsonObject({**items, **own})
+    if len(items) == 1 and _AGE in items:
+        return _make_age(items[_AGE])
+    return JsonObject(items) if items else None
+
+
+@lru_cache(maxsize=64)
+def _make_age(age_ms: float) -> JsonObject:
+    return JsonObject({_AGE: age_ms})

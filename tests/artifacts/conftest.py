@@ -3,11 +3,17 @@
 import subprocess
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import quark
 
-settings.register_profile("artifacts", deadline=None, max_examples=120)
+# One run serves all examples of a test.
+settings.register_profile(
+    "artifacts",
+    deadline=None,
+    max_examples=120,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("artifacts")
 
 

@@ -112,6 +112,13 @@ def test_a_broken_package_is_no_exception(monkeypatch):
     assert "AttributeError" in reading.unavailable
 
 
+def test_a_reason_is_text_that_json_can_hold(nvml):
+    nvml.init_error = OSError("no file \udcff" + "x" * 1000)
+    reason = GpuReader().read().unavailable
+    assert reason.encode()
+    assert len(reason) < 300
+
+
 def test_a_driver_that_hangs_holds_up_no_second_thread(nvml):
     nvml.hang = threading.Event()
     reader = GpuReader()

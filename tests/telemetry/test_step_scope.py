@@ -285,7 +285,7 @@ def test_a_bounded_number_of_steps_waits(timed, monkeypatch):
     assert len(timed._pending) == 0
 
 
-def test_steps_that_end_after_the_run_are_left_out(tmp_path, cuda):
+def test_the_end_of_the_run_waits_a_moment_for_steps_of_the_device(tmp_path, cuda):
     config = SystemTelemetryConfig(capture_cpu=False, capture_gpu=False, device="cuda:1")
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         telemetry = SystemTelemetry(session, config=config)
@@ -293,7 +293,8 @@ def test_steps_that_end_after_the_run_are_left_out(tmp_path, cuda):
         session.end_run()
         cuda.catch_up()
         telemetry.close()
-        assert telemetry.read() == ()
+        (record,) = telemetry.read()
+        assert record.metadata == {"timing": "wall_clock"}
 
 
 def test_a_device_without_cuda_is_timed_by_the_wall_clock(session, cuda):
