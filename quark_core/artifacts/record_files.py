@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,15 +66,14 @@ def write_record_files(
 
 
 def _write_metadata(root: Path, relative: str, description: Mapping[str, Any]) -> str | None:
-    path = root / relative
-    scratch = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
+    folder = root / ARTIFACT_STORAGE_LAYOUT["partial"]
+    scratch = folder / f"{os.getpid()}-{os.urandom(8).hex()}"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         scratch.write_bytes(msgspec.json.format(msgspec.json.encode(description), indent=2))
-        os.replace(scratch, path)
+        os.replace(scratch, root / relative)
     except OSError:
-        try:
+        with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
-        except OSError:
-            return None
         return None
     return relative

@@ -225,9 +225,9 @@ class Lane:
         return True
 
     def _write_group(self, backend: SupportsGroups, batches: list[Batch]) -> None:
-        self._begin(batches)
         try:
             self._send_payloads(backend, batches)
+            self._begin(batches)
             backend.write_group(batches)
         except BackendRejected:
             # One of them is refused; which one shows when they go singly.
@@ -243,9 +243,10 @@ class Lane:
             self._mark.begin(batches[-1].number + 1)
 
     def _write_one(self, backend: Backend, batch: Batch) -> None:
-        self._begin([batch])
         try:
+            # A payload may come twice, so nothing is begun by sending it.
             self._send_payloads(backend, [batch])
+            self._begin([batch])
             backend.write(batch)
         except BackendRejected as error:
             reason = str(error)

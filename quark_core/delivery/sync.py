@@ -15,7 +15,7 @@ from quark_core.delivery.black_box import read_black_box
 from quark_core.delivery.black_box_recovery import recover_black_box
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
-from quark_core.delivery.lane_files import lane_folder_name
+from quark_core.delivery.lane_files import LaneMark, lane_folder_name
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.payload_delivery import (
     FindPayload,
@@ -200,8 +200,7 @@ def _sync_lane(
             find = [PayloadFolder(place).find for place in (folder.path, Path(manifest.run_path))]
             for group in _group(chain([first], batches), _GROUP_LIMIT if idempotent else 1):
                 if idempotent or group[0].number >= mark.begun:
-                    mark.begin(group[-1].number + 1)
-                    _write(backend, group, quarantine, result, find)
+                    _write(backend, group, quarantine, result, find, mark)
                 else:
                     # Sent once already, perhaps: sending it again could store it twice.
                     result.unknown += group[0].count
@@ -265,10 +264,12 @@ def _write(
     quarantine: Quarantine,
     result: LaneSync,
     find: Sequence[FindPayload],
+    mark: LaneMark,
 ) -> None:
     if len(batches) > 1 and isinstance(backend, SupportsGroups):
         try:
             send_payloads(backend, batches, find)
+            mark.begin(batches[-1].number + 1)
             backend.write_group(batches)
         except BackendRejected:
             # Which of them is refused shows when they go singly.
@@ -279,6 +280,7 @@ def _write(
     for batch in batches:
         try:
             send_payloads(backend, [batch], find)
+            mark.begin(batch.number + 1)
             backend.write(batch)
         except BackendRejected as error:
             quarantine.put(batch, str(error))

@@ -75,7 +75,7 @@ def test_a_plotly_figure_comes_back(artifacts):
 
 
 @pytest.mark.parametrize(
-    "figure", [None, 5, "figure.png", np.zeros((3, 3)), {"data": []}, object(), plt, [1]], ids=repr
+    "figure", [None, 5, "figure.png", np.zeros((3, 3)), {"data": []}, object(), plt, [1]]
 )
 def test_what_is_no_figure(artifacts, session, figure):
     with pytest.raises(quark.SchemaValidationError, match=r"^figure must be one of matplotlib"):

@@ -86,7 +86,12 @@ def test_an_outage_delays_and_then_all_of_it_comes(tmp_path, mirror, fault):
     assert len(mirror.payloads) == 5
 
 
-def test_an_outage_over_the_end_of_the_run_is_made_up_for_by_sync(tmp_path, mirror, monkeypatch):
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_an_outage_over_the_end_of_the_run_is_made_up_for_by_sync(
+    tmp_path, mirror, add, monkeypatch, idempotent
+):
+    # A payload may come twice; that it did not come must not make its batch count as begun.
+    add(define_mirror(mirror, idempotent=idempotent))
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.3")
     mirror.fault = "unavailable"
     with start(tmp_path) as session:
