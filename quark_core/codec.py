@@ -19,6 +19,7 @@ for those that an older writer did not know.
 from __future__ import annotations
 
 import sys
+import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -263,7 +264,7 @@ def encode_columns(kind: str, count: int, columns: Mapping[str, Sequence[Any] | 
     body = msgspec.msgpack.encode(_Body(BODY_VERSION, kind, count, encoded))
     if len(body) < _COMPRESS_FROM_BYTES:
         return _PLAIN + body
-    return _ZSTD + zstd.compress(body, 3)
+    return _ZSTD + _compress(body)
 
 
 def encode_repeated(name: str, texts: tuple[str | None, ...], times: int) -> Column:
@@ -306,6 +307,22 @@ def decode_body(body: bytes) -> DecodedBody:
     if decoded.kind not in RECORD_TYPES:
         raise SchemaValidationError(f"body holds records of the unknown kind {decoded.kind!r}")
     return DecodedBody(decoded)
+
+
+class _Compressors(threading.local):
+    """A compressor for each thread: making one takes longer than a small body does."""
+
+    def __init__(self) -> None:
+        self.body = zstd.ZstdCompressor(level=3)
+
+
+_compressors = _Compressors()
+
+
+def _compress(body: bytes) -> bytes:
+    """One whole frame, which says how long the body is."""
+    compressed: bytes = _compressors.body.compress(body, zstd.ZstdCompressor.FLUSH_FRAME)
+    return compressed
 
 
 def _encode_column(name: str, encoding: str, values: Sequence[Any]) -> Column:

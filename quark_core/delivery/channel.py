@@ -41,6 +41,7 @@ class Channel:
         "_drained",
         "_fitted",
         "_missing",
+        "_settled",
         "append",
         "frame_records",
         "items",
@@ -61,6 +62,8 @@ class Channel:
         self._fitted = False
         self._drained = 0
         self._missing = 0
+        # How much was drained when nothing was missing; -1 where something was.
+        self._settled = -1
 
     def fit_frames(self, records: int) -> None:
         """Let batches hold as many records as the largest of the channel's writers wants."""
@@ -126,12 +129,15 @@ class Channel:
         yet looks the same for a moment, so a difference counts when it is
         there twice in a row.
         """
+        if not self.items and self._drained == self._settled:
+            return 0
         # repr() is the one way to look at a counter without moving it.
         drawn = int(repr(self.sequence)[len("count(") : -1])
         missing = max(0, drawn - self._drained - self.count_records())
         found = missing if missing == self._missing else 0
         self._missing = missing - found
         self._drained += found
+        self._settled = -1 if self._missing else self._drained
         self.lost += found
         return found
 

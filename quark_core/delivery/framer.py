@@ -34,6 +34,7 @@ class Framer:
         self._log = log
         self._draining = 0
         self._framed_bytes = 0
+        self._unpersisted_bytes = 0
         self.unencodable = 0
         """Records that could not be encoded; a bug, counted."""
 
@@ -41,7 +42,9 @@ class Framer:
         """Put what is in the channels now into the log; whether there was room for all of it."""
         drained = True
         for channel in self._channels:
-            drained = self._drain(channel) and drained
+            if channel.items:
+                drained = self._drain(channel) and drained
+        self._persist()
         return drained
 
     def count_pending(self) -> int:
@@ -84,8 +87,15 @@ class Framer:
             self._log.add(batch)
             self._draining = 0
             self._framed_bytes += len(batch.body)
-            self._log.persist()
+            # Several small frames are one write.
+            self._unpersisted_bytes += len(batch.body)
+            if self._unpersisted_bytes >= FRAME_BYTES:
+                self._persist()
         return remaining <= 0
+
+    def _persist(self) -> None:
+        self._unpersisted_bytes = 0
+        self._log.persist()
 
     def _make_batch(self, kind: str, items: list[Any]) -> Batch:
         count, body = encode_frame_body(kind, items)

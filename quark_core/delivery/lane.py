@@ -28,7 +28,7 @@ _log = logging.getLogger("quark")
 _GROUP_LIMIT = 64
 # What comes meanwhile goes into the same transaction, which costs training a tenth of many small
 # ones; nobody waits for it, since whoever does nudges the lane.
-_LINGER_S = 0.2
+_LINGER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
