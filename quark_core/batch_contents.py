@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 from quark_core.errors import SchemaValidationError
-from quark_core.json_object import JsonObject
+from quark_core.json_object import JsonObject, encode_json
 from quark_core.names import MAX_NAME_LENGTH, check_text
 from quark_core.query import check_index
 
@@ -50,7 +50,14 @@ def count_labels(labels: object, argument: str) -> tuple[JsonObject, int]:
         SchemaValidationError: Not one label for each sample.
     """
     values = _take_values(labels, argument, "label", "; pass class_counts={label: count} instead")
-    if set(map(type, values)) in _COUNTED:
+    kinds = set(map(type, values))
+    if kinds == _ONLY_INTS:
+        numbers = Counter(values)
+        if min(numbers) >= -_INT64_MAX and max(numbers) <= _INT64_MAX:
+            # What most batches have.
+            spelled = dict(zip(map(str, numbers), numbers.values(), strict=True))
+            return JsonObject(spelled, encode_json(spelled)), len(values)
+    if kinds in _COUNTED:
         counted = Counter(values)
         texts = [_spell_label(label, argument, values) for label in counted]
         counts = dict(zip(texts, counted.values(), strict=True))

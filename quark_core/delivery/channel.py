@@ -20,6 +20,7 @@ _DEFAULT_FRAME_RECORDS = 100
 # What a record weighs in memory, measured over metrics with step and epoch.
 ITEM_BYTES = 256
 _SAMPLES = 8
+_LIST_ITEM_BYTES = 6
 # Where a kind of record carries the one thing of it that may be large.
 _OBJECT_FIELDS = {"metric": "metadata", "event": "payload", "lifecycle": "data"}
 
@@ -157,9 +158,14 @@ def _measure_encoded(kind: str, item: Any) -> int:
 
 
 def _measure_objects(kind: str, item: Any) -> int:
-    """Length of the JSON object that an item carries."""
+    """Length of the JSON object that an item carries, and about that of its lists."""
     value = getattr(item, _OBJECT_FIELDS.get(kind, "metadata"), None)
-    return 0 if value is None else len(value.encoded)
+    size = 0 if value is None else len(value.encoded)
+    if kind == "batch":
+        size += _LIST_ITEM_BYTES * len(item.sample_ids or ())
+        size += _LIST_ITEM_BYTES * len(item.sequence_lengths or ())
+        size += 0 if item.class_counts is None else len(item.class_counts.encoded)
+    return size
 
 
 def encode_frame_body(kind: str, items: list[Any]) -> tuple[int, bytes]:
