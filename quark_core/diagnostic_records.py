@@ -116,20 +116,33 @@ class SystemTelemetryRecord(StreamRecord, frozen=True, gc=False):
 class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
     """Statistics of what one call of one module gave, or of its gradient.
 
+    Statistics are over the finite elements; None where there is none, or
+    where they were not asked for.
+
     Attributes:
-        module_name: Qualified name of the module.
+        module_name: Qualified name of the module, without the prefixes of wrappers.
         module_type: Name of its class.
         summary_type: activation or gradient.
         hook_direction: forward or backward.
-        call_index: 0 for the module's first call of the step, and so on.
-        element_count: Elements that the statistics are over.
+        call_index: 0 for the module's first call of the step, and so on; a
+            gradient has that of the call which it is of.
+        element_count: Elements of the tensor.
         step: Step counter, or None.
         epoch: Epoch counter, or None.
         tensor_shape: Shape of the tensor, or None.
-        mean, std, norm, variance: Statistics of the elements, or None.
-        dead_unit_ratio: Share of units that are zero everywhere, or None.
-        saturation_ratio: Share of elements at the ends of their range, or None.
+        mean: Sum of the elements over their number.
+        std: Square root of `variance`.
+        norm: Euclidean: square root of the sum of squares.
+        variance: Mean squared distance from the mean (of the population, not a sample).
+        dead_unit_ratio: Share of units (channels, features) none of whose
+            elements exceeds the epsilon in magnitude, 0 to 1.
+        saturation_ratio: Share of elements near an end of their module's
+            range, 0 to 1.
         metadata: JSON values, or None.
+        minimum, maximum: Smallest and largest element.
+        zero_ratio: Share of elements that do not exceed the epsilon in
+            magnitude, 0 to 1.
+        nan_count, inf_count: Elements that are NaN, or infinite.
     """
 
     module_name: str
@@ -148,6 +161,11 @@ class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
     dead_unit_ratio: float | None = None
     saturation_ratio: float | None = None
     metadata: JsonObject | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    zero_ratio: float | None = None
+    nan_count: int | None = None
+    inf_count: int | None = None
 
     KIND: ClassVar[str] = "layer"
 
