@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from quark_core.forking import importing
 from quark_core.json_object import JsonObject, normalize_json
 from quark_core.ranks import RankInfo
 from quark_core.records import EnvironmentSnapshot
@@ -159,20 +160,23 @@ def _working_directory() -> str:
 
 
 def _find_packages() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
     found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    # What reads the metadata of packages imports late itself.
+    with importing():
+        from importlib.metadata import PackageNotFoundError, version
+
+        for name in _PACKAGES:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                continue
     return found
 
 
 def _find_gpus() -> list[dict[str, Any]]:
     try:
-        import pynvml
+        with importing():
+            import pynvml
     except ImportError:
         return []
     try:
@@ -200,7 +204,8 @@ def _find_gpus() -> list[dict[str, Any]]:
 
 
 def _is_dirty(root: Path) -> bool | None:
-    import subprocess  # late: it takes milliseconds, and readers never need it
+    with importing():
+        import subprocess  # late: it takes milliseconds, and readers never need it
 
     try:
         done = subprocess.run(

@@ -38,7 +38,7 @@ def find_omegaconf(value: object) -> Any | None:
     library = sys.modules.get("omegaconf")
     if library is None:
         return None
-    for name in ("DictConfig", "ListConfig"):
+    for name in ("DictConfig", "ListConfig", "TupleConfig"):
         kind = getattr(library, name, None)
         if isinstance(kind, type) and isinstance(value, kind):
             return getattr(library, "OmegaConf", None)

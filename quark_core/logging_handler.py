@@ -91,6 +91,7 @@ class LoggingHandler(logging.Handler):
             ) from None
         self._owned = not isinstance(events, EventLogger)
         self._events = _open_events(events)
+        self._events.check_open("LoggingHandler")
         self._done = False
 
     def handle(self, record: logging.LogRecord) -> bool:

@@ -228,6 +228,7 @@ class OpenRun:
         self.lock = threading.RLock()
         self.background = self.children = self.reader = None
         self.forked = True
+        self.non_finite = {}
         parent = self.stream.origin
         origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)
         active = self.stream.active

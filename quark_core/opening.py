@@ -68,6 +68,10 @@ def start(
     check_label(project, "project")
     if name is not None:
         check_label(name, "name")
+    if not isinstance(strict_mode, bool):
+        raise SchemaValidationError(
+            f"strict_mode must be True or False, not a {type(strict_mode).__name__}"
+        )
     if parent_run_id is not None:
         check_run_id(parent_run_id, "parent_run_id")
     settings.check_timeouts()
@@ -93,7 +97,7 @@ def start(
         resume_count=0,
         run_path=location.run_path,
         git_commit=git.commit if git else None,
-        strict_mode=bool(strict_mode),
+        strict_mode=strict_mode,
         tags=checked_tags,
         attempt=0,
         name=name,
@@ -139,7 +143,7 @@ def resume(
     reader = composition.open_primary(
         plan.primary, replace_dataclass(plan.primary.configure(root), read_only=True)
     )
-    stored = reader.load_run(run_id)
+    stored = _load_run(reader, run_id)
     _check_resumable(stored, reopen=reopen)
     primary = _open_primary(plan, root)
     git = read_git_state(working_directory())
@@ -172,11 +176,7 @@ def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
     check_run_id(run_id)
     root = resolve_storage_dir(storage_dir)
     reader = composition.open_reader(root)
-    try:
-        stored = reader.load_run(run_id)
-    except RunNotFoundError as error:
-        hint = _describe_near_runs(reader, run_id)
-        raise RunNotFoundError(f"{error}{hint}") from None
+    stored = _load_run(reader, run_id)
     return OpenRun(
         to_context(stored, reader, root),
         RunStream(Origin(run_id)),
@@ -351,6 +351,14 @@ def _find_parent(primary: SupportsPrimary | None, parent_run_id: str | None) -> 
     except RunNotFoundError as error:
         reason = str(error).removeprefix(f"run_id {parent_run_id}: ")
         raise RunNotFoundError(f"parent_run_id {parent_run_id}: {reason}") from error
+
+
+def _load_run(reader: SupportsPrimary, run_id: str) -> StoredRun:
+    """A run of a store; an unknown one is refused with those that may be meant."""
+    try:
+        return reader.load_run(run_id)
+    except RunNotFoundError as error:
+        raise RunNotFoundError(f"{error}{_describe_near_runs(reader, run_id)}") from None
 
 
 def _describe_near_runs(reader: SupportsPrimary, given: str) -> str:

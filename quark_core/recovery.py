@@ -17,6 +17,7 @@ from quark_core.delivery.journal_folder import (
     find_folders,
     journal_directory,
 )
+from quark_core.delivery.journal_order import order_journals
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.sync import LaneSync, count_boxed, count_waiting, sync_folder
 
@@ -108,10 +109,8 @@ def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None)
         on_progress: Told of each number of records that are done with.
     """
     found = []
-    for folder in find_folders(storage_dir):
-        manifest = folder.read_manifest()
-        if manifest is not None:
-            found += sync_folder(folder, manifest, open_lane, on_progress=on_progress)
+    for folder, manifest in order_journals(find_folders(storage_dir)):
+        found += sync_folder(folder, manifest, open_lane, on_progress=on_progress)
     return found
 
 
@@ -222,10 +221,7 @@ def _is_orphan(folder: JournalFolder) -> bool:
 
 
 def _adopt(orphans: list[JournalFolder]) -> None:
-    for folder in orphans:
-        manifest = folder.read_manifest()
-        if manifest is None:
-            continue
+    for folder, manifest in order_journals(orphans):
         try:
             results = sync_folder(folder, manifest, open_lane)
         except Exception:  # noqa: BLE001 - this must not reach the run that is starting

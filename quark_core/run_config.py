@@ -154,7 +154,7 @@ class _Conversion:
                 )
                 for key, item in written.items()
             }
-        if isinstance(written, list):
+        if isinstance(written, (list, tuple)):
             return [
                 self._convert_entry(omegaconf, container, i, item, f"{path}[{i}]")
                 for i, item in enumerate(written)

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, NoReturn, Self, get_args
 
 import msgspec
 
@@ -333,6 +333,12 @@ class TrainingSession:
     def to_dict(self) -> dict[str, Any]:
         """The whole context, project and run included, as JSON-like values."""
         return self._run.context.to_dict()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a TrainingSession belongs to its process and cannot be pickled or copied: give the "
+            "other process session.context, and make writers of it there"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -107,6 +107,9 @@ def _copy(store: ArtifactStore, records: Sequence[ArtifactRecord], output: Path)
     for record in records:
         name = Path(record.payload_relative_path or record.id).name
         target = output / record.artifact_type / record.artifact_key / name
+        if _holds(target, record):
+            copied += 1
+            continue
         if target.exists():
             click.echo(f"{target} exists and is left alone", err=True)
             continue
@@ -121,3 +124,13 @@ def _copy(store: ArtifactStore, records: Sequence[ArtifactRecord], output: Path)
     click.echo(f"{copied} of {len(records)} payloads are in {output}", err=True)
     if failed:
         raise SystemExit(1)
+
+
+def _holds(path: Path, record: ArtifactRecord) -> bool:
+    """Whether a file is the payload already."""
+    import hashlib
+
+    if not path.is_file() or path.stat().st_size != record.size_bytes:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == record.sha256

@@ -113,6 +113,8 @@ def export(
         f"{sum(files.rows.values()):,} rows, {decimal(files.size_bytes)} in "
         f"{len(files.written)} files: {', '.join(map(str, files.written))}"
     )
+    if files.rows.get("artifact"):
+        click.echo(f"The payloads of its artifacts: quark artifacts {run} --output DIR")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from quark_core.backend import SupportsRead
-    from quark_core.records import ArtifactRecord, SystemTelemetryRecord
+    from quark_core.records import (
+        ArtifactRecord,
+        BatchDiagnosticRecord,
+        SystemTelemetryRecord,
+    )
 
 __all__ = ["describe_contents", "print_contents"]
 
@@ -35,6 +39,9 @@ def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
         line = _describe_hardware(telemetry)
         if line:
             console.print(Text.assemble(("hardware  ", "bold"), line))
+    batch = _read_newest_batch(reader, run_id)
+    if batch is not None:
+        console.print(Text.assemble(("newest batch  ", "bold"), _describe_batch(batch)))
     records = _read_artifacts(reader, run_id)
     if records:
         console.print(make_artifact_table(records))
@@ -48,6 +55,24 @@ def _read_newest_telemetry(reader: SupportsRead, run_id: str) -> SystemTelemetry
 
     found = reader.read(run_id, SystemTelemetryRecord.KIND, Query(limit=1)).to_records()
     return found[0] if found else None  # type: ignore[return-value]
+
+
+def _read_newest_batch(reader: SupportsRead, run_id: str) -> BatchDiagnosticRecord | None:
+    from quark_core.query import Query
+    from quark_core.records import BatchDiagnosticRecord
+
+    found = reader.read(run_id, BatchDiagnosticRecord.KIND, Query(limit=1)).to_records()
+    return found[0] if found else None  # type: ignore[return-value]
+
+
+def _describe_batch(record: BatchDiagnosticRecord) -> str:
+    """Such as `step 120, loss 0.31, 64 samples of 10 classes`."""
+    parts = [] if record.step is None else [f"step {record.step}"]
+    parts.append(f"loss {record.loss:.4g}")
+    if record.batch_size is not None:
+        classes = f" of {len(record.class_counts)} classes" if record.class_counts else ""
+        parts.append(f"{record.batch_size} samples{classes}")
+    return ", ".join(parts)
 
 
 def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, ...]:
@@ -86,5 +111,6 @@ def _describe_hardware(record: SystemTelemetryRecord) -> str:
         (record.skipped_step_count, "skipped step"),
     ):
         if count:
-            parts.append(f"{count} {noun}{'s' if count > 1 else ''}")
+            since = " since it was resumed" if record.attempt else ""
+            parts.append(f"{count} {noun}{'s' if count > 1 else ''}{since}")
     return ", ".join(parts)

@@ -307,6 +307,12 @@ def _print_logs(console: Console, events: Columns) -> None:
         if message:
             # A log line must not command the terminal that shows it.
             line.append(f"  {message}".replace("\x1b", "?"))
+        if getattr(record, "event_type", "") == "log_record":
+            # The rest says where in the code it was logged; --json has it.
+            payload = {"logger": payload.get("logger")}
         if payload:
-            line.append(f"  {_compact(payload)[:_PAYLOAD_CHARACTERS]}", style="dim")
+            text = _compact(payload)
+            if len(text) > _PAYLOAD_CHARACTERS:
+                text = text[: _PAYLOAD_CHARACTERS - 1] + "…"
+            line.append(f"  {text}", style="dim")
         console.print(line, soft_wrap=True)

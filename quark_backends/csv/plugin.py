@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability
+from quark_core.forking import importing
 from quark_core.hookspecs import hookimpl
 
 __all__ = ["quark_register_backends"]
 
 
 def _open(config: BackendConfig) -> Backend:
-    from quark_backends.csv.backend import CsvBackend
+    with importing():
+        from quark_backends.csv.backend import CsvBackend
 
     return CsvBackend(config)
 

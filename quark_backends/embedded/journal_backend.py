@@ -24,6 +24,7 @@ from quark_backends.store.trash import JournalTrash, SupportsTrash
 from quark_core.backend import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import find_folders
+from quark_core.delivery.journal_order import order_journals
 from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
 
 if TYPE_CHECKING:
@@ -169,13 +170,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
     def _play(self) -> None:
         """Play what has come into the journals since the last time."""
         ingest = BatchIngest(self._connect())
-        folders = []
-        for folder in find_folders(self._storage_dir):
-            manifest = folder.read_manifest()
-            if manifest is not None:
-                folders.append((manifest.attempt, manifest.rank, folder))
-        # The first attempt's start makes the run that later writers belong to.
-        for _, _, folder in sorted(folders, key=lambda entry: entry[:2]):
+        for folder, _ in order_journals(find_folders(self._storage_dir)):
             for batch in JournalReader(folder.path).read(self._played.get(folder.path, 0)):
                 # As in the real store, what is refused is not there.
                 with contextlib.suppress(BackendRejected):

@@ -47,6 +47,7 @@ from quark_backends.mlflow.server import Server
 from quark_backends.mlflow.state import MirrorState, WriterState
 from quark_core.backend import BackendConfig, Batch
 from quark_core.errors import BackendRejected, SchemaValidationError
+from quark_core.forking import importing
 from quark_core.records import LifecycleRecord, MetricRecord
 from quark_core.redaction import redact_text
 
@@ -221,7 +222,8 @@ def _import_mlflow(uri: str) -> ModuleType:
         )
     try:
         mlflow = importlib.import_module("mlflow")
-        importlib.import_module("mlflow.entities")
+        with importing():
+            importlib.import_module("mlflow.entities")
     except ModuleNotFoundError as error:
         if error.name != "mlflow":
             raise translate(error, uri) from error

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from quark_core.errors import SessionStoreError
+from quark_core.forking import importing
 
 if TYPE_CHECKING:
     from quark_backends.store.compaction import Compactor, Work
@@ -132,9 +133,10 @@ class BackgroundCompaction:
 
     def _compact(self, connection: sqlite3.Connection) -> None:
         # numpy and the codecs are needed only now.
-        import random
+        with importing():
+            import random
 
-        from quark_backends.store.compaction import Compactor
+            from quark_backends.store.compaction import Compactor
 
         compactor = Compactor(connection, self._gate.step_in)
         minimum = _ENOUGH_BATCHES // 2

@@ -15,6 +15,7 @@ __all__ = ["EncodedImage", "encode_image", "identify_image"]
 
 _LAYOUTS = ("HWC", "CHW", "HW")
 _CHANNELS = (1, 3, 4)
+_NUMBER_MODES = ("F", "I")
 # What PNG can hold as it is; anything else becomes RGB.
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _WITH_ALPHA = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
@@ -44,7 +45,10 @@ def encode_image(image: Any, layout: str | None, *, normalize: bool) -> EncodedI
     """
     pil = import_library("PIL.Image", "media", "log_image()")
     if isinstance(image, pil.Image):
-        return _encode_pil(image, {})
+        if image.mode not in _NUMBER_MODES:
+            return _encode_pil(image, {})
+        # Numbers of a width that PNG has not stand for what those of an array do.
+        image = _read_numbers(image)
     array, default = _to_array(image)
     array = _arrange(array, _choose_layout(array, layout, default))
     pixels, notes = _to_bytes(array, normalize=normalize)
@@ -71,12 +75,24 @@ def identify_image(path: Any) -> tuple[str, dict[str, Any]]:
         raise SchemaValidationError(f"image {path} is not an image file: {error}") from error
 
 
+def _read_numbers(image: Any) -> Array:
+    import numpy as np
+
+    try:
+        return np.asarray(image)
+    except Exception as error:
+        raise SchemaValidationError(
+            f"image cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _encode_pil(image: Any, notes: dict[str, Any]) -> EncodedImage:
     file = io.BytesIO()
     try:
         if image.mode not in _PNG_MODES:
             image = image.convert(_WITH_ALPHA.get(image.mode, "RGB"))
-        image.save(file, format="PNG")
+        # Little is saved by compressing harder, and a training loop waits for it.
+        image.save(file, format="PNG", compress_level=2)
     except Exception as error:
         # Its file is read only now, and may be damaged in any way.
         raise SchemaValidationError(
@@ -132,6 +148,7 @@ def _choose_layout(array: Array, layout: str | None, default: str) -> str:
         raise SchemaValidationError(
             "image must have the shape (height, width), or three dimensions with 1, 3 or 4 "
             f"channels, got {array.shape}"
+            + ("; of a batch log each image, or a grid of them" if array.ndim == 4 else "")
         )
     return layout
 

@@ -254,8 +254,8 @@ def open_source(path: object, argument: str = "path") -> tuple[BinaryIO, int]:
     """
     given: Any = path
     try:
-        place = Path(os.fsdecode(os.fspath(given)))
-    except (TypeError, ValueError):
+        place = Path(os.fsdecode(os.fspath(given))).expanduser()
+    except (TypeError, ValueError, RuntimeError):
         raise SchemaValidationError(
             f"{argument} must be a path, not {type(path).__name__}"
         ) from None
@@ -269,6 +269,8 @@ def open_source(path: object, argument: str = "path") -> tuple[BinaryIO, int]:
         if place.exists() and not place.is_file():
             raise SchemaValidationError(f"{argument} {place} is not a regular file")
         source = place.open("rb")
+    except SchemaValidationError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise SchemaValidationError(f"{argument} {place} cannot be read: {reason}") from error

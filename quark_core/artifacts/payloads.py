@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -15,6 +16,10 @@ __all__ = ["EXTENSIONS", "choose_format", "decode_payload", "encode_payload"]
 EXTENSIONS = {"json": "json", "text": "txt", "bytes": "bin"}
 """Payload format -> what its file's name ends in, where nothing else is known."""
 
+_HINT = (
+    " (log_file stores a file such as torch.save makes, log_table a table, log_image an image; "
+    "of what is in memory give the bytes)"
+)
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
@@ -22,8 +27,13 @@ def choose_format(payload: object, payload_format: object) -> str:
     """The format of a payload: the given one, or the one that fits its type.
 
     Raises:
-        SchemaValidationError: `payload_format` is no format.
+        SchemaValidationError: `payload_format` is no format, or the payload is a path.
     """
+    if isinstance(payload, os.PathLike):
+        raise SchemaValidationError(
+            f"payload is a path ({os.fspath(payload)!r:.120}): log_file or store_file stores what "
+            "is in the file"
+        )
     if payload_format is None:
         if isinstance(payload, str):
             return "text"
@@ -46,7 +56,10 @@ def encode_payload(payload: Any, payload_format: str) -> bytes | memoryview:
         SchemaValidationError: The payload does not fit its format.
     """
     if payload_format == "json":
-        return encode_json(normalize_json(payload, "payload"))
+        try:
+            return encode_json(normalize_json(payload, "payload"))
+        except SchemaValidationError as error:
+            raise SchemaValidationError(f"{error}{_HINT}") from error
     if payload_format == "text":
         if not isinstance(payload, str):
             raise SchemaValidationError(

@@ -85,6 +85,8 @@ def copy_payload(run: OpenRun, record: ArtifactRecord, path: object) -> Path:
         raise SchemaValidationError("path must not hold a NUL")
     if target.is_dir():
         raise SchemaValidationError(f"path {target} is a directory: give the file's name too")
+    if not target.parent.is_dir():
+        raise SchemaValidationError(f"path {target}: there is no folder {target.parent}")
     scratch = target.with_name(f".{target.name[:50]}.{os.urandom(4).hex()}.part")
     try:
         with _open(run, record) as source, scratch.open("xb") as copy:

@@ -14,13 +14,17 @@ from quark_core.json_object import normalize_json
 __all__ = ["encode_table"]
 
 
+# As they are; anything else is looked at, one by one.
+_PLAIN = (int, bool, type(None))
+
+
 def encode_table(data: Any, columns: Sequence[str] | None) -> dict[str, Any]:
     """A table as `{"columns": [names], "rows": [[values]]}`.
 
     Args:
         data: Rows (with `columns`), a mapping of columns, mappings as rows, or
             a table of pandas, Polars or pyarrow. What is missing in a pandas
-            table becomes None; its index is left out.
+            table becomes None; an index that is no mere numbering is a column.
         columns: Names of the columns; of a table that has names, which ones.
 
     Dates and times become ISO 8601, decimals texts; NaN and the infinities of
@@ -49,14 +53,21 @@ def encode_table(data: Any, columns: Sequence[str] | None) -> dict[str, Any]:
             raise SchemaValidationError(
                 f"rows[{index}] has {len(row)} values, but there are {width} columns"
             )
-        named = zip(found, row, strict=True)
-        cells.append([_settle(value, f"rows[{index}].{name}") for name, value in named])
+        cells.append([value if type(value) in _PLAIN else None for value in row])
+        for place, value in enumerate(row):
+            if type(value) not in _PLAIN:
+                cells[-1][place] = _settle(value, f"rows[{index}].{found[place]}")
     return {"columns": found, "rows": cells}
 
 
 def _read(data: Any, names: list[str] | None) -> tuple[list[str], list[Sequence[Any]]]:
     library = type(data).__module__.partition(".")[0]
+    if library == "pandas" and hasattr(data, "to_frame") and not hasattr(data, "columns"):
+        data = data.to_frame()
     if library == "pandas" and hasattr(data, "itertuples"):
+        if type(data.index).__name__ != "RangeIndex":
+            # An index that says something is a column, such as the groups of a groupby.
+            data = data.reset_index()
         missing = data.isna()
         return [str(name) for name in data.columns], [
             [None if gone else value for value, gone in zip(row, gaps, strict=True)]
@@ -141,4 +152,6 @@ def _settle(value: Any, where: str) -> Any:
         return value
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
+    if type(value).__name__ == "Timedelta":
+        return str(value)
     return str(value) if isinstance(value, Decimal) else normalize_json(value, where)

@@ -17,10 +17,12 @@ full, records are not covered until the journal has caught up.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ from quark_core.records import (
 __all__ = ["BlackBox", "open_black_box", "read_black_box"]
 
 _log = logging.getLogger("quark")
+_STUCK_S = 1.0
 
 SIZE_BYTES = 2 * 1024 * 1024
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is shared memory that is wanted
@@ -92,6 +95,8 @@ class BlackBox:
         self._head = 0
         self._number = 0
         self._seen_head = 0
+        self._entered = self._seen_entered = 0
+        self._stuck_since: float | None = None
         self._tail = 0
         # Held for a copy in memory, never waited for: a signal handler may come in between.
         self._lock = threading.Lock()
@@ -164,6 +169,7 @@ class BlackBox:
             self._leave_out()
             return
         try:
+            self._entered += 1
             length = len(data)
             size = (_ENTRY.size + length + 7) & ~7
             capacity, head = self._capacity, self._head
@@ -186,10 +192,34 @@ class BlackBox:
             self._number += 1
             self._head = head + size
         finally:
+            self._release_lock()
+
+    def _release_lock(self) -> None:
+        # Where the delivery thread took the lock for lost, it is free already.
+        with contextlib.suppress(RuntimeError):
             self._lock.release()
+
+    def _free_lost_lock(self) -> None:
+        """Free the lock where an interrupt came between taking it and giving it back.
+
+        Ctrl-C in a notebook may hit there, and nothing would be covered any
+        more. A copy takes microseconds, so that a lock that is held through a
+        second of ticks, with nobody coming in, is held by nobody.
+        """
+        if not self._lock.locked() or self._entered != self._seen_entered:
+            self._seen_entered = self._entered
+            self._stuck_since = None
+            return
+        now = time.monotonic()
+        if self._stuck_since is None:
+            self._stuck_since = now
+        elif now - self._stuck_since >= _STUCK_S:
+            self._stuck_since = None
+            self._release_lock()
 
     def mark(self) -> tuple[int, int, int]:
         """Where the ring ends now; everything before it is in the channels."""
+        self._free_lost_lock()
         return self._head, self._number, self.uncovered
 
     def choose_wait(self, tick_s: float, elapsed_s: float) -> float:

@@ -59,7 +59,13 @@ class MemoryBound:
         if gaps:
             for kind, count in gaps.items():
                 self._told[kind] += count
-            _log.warning("memory ran out; these records are gone: %s", gaps)
+            _log.warning(
+                "records came faster than they could be taken away, and the %d MB for them are "
+                "full; these are gone: %s. A loop that logs without a pause should call "
+                "session.flush('journaled') now and then",
+                self._capacity_bytes // 1_000_000,
+                gaps,
+            )
             self._on_gap(gaps)
 
     def _drop_excess(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,9 @@ TICK_S = 0.02
 COVERED_TICK_S = 0.05
 HEARTBEAT_S = 10.0
 SYNC_S = 1.0
-CAPACITY_BYTES = 64 * 1024 * 1024
+# A sixteenth of this machine's memory, up to a gigabyte, is used where records come in a burst.
+_LEAST_CAPACITY_BYTES = 64 * 1024 * 1024
+_MOST_CAPACITY_BYTES = 1024 * 1024 * 1024
 
 # Lifecycle comes last in a tick: a status must not overtake what was logged before it.
 _KIND_ORDER = sorted(RECORD_TYPES, key=lambda kind: kind == "lifecycle")
@@ -65,7 +68,8 @@ class RunStream:
         on_gap: Called by it with the number of records, by kind, that went
             because memory ran out.
         tick_s: Time between two ticks; by default 50 ms with a black box, 20 ms without.
-        capacity_bytes: Bound of what waits in the channels.
+        capacity_bytes: Bound of what waits in the channels; by default a
+            sixteenth of the machine's memory, from 64 MiB to 1 GiB.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class RunStream:
         on_beat: Callable[[], None] | None = None,
         on_gap: Callable[[Mapping[str, int]], None] | None = None,
         tick_s: float | None = None,
-        capacity_bytes: int = CAPACITY_BYTES,
+        capacity_bytes: int | None = None,
     ) -> None:
         self.origin = origin
         self._log = log or BatchLog()
@@ -93,6 +97,8 @@ class RunStream:
         self._leases = tuple(leases)
         self._retain = retain
         self._payloads = payloads
+        if capacity_bytes is None:
+            capacity_bytes = _choose_capacity()
         capacity_items = capacity_bytes // ITEM_BYTES if self.active else 0
         self._channels = {
             kind: Channel(kind, capacity_items=capacity_items) for kind in _KIND_ORDER
@@ -184,6 +190,8 @@ class RunStream:
             level = "durable"
         deadline = time.monotonic() + timeout_s
         position = self._ask(timeout_s, sync=sync and level != "journaled")
+        if self._retain and self._primary is not None:
+            self._primary.nudge()  # so that what is reported is what is there
         if level == "stored":
             self._flush_primary(position, deadline, timeout_s)
             return
@@ -198,6 +206,22 @@ class RunStream:
             remaining_s = max(0.0, deadline - time.monotonic())
             asked = self._ask(remaining_s, sync=level == "durable")
             position = asked if position is None else position
+
+    def wait_for_primary(self, timeout_s: float, until: Callable[[], bool]) -> None:
+        """Wait until the primary has what was accepted so far, or something else has happened.
+
+        Args:
+            timeout_s: How long at most.
+            until: Asked now and then; True ends the wait.
+        """
+        if self._primary is None or self._thread is None:
+            return
+        deadline = time.monotonic() + timeout_s
+        position = self._log.end
+        self._primary.nudge()
+        while not until() and time.monotonic() < deadline:
+            if self._primary.wait_passed(position, 0.02):
+                return
 
     def close(self, timeout_s: float) -> DeliveryReport:
         """Deliver what is left within a time, close the lanes, and say what became of it all.
@@ -378,3 +402,11 @@ class RunStream:
         on_beat = self._on_beat
         if on_beat is not None:
             on_beat()
+
+
+def _choose_capacity() -> int:
+    try:
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return _LEAST_CAPACITY_BYTES
+    return max(_LEAST_CAPACITY_BYTES, min(_MOST_CAPACITY_BYTES, memory_bytes // 16))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from quark_core.forking import importing
 from quark_core.hardware.readings import GpusReading
 from quark_core.records import GpuReading
 
@@ -64,7 +65,8 @@ class GpuReader:
 
     def _read(self) -> GpusReading:
         try:
-            import pynvml
+            with importing():
+                import pynvml
         except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
             return GpusReading(unavailable=f"pynvml: {_describe(error)}")
         if time.monotonic() >= self._open_at_s and (not self._is_open or self._open_at_s):

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
+from quark_core.forking import importing
 from quark_core.hardware.readings import ProcessorReading
 
 __all__ = ["ProcessorReader"]
@@ -54,7 +55,8 @@ class ProcessorReader:
         """
         with self._lock:
             try:
-                import psutil
+                with importing():
+                    import psutil
             except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
                 return ProcessorReading(unavailable=f"psutil: {_describe(error)}")
             gaps: list[str] = []

@@ -22,7 +22,7 @@ from quark_core.artifacts.reading import NOT_KEPT
 from quark_core.artifacts.record_files import write_record_files
 from quark_core.errors import RetentionHookError, SchemaValidationError, SessionStoreError
 from quark_core.json_object import JsonObject, normalize_object
-from quark_core.names import split_name
+from quark_core.names import check_text, split_name
 from quark_core.query import check_index
 from quark_core.records import ArtifactRecord, format_time
 from quark_core.times import check_timestamp, now_us
@@ -35,6 +35,7 @@ _log = logging.getLogger("quark")
 RetentionHook: TypeAlias = Callable[[Any, ArtifactRecord], object]
 """Called with the ArtifactStore and the record of each artifact that was stored."""
 
+_MESSAGE_LENGTH = 500
 _CHANGED = "changed_while_read"
 
 
@@ -288,7 +289,13 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
                 "error",
                 step=record.step,
                 epoch=record.epoch,
-                payload=JsonObject({"artifact_key": record.artifact_key, "reason": reason}),
+                payload=JsonObject(
+                    {
+                        "artifact_key": record.artifact_key,
+                        "reason": reason,
+                        "message": check_text(str(error)[:_MESSAGE_LENGTH], "message"),
+                    }
+                ),
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -25,6 +26,15 @@ from quark_core.writers.artifact_intake import ArtifactIntake
 
 __all__ = ["MediaArtifacts"]
 
+_MEDIA_TYPES = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".safetensors"), "application/octet-stream"),
+    **dict.fromkeys((".npy", ".npz", ".onnx", ".pkl"), "application/octet-stream"),
+    ".jsonl": "application/jsonl",
+    ".parquet": "application/vnd.apache.parquet",
+    ".toml": "application/toml",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+}
 _IMAGE = "image"
 _TABLE = "table"
 _FIGURE = "figure"
@@ -82,6 +92,13 @@ class MediaArtifacts(ArtifactIntake):
                 _describe(intake, {"media_type": MATPLOTLIB_FORMATS["png"]}), "bytes", "png", data
             )
         encoded = encode_image(image, layout, normalize=bool(normalize))
+        if clipped := encoded.metadata.get("clipped"):
+            warnings.warn(
+                f"image {intake.key!r}: {clipped} values lie outside of 0 to 1 and were cut off; "
+                "normalize=True spreads them instead, and integers stand for 0 to 255",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return self._keep_bytes(
             _describe(intake, encoded.metadata), "bytes", encoded.extension, encoded.data
         )
@@ -158,7 +175,9 @@ class MediaArtifacts(ArtifactIntake):
         intake = self._check(
             "log_figure", _FIGURE, name, namespace, step, epoch, metadata, timestamp
         )
-        found = find_matplotlib_figure(figure)
+        # `log_figure("loss", plt)` means the figure that pyplot is at.
+        current = getattr(figure, "gcf", None)
+        found = find_matplotlib_figure(figure if current is None else current())
         if found is not None:
             data = draw_matplotlib(found, file_format, dpi)
             facts = {"media_type": MATPLOTLIB_FORMATS[file_format], "library": "matplotlib"}
@@ -198,6 +217,7 @@ class MediaArtifacts(ArtifactIntake):
             SchemaValidationError: No such file, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
+        open_source(path)[0].close()
         given: Any = path
         try:
             file_name = PurePath(os.fsdecode(os.fspath(given))).name
@@ -213,7 +233,9 @@ class MediaArtifacts(ArtifactIntake):
             metadata,
             timestamp,
         )
-        media_type = mimetypes.guess_type(file_name)[0]
+        media_type = _MEDIA_TYPES.get(PurePath(file_name).suffix.lower())
+        # Not what this machine has of its own: `.pt` would be what some emulator makes.
+        media_type = media_type or mimetypes.MimeTypes().guess_type(file_name)[0]
         facts = {"file_name": file_name, **({"media_type": media_type} if media_type else {})}
         return self._keep_file(_describe(intake, facts), path)
 

@@ -11,6 +11,7 @@ from quark_core.artifacts import reading
 from quark_core.artifacts.layout import check_artifact_type, encode_artifact_key
 from quark_core.artifacts.payloads import EXTENSIONS, choose_format, encode_payload
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
+from quark_core.names import MAX_NAME_LENGTH
 from quark_core.query import Query, check_index
 from quark_core.records import ArtifactRecord
 from quark_core.schema import check_histogram
@@ -314,7 +315,9 @@ class ArtifactStore(MediaArtifacts):
             )
         found = self.read(artifact_id=artifact, all_attempts=True)
         if not found:
-            raise ArtifactNotFoundError(f"this run has no artifact {artifact!r:.200}")
+            keyed = len(self.read(artifact_key=artifact[:MAX_NAME_LENGTH] or None))
+            hint = f"; {keyed} have it as their key: read(artifact_key=…)" if keyed else ""
+            raise ArtifactNotFoundError(f"this run has no artifact of id {artifact!r:.200}{hint}")
         return found[0]
 
 

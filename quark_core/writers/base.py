@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 from quark_core import settings
 from quark_core.errors import SchemaValidationError, SessionStoreError
@@ -38,14 +38,19 @@ class BufferedWriter(Generic[R]):
         self._run = resolve_target(session)
         self._batch_size = batch_size
         self._run.add_writer(self)
+        self._bound_writer_id = ""
         self.bind()
-        self._recent: deque[Any] = deque()
-        self._recent_records = 0
         self._closed = False
 
     def bind(self) -> None:
         """Take up the run's stream; called again where a fork has replaced it."""
-        channel = self._run.stream.channel(self.KIND)
+        stream = self._run.stream
+        if stream.origin.writer_id != self._bound_writer_id:
+            # In a forked child what the parent has logged is the parent's.
+            self._bound_writer_id = stream.origin.writer_id
+            self._recent: deque[Any] = deque()
+            self._recent_records = 0
+        channel = stream.channel(self.KIND)
         channel.fit_frames(self._batch_size)
         self._channel = channel
         self._append = channel.append
@@ -89,7 +94,11 @@ class BufferedWriter(Generic[R]):
             return
         self._closed = True
         run = self._run
-        run.stream.hand_over(settings.exit_timeout_s())
+        timeout_s = settings.exit_timeout_s()
+        run.stream.hand_over(timeout_s)
+        if run.strict:
+            # Whether the primary takes it is what the caller wants to know.
+            run.stream.wait_for_primary(timeout_s, until=lambda: run.failed)
         run.remove_writer()
         if run.strict and run.failed:
             run.refuse("close")
@@ -110,6 +119,12 @@ class BufferedWriter(Generic[R]):
             if error is None:
                 raise
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} belongs to its process and cannot be pickled or copied: give "
+            "the other process session.context, and make a writer of it there"
+        )
+
     def _expand(self, item: Any) -> list[R]:
         """The records that an item of the channel stands for."""
         return [item]
@@ -121,8 +136,20 @@ class BufferedWriter(Generic[R]):
             self._recent.clear()
             self._recent_records = 0
 
+    def check_open(self, call: str) -> None:
+        """See that this writer, and its run, take records.
+
+        Args:
+            call: How the error begins.
+
+        Raises:
+            InvalidRunStateError: The writer is closed, or the run has ended or
+                is open for reading only.
+            SessionStoreError: In strict mode, the primary's first delivery error.
+        """
+        self._check_open(call)
+
     def _check_open(self, call: str) -> None:
-        """Raise if this writer, or its run, takes no more records."""
         if self._run.refusal is not None:
             self._run.refuse(call)
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import traceback
@@ -30,6 +31,8 @@ from quark_core.writers.batch_reading import BatchReading
 from quark_core.writers.scalars import to_float
 
 __all__ = ["DataDiagnostics", "DataDiagnosticsConfig"]
+
+_log = logging.getLogger("quark")
 
 _INT64_MAX = 2**63 - 1
 _MAX_REASONS = 20
@@ -120,6 +123,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
             raise SchemaValidationError(
                 f"config must be a DataDiagnosticsConfig or None, not {type(config).__name__}"
             )
+        self._counting_writer_id = ""
         super().__init__(session, batch_size=config.batch_size)
         self._config = config
         self._rules = DiagnosticRules(
@@ -129,9 +133,6 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
             config.min_batches_for_outlier_detection,
         )
         self._usual_adapter = MappingBatchMetadataAdapter()
-        self._non_finite = 0
-        self._failed_batches = 0
-        self._reasons: dict[str, tuple[str, int]] = {}
 
     def bind(self) -> None:
         """Take up the run's stream, and what its records begin with."""
@@ -144,6 +145,12 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         self._take_sequence = self._channel.take_sequence
         # Guards what is counted of bad batches, and is new where a fork may have left it locked.
         self._lock = threading.Lock()
+        if origin.writer_id != self._counting_writer_id:
+            # A forked child has seen none of its parent's.
+            self._counting_writer_id = origin.writer_id
+            self._non_finite = 0
+            self._failed_batches = 0
+            self._reasons: dict[str, tuple[str, int]] = {}
 
     @property
     def config(self) -> DataDiagnosticsConfig:
@@ -309,6 +316,12 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         for text in new:
             payload = {"adapter": self._name_adapter(), "reason": text, "count": 1}
             self._emit("batch_metadata_failed", "warning", step, epoch, payload)
+            _log.warning(
+                "run %s: batches are logged without all that is in them: %s: %s",
+                self._run_id,
+                self._name_adapter(),
+                text,
+            )
 
     def _note_finiteness(self, loss: float, step: int | None, epoch: int | None) -> None:
         """Tell once when the loss stops being finite, and once when it is so again."""

@@ -27,6 +27,10 @@ __all__ = [
 
 _log = logging.getLogger("quark")
 
+# What torch knows, and "cpu"; "gpu" is none of them, and would silently time nothing.
+_DEVICE_TYPES = frozenset(
+    "cpu cuda mps xpu xla hpu npu meta vulkan ipu privateuseone mtia maia lazy".split()
+)
 _DEVICE = re.compile(r"([a-z]+)(?::(\d{1,4}))?")
 _MAX_PENDING_STEPS = 1024
 _POLL_S = 0.001
@@ -225,7 +229,7 @@ def _take_apart(device: object, argument: str) -> tuple[str, int | None]:
     kind, index = getattr(device, "type", None), getattr(device, "index", None)
     if isinstance(device, str):
         match = _DEVICE.fullmatch(device)
-        if match is None:
+        if match is None or match[1] not in _DEVICE_TYPES:
             raise SchemaValidationError(
                 f"{argument} must be a torch device or its name such as 'cuda:0', "
                 f"got {device[:60]!r}"

@@ -172,6 +172,10 @@ class EventLogger(BufferedWriter[EventRecord]):
             SchemaValidationError: A bound is no non-negative integer.
             SessionStoreError: The store cannot be read.
         """
+        if severity is not None and severity not in EVENT_SEVERITIES:
+            raise SchemaValidationError(
+                f"severity must be one of {', '.join(EVENT_SEVERITIES)}, got {_name(severity)}"
+            )
         if isinstance(event_types, str):
             raise SchemaValidationError("event_types must be an iterable of str, not one str")
         query = Query.build(

@@ -18,7 +18,14 @@ from quark_core.metric_rows import MetricKey
 from quark_core.names import check_text, decode_name, encode_name, split_name
 from quark_core.open_run import OpenRun
 from quark_core.query import check_index
-from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord, Record, StreamRecord
+from quark_core.records import (
+    RECORD_TYPES,
+    BatchDiagnosticRecord,
+    LifecycleRecord,
+    MetricRecord,
+    Record,
+    StreamRecord,
+)
 from quark_core.schema import validate_record
 
 __all__ = ["SLICE_RECORDS", "write_records"]
@@ -194,14 +201,11 @@ class _Check:
         return msgspec.structs.replace(record, **changes), json_bytes
 
     def _validate(self, record: StreamRecord) -> None:
-        if (
-            not self._strict
-            and isinstance(record, MetricRecord)
-            and isinstance(record.value, float)
-            and not isfinite(record.value)
-        ):
-            # As in `log`: only data can cause it, so it is kept as it is.
+        # As in `log` and `log_batch`: only data can cause it, so it is kept as it is.
+        if not self._strict and isinstance(record, MetricRecord) and _is_odd(record.value):
             record = msgspec.structs.replace(record, value=0.0)
+        if not self._strict and isinstance(record, BatchDiagnosticRecord) and _is_odd(record.loss):
+            record = msgspec.structs.replace(record, loss=0.0)
         validate_record(record)
 
     def _resolve(self, record: MetricRecord) -> MetricKey:
@@ -229,6 +233,10 @@ class _Check:
             self._keys.clear()
         key = self._keys[given] = MetricKey(stored, *split_name(stored))
         return key
+
+
+def _is_odd(value: object) -> bool:
+    return isinstance(value, float) and not isfinite(value)
 
 
 def _has_plain_origin(record: StreamRecord) -> bool:

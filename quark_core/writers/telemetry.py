@@ -243,6 +243,7 @@ class SystemTelemetry(TelemetryRecording):
         epoch_min: int | None = None,
         epoch_max: int | None = None,
         limit: int | None = None,
+        all_attempts: bool = False,
     ) -> tuple[SystemTelemetryRecord, ...]:
         """Flush, then return the run's telemetry that fits, in persistence order.
 
@@ -251,6 +252,8 @@ class SystemTelemetry(TelemetryRecording):
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
             limit: The newest N.
+            all_attempts: Also what a later attempt, resumed from an earlier
+                step, has hidden.
 
         Raises:
             SchemaValidationError: A bad argument; the message names it.
@@ -269,6 +272,7 @@ class SystemTelemetry(TelemetryRecording):
             epoch_min=epoch_min,
             epoch_max=epoch_max,
             limit=limit,
+            all_attempts=all_attempts,
         )
         self.settle()
         return self._run.read(self.KIND, query).to_records()  # type: ignore[return-value]

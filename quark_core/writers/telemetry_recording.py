@@ -77,6 +77,9 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
             # A run may end without its writers being closed.
             wanted=lambda: run.refusal is None,
         )
+        if self._captures and run.refusal is None and run.stream.active and not run.forked:
+            # So that the first steps have figures already.
+            self._start_watching()
 
     def bind(self) -> None:
         """Take up the run's stream, and what its records begin with."""

@@ -304,3 +304,8 @@ def test_json_comes_back_as_it_was(artifacts, payload):
 @given(payload=st.one_of(st.text(st.characters(codec=None)), st.binary()))
 def test_text_and_bytes_come_back_as_they_were(artifacts, payload):
     assert artifacts.load(artifacts.store("t", "n", payload)) == payload
+
+
+def test_a_path_is_no_payload(session, tmp_path):
+    with pytest.raises(quark.SchemaValidationError, match=r"^payload is a path .*log_file"):
+        quark.ArtifactStore(session).store("checkpoint", "c", tmp_path / "model.pt")

@@ -75,13 +75,23 @@ def test_a_plotly_figure_comes_back(artifacts):
 
 
 @pytest.mark.parametrize(
-    "figure", [None, 5, "figure.png", np.zeros((3, 3)), {"data": []}, object(), plt, [1]]
+    "figure", [None, 5, "figure.png", np.zeros((3, 3)), {"data": []}, object(), [1]]
 )
 def test_what_is_no_figure(artifacts, session, figure):
     with pytest.raises(quark.SchemaValidationError, match=r"^figure must be one of matplotlib"):
         artifacts.log_figure("f", figure)
     assert artifacts.read() == ()
     assert not (session.run_path / "artifacts").exists()
+
+
+def test_pyplot_stands_for_its_current_figure(artifacts):
+    figure = plt.figure(figsize=(2, 1), dpi=50)
+    try:
+        figure.add_subplot().plot([1, 2])
+        record = artifacts.log_figure("f", plt, dpi=50)
+    finally:
+        plt.close(figure)
+    assert Image.open(io.BytesIO(artifacts.load(record))).size == (100, 50)
 
 
 @pytest.mark.parametrize("file_format", ["jpg", "", None, 5, ["png"], "PNG"])

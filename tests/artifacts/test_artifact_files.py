@@ -269,8 +269,8 @@ def test_a_log_that_is_written_all_the_time(artifacts, session, tmp_path):
         (None, quark.SchemaValidationError),
         (5, quark.SchemaValidationError),
         ("a\0b", quark.SchemaValidationError),
-        ("missing/copy", FileNotFoundError),
-        ("file/copy", NotADirectoryError),
+        ("missing/copy", quark.SchemaValidationError),
+        ("file/copy", quark.SchemaValidationError),
     ],
 )
 def test_a_copy_that_cannot_be_made(artifacts, bad_paths, monkeypatch, target, error):

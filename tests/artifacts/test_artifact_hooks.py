@@ -101,6 +101,7 @@ def test_a_hook_that_raises(start, strict, raises, caplog):
         assert events[0].payload == {
             "artifact_key": "n",
             "reason": "retention hook fail raised ZeroDivisionError",
+            "message": "planted",
         }
         said = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert len([r for r in said if "retention hook" in r.getMessage()]) == 1

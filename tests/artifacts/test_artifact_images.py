@@ -64,12 +64,22 @@ def test_a_pil_image_stays_what_it_is(show, image, mode):
     np.testing.assert_array_equal(np.asarray(found), np.asarray(image))
 
 
-@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "LAB", "I", "F", "RGBX", "I;16B"])
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "HSV", "LAB", "RGBX", "I;16B"])
 def test_a_pil_image_that_png_lacks_becomes_rgb(show, mode):
-    image = Image.new(mode, (7, 5), 9 if mode in ("I", "F", "I;16B") else 0)
+    image = Image.new(mode, (7, 5), 9 if mode == "I;16B" else 0)
     _, found = show(image)
     assert found.mode == "RGB"
     assert found.tobytes() == image.convert("RGB").tobytes()
+
+
+def test_numbers_of_a_pil_image_are_those_of_an_array(show):
+    floats = np.linspace(0.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
+    integers = np.arange(12, dtype=np.int32).reshape(3, 4)
+    for array in (floats, integers):
+        _, of_array = show(array)
+        _, of_image = show(Image.fromarray(array))
+        assert of_image.tobytes() == of_array.tobytes()
+        assert len(set(of_image.tobytes())) == 12
 
 
 @pytest.mark.parametrize(("mode", "becomes"), [("PA", "RGBA"), ("RGBa", "RGBA"), ("La", "LA")])
@@ -133,7 +143,8 @@ def test_booleans_and_floats(show):
 
 def test_floats_beyond_0_to_1_are_cut_off_and_told(show):
     array = np.array([[-0.5, 0.0, 0.5], [1.0, 1.5, np.nan], [np.inf, -np.inf, 1.0]])
-    record, found = show(array)
+    with pytest.warns(RuntimeWarning, match="2 values lie outside of 0 to 1.*normalize=True"):
+        record, found = show(array)
     assert np.asarray(found).tolist() == [[0, 0, 128], [255, 255, 0], [0, 0, 255]]
     assert (record.metadata["clipped"], record.metadata["non_finite"]) == (2, 3)
 

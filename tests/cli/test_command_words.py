@@ -26,7 +26,7 @@ import os, sys, time, quark
 session = quark.start_run(project="vision", storage_dir=sys.argv[1])
 metrics = quark.MetricsLogger(session)
 metrics.log("loss", 1.0, step=0)
-time.sleep(1.5)
+time.sleep(3.0)
 metrics.log("loss", 0.5, step=1)
 session.flush("stored")
 print(session.run_id, flush=True)

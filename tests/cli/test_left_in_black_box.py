@@ -75,7 +75,7 @@ def test_every_command_counts_the_same_records(tmp_path, killed):
     (found,) = recovery.survey(tmp_path)
     assert (lane["run_id"], lane["state"]) == (killed, "pending")
     assert lane == dry == found.to_dict()
-    assert 0 < lane["waiting"] < 2000
+    assert 0 < lane["waiting"] <= 2000
     assert "black box only" in lane["reason"]
     with pytest.raises(quark.InvalidRunStateError, match=f"{lane['waiting']} records wait for"):
         call("rm", killed, "-y", "-d", tmp_path)

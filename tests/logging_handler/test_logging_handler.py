@@ -359,8 +359,8 @@ def test_a_run_that_is_only_read_takes_nothing(tmp_path, logger):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         pass
     opened = quark.open_run(session.run_id, tmp_path)
-    logger.addHandler(LoggingHandler(opened))
-    logger.info("late")
+    with pytest.raises(quark.InvalidRunStateError, match="opened for reading only"):
+        LoggingHandler(opened)
 
     assert logged(EventLogger(opened)) == ()
 

@@ -53,14 +53,15 @@ def mirrored(session, step):
     return {record.metric_key: record for record in records}
 
 
-def test_constructing_starts_nothing_and_imports_nothing(tmp_path):
+def test_constructing_starts_the_sampler_and_waits_for_nothing(tmp_path):
     program = """
 import sys, threading, quark
 with quark.start_run(project="p", storage_dir=sys.argv[1]) as session:
-    telemetry = quark.SystemTelemetry(session)
-    assert not [t for t in threading.enumerate() if t.name == "quark-hardware"]
     assert not {"psutil", "numpy", "torch"} & set(sys.modules)
-    telemetry.record_step(0)
+    quiet = quark.SystemTelemetryConfig(capture_cpu=False, capture_gpu=False)
+    quark.SystemTelemetry(session, config=quiet).record_step(0)
+    assert not [t for t in threading.enumerate() if t.name == "quark-hardware"]
+    telemetry = quark.SystemTelemetry(session)
     assert [t for t in threading.enumerate() if t.name == "quark-hardware"]
     assert "torch" not in sys.modules
 """
