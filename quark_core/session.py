@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Any, NoReturn, Self, get_args
 import msgspec
 
 from quark_core import opening, settings
+from quark_core.checkpoint_state import find_first_step, make_state
 from quark_core.context import RunContext
 from quark_core.delivery.report import DeliveryReport
 from quark_core.delivery.stream import FlushLevel
@@ -21,6 +21,7 @@ from quark_core.process_end import watch_process
 from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time
 from quark_core.registry import default_registry
 from quark_core.run_arguments import check_tag
+from quark_core.run_ending import log_error, say_what_is_left
 from quark_core.schema import TERMINAL_STATUSES
 from quark_core.times import now_us
 from quark_core.writers.events import emit_log
@@ -109,6 +110,7 @@ class TrainingSession:
         backends: str | Sequence[str] | None = None,
         reopen: bool = False,
         from_step: int | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> TrainingSession:
         """Continue a run that was interrupted, has failed or was lost.
 
@@ -123,8 +125,12 @@ class TrainingSession:
             from_step: The first step that is done again, such as that of the
                 checkpoint plus one. Readers then leave out what earlier
                 attempts have from there on, unless asked for all attempts.
+            state: What `state_dict` gave, out of the checkpoint that training
+                goes on from. It must be of this run; its step, where it has
+                one, sets `from_step` to the step after it.
 
         Raises:
+            SchemaValidationError: A bad argument, or the state of another run.
             RunNotFoundError: The store has no such run.
             InvalidRunStateError: The run is completed, or alive.
             SessionStoreError: The primary store cannot serve the call.
@@ -134,7 +140,7 @@ class TrainingSession:
             storage_dir=storage_dir,
             backends=backends,
             reopen=reopen,
-            from_step=from_step,
+            from_step=find_first_step(state, run_id, from_step),
         )
         return cls._opened(run)
 
@@ -303,7 +309,7 @@ class TrainingSession:
         with run.lock:
             moment = format_time(ended_us)
             self._change_run(status=status, updated_at=moment, ended_at=moment)
-        self._say_what_is_left(report)
+        say_what_is_left(run, report)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
@@ -329,6 +335,21 @@ class TrainingSession:
     def report_delivery(self) -> DeliveryReport:
         """What each backend has got so far, what waits, and what was refused and why."""
         return self._run.stream.report()
+
+    def state_dict(self, *, step: int | None = None) -> dict[str, Any]:
+        """What to put into a checkpoint, so that a resumed run goes on where it is.
+
+        Args:
+            step: The last step that the checkpoint has seen; with it
+                `resume_run(..., state=...)` hides what was logged after it.
+
+        Returns:
+            Plain values: `run_id`, `attempt`, `step`, `schema_version`.
+
+        Raises:
+            SchemaValidationError: `step` is no non-negative integer.
+        """
+        return make_state(self._run.context, step)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole context, project and run included, as JSON-like values."""
@@ -365,35 +386,8 @@ class TrainingSession:
             _log.exception("the end of run %s could not be recorded", self.run_id)
 
     def log_error(self, error: BaseException, status: RunStatus) -> None:
-        """Write the exception that ends the run into it, with its traceback.
-
-        Args:
-            error: The exception.
-            status: "failed" logs a `runtime_error`, "interrupted" a
-                `runtime_interruption`.
-        """
-        failed = status == "failed"
-        emit_log(
-            self._run,
-            f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
-            identifier="Error" if failed else "Warning",
-            status=status,
-            payload={
-                "exception_type": type(error).__name__,
-                "traceback": "".join(traceback.format_exception(error)),
-            },
-            event_type="runtime_error" if failed else "runtime_interruption",
-            always=True,
-        )
-
-    def _say_what_is_left(self, report: DeliveryReport) -> None:
-        if report.complete:
-            return
-        lanes = "; ".join(lane.describe() for lane in report.lanes if not lane.complete)
-        hint = ""
-        if self._run.stream.left_behind is not None:
-            hint = f". Deliver what waits with: quark sync {self._run.context.storage_dir}"
-        _log.warning("run %s: %s%s", self.run_id, lanes, hint)
+        """Write the exception that ends the run into it; see `run_ending.log_error`."""
+        log_error(self._run, error, status)
 
     def _change_run(self, **changes: Any) -> None:
         context = self._run.context

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def resume_run(
     backends: str | Sequence[str] | None = None,
     reopen: bool = False,
     from_step: int | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> TrainingSession:
     """Continue a run; the same as `TrainingSession.resume_run`."""
     return TrainingSession.resume_run(
@@ -57,6 +58,7 @@ def resume_run(
         backends=backends,
         reopen=reopen,
         from_step=from_step,
+        state=state,
     )
 
 
