@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 
 from quark_core.delivery.channel import Channel
 
-__all__ = ["DROP_ORDER", "MemoryBound"]
+__all__ = ["DROP_ORDER", "MemoryBound", "choose_capacity"]
 
 _log = logging.getLogger("quark")
+
+_LEAST_CAPACITY_BYTES = 64 * 1024 * 1024
+_MOST_CAPACITY_BYTES = 1024 * 1024 * 1024
 
 DROP_ORDER = (
     "parameter_distribution",
@@ -82,3 +86,12 @@ class MemoryBound:
                 channel.drop_oldest(dropped)
                 excess -= int(dropped * each)
             channel.count_overflow()
+
+
+def choose_capacity() -> int:
+    """Bytes that may wait for delivery: a sixteenth of the memory, from 64 MiB to 1 GiB."""
+    try:
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return _LEAST_CAPACITY_BYTES
+    return max(_LEAST_CAPACITY_BYTES, min(_MOST_CAPACITY_BYTES, memory_bytes // 16))

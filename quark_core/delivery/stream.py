@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from quark_core.delivery.framer import Framer
 from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.lane import Lane
 from quark_core.delivery.lane_files import Lease
-from quark_core.delivery.memory_bound import MemoryBound
+from quark_core.delivery.memory_bound import MemoryBound, choose_capacity
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.report import DeliveryReport, LaneReport
 from quark_core.errors import SessionStoreError
@@ -35,9 +34,6 @@ TICK_S = 0.02
 COVERED_TICK_S = 0.05
 HEARTBEAT_S = 10.0
 SYNC_S = 1.0
-# A sixteenth of this machine's memory, up to a gigabyte, is used where records come in a burst.
-_LEAST_CAPACITY_BYTES = 64 * 1024 * 1024
-_MOST_CAPACITY_BYTES = 1024 * 1024 * 1024
 
 # Lifecycle comes last in a tick: a status must not overtake what was logged before it.
 _KIND_ORDER = sorted(RECORD_TYPES, key=lambda kind: kind == "lifecycle")
@@ -98,7 +94,7 @@ class RunStream:
         self._retain = retain
         self._payloads = payloads
         if capacity_bytes is None:
-            capacity_bytes = _choose_capacity()
+            capacity_bytes = choose_capacity()
         capacity_items = capacity_bytes // ITEM_BYTES if self.active else 0
         self._channels = {
             kind: Channel(kind, capacity_items=capacity_items) for kind in _KIND_ORDER
@@ -402,11 +398,3 @@ class RunStream:
         on_beat = self._on_beat
         if on_beat is not None:
             on_beat()
-
-
-def _choose_capacity() -> int:
-    try:
-        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
-        return _LEAST_CAPACITY_BYTES
-    return max(_LEAST_CAPACITY_BYTES, min(_MOST_CAPACITY_BYTES, memory_bytes // 16))
