@@ -76,6 +76,16 @@ if TYPE_CHECKING:
     from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
     from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
+    from quark_torch.hook_config import HookEngineConfig as HookEngineConfig
+    from quark_torch.hook_engine import HookEngine as HookEngine
+    from quark_torch.layer_filter import LayerFilterConfig as LayerFilterConfig
+    from quark_torch.parameter_config import (
+        ParameterDiagnosticsConfig as ParameterDiagnosticsConfig,
+    )
+    from quark_torch.parameter_diagnostics import ParameterDiagnostics as ParameterDiagnostics
+    from quark_torch.schedule import HookScheduleConfig as HookScheduleConfig
+    from quark_torch.watching import TrainingWatch as TrainingWatch
+    from quark_torch.watching import watch as watch
 
 _HOMES = {
     "ARTIFACT_STORAGE_LAYOUT": "quark_core.artifacts.layout",
@@ -100,8 +110,12 @@ _HOMES = {
     "ExposureSummary": "quark_core.batch_summaries",
     "HardBatchFinding": "quark_core.batch_summaries",
     "HealthScoreRecord": "quark_core.records",
+    "HookEngine": "quark_torch.hook_engine",
+    "HookEngineConfig": "quark_torch.hook_config",
+    "HookScheduleConfig": "quark_torch.schedule",
     "InvalidRunStateError": "quark_core.errors",
     "LaneReport": "quark_core.delivery.report",
+    "LayerFilterConfig": "quark_torch.layer_filter",
     "LayerSummaryRecord": "quark_core.records",
     "LogIdentifier": "quark_core.records",
     "LoggingHandler": "quark_core.logging_handler",
@@ -110,6 +124,8 @@ _HOMES = {
     "MetricRecord": "quark_core.records",
     "MetricSummary": "quark_core.run_summary",
     "MetricsLogger": "quark_core.writers.metrics",
+    "ParameterDiagnostics": "quark_torch.parameter_diagnostics",
+    "ParameterDiagnosticsConfig": "quark_torch.parameter_config",
     "ParameterDistributionRecord": "quark_core.records",
     "ParameterSummaryRecord": "quark_core.records",
     "PhaseRecord": "quark_core.records",
@@ -131,6 +147,7 @@ _HOMES = {
     "SystemTelemetryConfig": "quark_core.writers.telemetry",
     "SystemTelemetryRecord": "quark_core.records",
     "TrainingSession": "quark_core.session",
+    "TrainingWatch": "quark_torch.watching",
     "__version__": "quark_core.version",
     "add_log": "quark_core.shortcuts",
     "add_tag": "quark_core.shortcuts",
@@ -143,6 +160,7 @@ _HOMES = {
     "series": "quark_core.run_reading",
     "start_run": "quark_core.shortcuts",
     "validate_record": "quark_core.schema",
+    "watch": "quark_torch.watching",
 }
 
 __all__ = [
@@ -168,8 +186,12 @@ __all__ = [
     "ExposureSummary",
     "HardBatchFinding",
     "HealthScoreRecord",
+    "HookEngine",
+    "HookEngineConfig",
+    "HookScheduleConfig",
     "InvalidRunStateError",
     "LaneReport",
+    "LayerFilterConfig",
     "LayerSummaryRecord",
     "LogIdentifier",
     "LoggingHandler",
@@ -178,6 +200,8 @@ __all__ = [
     "MetricRecord",
     "MetricSummary",
     "MetricsLogger",
+    "ParameterDiagnostics",
+    "ParameterDiagnosticsConfig",
     "ParameterDistributionRecord",
     "ParameterSummaryRecord",
     "PhaseRecord",
@@ -199,6 +223,7 @@ __all__ = [
     "SystemTelemetryConfig",
     "SystemTelemetryRecord",
     "TrainingSession",
+    "TrainingWatch",
     "__version__",
     "add_log",
     "add_tag",
@@ -211,6 +236,7 @@ __all__ = [
     "series",
     "start_run",
     "validate_record",
+    "watch",
 ]
 
 

@@ -173,8 +173,9 @@ class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
 class ParameterSummaryRecord(StreamRecord, frozen=True, gc=False):
     """Statistics of one parameter of a model, of its gradient and of its last update.
 
-    Every statistic is over all elements; None where there was nothing to
-    measure, such as no gradient.
+    Every statistic is over the finite elements; None where there was nothing
+    to measure, such as no gradient. Of a sharded parameter all of it is of the
+    local shard.
 
     Attributes:
         module_name, module_type: The module that holds it, by name and class.

@@ -26,8 +26,8 @@ SchemaMigrationError SessionStoreError RunNotFoundError InvalidRunStateError
 # Come with later issues; a name that arrives must leave this list.
 NOT_YET = """
 
-HookEngine HookEngineConfig HookScheduleConfig LayerFilterConfig
-ParameterDiagnostics ParameterDiagnosticsConfig
+
+
 
 
 AnalyzerEngine AnalyzerEngineConfig AnalyzerThresholds AnalyzerResult
@@ -56,10 +56,12 @@ BEYOND = [
     "SequenceLengthSummary",
     "Series",
     "StepTelemetryScope",
+    "TrainingWatch",
     "__version__",
     "open_run",
     "search_runs",
     "series",
+    "watch",
 ]
 
 
@@ -142,8 +144,35 @@ SIGNATURES = {
     "DataDiagnostics.summarize": "step=None step_min=None step_max=None epoch=None"
     " epoch_min=None epoch_max=None hard_batch_limit=10",
     "DataDiagnostics.close": "",
+    "HookEngine.__init__": "session model optimizer=None config=None",
+    "HookEngine.should_probe": "step",
+    "HookEngine.begin_step": "step epoch=None",
+    "HookEngine.end_step": "",
+    "HookEngine.step": "step epoch=None",
+    "HookEngine.flush": "",
+    "HookEngine.read": "module_name=None module_type=None summary_type=None hook_direction=None"
+    " step=None step_min=None step_max=None epoch=None epoch_min=None epoch_max=None limit=None",
+    "HookEngine.close": "",
+    "HookScheduleConfig.__init__": "every_n_steps=1 start_step=0 stop_step=None explicit_steps=()",
+    "LayerFilterConfig.__init__": "include_names=() exclude_names=() include_types=()"
+    " exclude_types=() include_name_patterns=() exclude_name_patterns=() leaf_modules_only=True",
     "DataDiagnosticsConfig.__init__": "batch_size=100 adapter=None outlier_z_score_threshold=2.5"
     " outlier_iqr_multiplier=1.5 hard_batch_percentile=0.9 min_batches_for_outlier_detection=5",
+    "ParameterDiagnostics.__init__": "session model optimizer=None config=None",
+    "ParameterDiagnostics.snapshot": "step epoch=None metadata=None",
+    "ParameterDiagnostics.flush": "",
+    "ParameterDiagnostics.read_summaries": "module_name=None module_type=None parameter_name=None"
+    " parameter_role=None step=None step_min=None step_max=None epoch=None epoch_min=None"
+    " epoch_max=None latest_only=False limit=None",
+    "ParameterDiagnostics.read_distributions": "module_name=None module_type=None"
+    " parameter_name=None parameter_role=None distribution_type=None step=None step_min=None"
+    " step_max=None epoch=None epoch_min=None epoch_max=None latest_only=False limit=None",
+    "ParameterDiagnostics.read": "",
+    "ParameterDiagnostics.close": "",
+    "ParameterDiagnosticsConfig.__init__": "schedule=<factory> batch_size=100"
+    " capture_summaries=True capture_distributions=False distribution_types=('value',)"
+    " histogram_bins=32 near_zero_epsilon=1e-08 max_histogram_values=100000"
+    " include_parameter_patterns=() exclude_parameter_patterns=() include_parameter_roles=()",
 }
 
 

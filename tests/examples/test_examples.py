@@ -171,3 +171,33 @@ def test_the_batch_example_finds_the_wrong_labels(run_python):
     assert done.returncode == 0, done.stderr
     found = set(re.findall(r"^hard: batch (\d+),", done.stdout, re.MULTILINE))
     assert found == {"5", "17"}
+
+
+def test_the_instrumented_network_shows_its_layers_and_updates(run_python):
+    done = run_python(EXAMPLES / "instrument_digits.py", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^ +(\d) (\w+) +std", done.stdout, re.MULTILINE)
+    ratios = re.findall(r"update over parameter (\S+)$", done.stdout, re.MULTILINE)
+    assert len(ratios) == 6
+    assert all(0 < float(ratio) < 1 for ratio in ratios)
+
+
+def test_the_transformer_example_watches_ten_million_parameters(run_python):
+    done = run_python(
+        EXAMPLES / "train_transformer.py", "--steps", "3", "--every", "2", "--batch-size", "1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "10.9 million parameters" in done.stdout
+    (run,) = quark.search_runs(storage_dir=run_python.folder)
+    session = quark.open_run(run.run_id, storage_dir=run_python.folder)
+    assert quark.SystemTelemetry(session).read()[0].step == 0
+
+
+def test_the_ddp_example_writes_one_run_from_rank_zero(run_python):
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    done = run_python(*launch, EXAMPLES / "train_ddp.py", "--steps", "12", OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks" in done.stdout
+    assert "layers: 0, 1, 2" in done.stdout
+    (run,) = quark.search_runs(storage_dir=run_python.folder)
+    assert run.metrics["train/loss"].count == 12

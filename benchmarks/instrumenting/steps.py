@@ -1,0 +1,158 @@
+"""What looking inside adds to a training step: unprobed, probed, and amortised."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from writing.figures import print_rows
+
+import quark
+
+Step = Callable[[int], None]
+
+GOALS = {
+    "transformer": {"probed": 0.03, "amortised": 0.002},
+    "conv": {"probed": 0.10, "amortised": None},
+    "mlp": {"probed": 0.40, "amortised": 0.02},
+}
+EVERY = 25
+
+
+def make_mlp() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    model = nn.Sequential(
+        nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)
+    )
+    return model, torch.randn(32, 32), torch.randint(0, 8, (32,))
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        self.act = nn.ReLU(inplace=True)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(self.act(self.norm(self.first(x))))
+
+
+def make_conv() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    blocks = [_Block(32) for _ in range(5)]
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        *blocks,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
+    return model, torch.randn(16, 3, 24, 24), torch.randint(0, 10, (16,))
+
+
+class _Transformer(nn.Module):
+    def __init__(self, width: int = 384, depth: int = 6) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 6, 4 * width, dropout=0.0, batch_first=True)
+        self.embedding = nn.Embedding(256, width)
+        self.blocks = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.embedding(tokens)))[:, -1]
+
+
+def make_transformer() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    return _Transformer(), torch.randint(0, 256, (2, 96)), torch.randint(0, 256, (2,))
+
+
+MODELS = {"mlp": make_mlp, "conv": make_conv, "transformer": make_transformer}
+
+
+def measure_steps(*, quick: bool) -> list[dict[str, Any]]:
+    """Forward and backward with and without the engine, in turns within one process."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows = []
+    for name, make in MODELS.items():
+        model, inputs, targets = make()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+        def train(model: nn.Module = model, inputs: Any = inputs, targets: Any = targets) -> None:
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            model.zero_grad(set_to_none=True)
+            loss.backward()
+
+        rounds = {"mlp": 400, "conv": 40, "transformer": 12}[name] // (4 if quick else 1)
+        rows.append(_measure(name, model, optimizer, train, max(3, rounds)))
+    print_rows(
+        f"Forward and backward, one thread (least of the rounds; every {EVERY}th is probed)", rows
+    )
+    return rows
+
+
+def _measure(
+    name: str, model: nn.Module, optimizer: Any, train: Callable[[], None], rounds: int
+) -> dict[str, Any]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        quark.start_run(project="instrumented", storage_dir=folder) as session,
+    ):
+        schedule = quark.HookScheduleConfig(every_n_steps=EVERY)
+        config = quark.HookEngineConfig(schedule=schedule)
+        with quark.HookEngine(session, model, optimizer, config=config) as hooks:
+            number = 0
+
+            def bare() -> None:
+                train()
+
+            def unprobed() -> None:
+                with hooks.step(1):
+                    train()
+
+            def probed() -> None:
+                with hooks.step(EVERY):
+                    train()
+
+            kinds = {"bare": bare, "again": bare, "unprobed": unprobed, "probed": probed}
+            for run in kinds.values():
+                run()
+            taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+            for number in range(rounds):
+                names = list(kinds)
+                for kind in names[number % 4 :] + names[: number % 4]:
+                    begin = time.perf_counter()
+                    kinds[kind]()
+                    taken[kind].append(time.perf_counter() - begin)
+            flat_us = _measure_flat(hooks)
+    least = {kind: min(values) for kind, values in taken.items()}
+    middle = {kind: statistics.median(values) for kind, values in taken.items()}
+    probed = least["probed"] / least["bare"] - 1
+    return {
+        "model": name,
+        "step ms": least["bare"] * 1000,
+        "A/A": least["again"] / least["bare"] - 1,
+        "unprobed": least["unprobed"] / least["bare"] - 1,
+        "unprobed flat us": flat_us,
+        "probed": probed,
+        "probed, medians": middle["probed"] / middle["bare"] - 1,
+        "goal": GOALS[name]["probed"],
+        f"amortised over {EVERY}": probed / EVERY,
+        "its goal": GOALS[name]["amortised"],
+    }
+
+
+def _measure_flat(hooks: Any) -> float:
+    """Microseconds of a step that is not probed and does nothing."""
+    taken = []
+    for _ in range(2000):
+        begin = time.perf_counter()
+        with hooks.step(1):
+            pass
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken) * 1e6

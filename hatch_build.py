@@ -1,0 +1,55 @@
+"""Compiles the kernel into the wheel where there is a compiler; without one the wheel is pure."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+__all__ = ["KernelBuildHook"]
+
+KERNELS = Path("quark_torch", "kernels")
+
+
+class KernelBuildHook(BuildHookInterface[Any]):
+    """Builds the kernel of `quark_torch`; no failure of it fails the installation."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        """Compile, and tag the wheel for this platform only if that worked."""
+        if self.target_name != "wheel" or os.environ.get("QUARK_BUILD_KERNEL", "").strip() == "0":
+            return
+        try:
+            library = self._build()
+            tag = f"py3-none-{_platform_tag()}"
+        except Exception as error:  # noqa: BLE001  # whatever it is, the package works without
+            self.app.display_warning(f"Quark's kernel was not compiled: {error}")
+            return
+        build_data["artifacts"].append(f"/{KERNELS.as_posix()}/{library.name}")
+        build_data["pure_python"] = False
+        # Any Python of this platform: the kernel knows nothing of the interpreter.
+        build_data["tag"] = tag
+
+    def _build(self) -> Path:
+        folder = Path(self.root) / KERNELS
+        spec = importlib.util.spec_from_file_location("building", folder / "building.py")
+        assert spec is not None
+        assert spec.loader is not None
+        building = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(building)
+        library: Path = building.build_kernel(folder)
+        return library
+
+
+def _platform_tag() -> str:
+    from packaging.tags import sys_tags
+
+    return next(
+        tag.platform
+        for tag in sys_tags()
+        if "manylinux" not in tag.platform and "musllinux" not in tag.platform
+    )

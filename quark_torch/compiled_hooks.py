@@ -1,0 +1,322 @@
+"""Hooks for what `torch.compile` has taken over.
+
+They are in the model before it is compiled and stay there: a compiled frame
+does not see hooks that come or go. Each looks at a switch, on which the
+compiler guards, so that there are two graphs: one without any of this for
+the steps that are not probed, and one in which the statistics are fused into
+what makes the tensors. Rows of numbers go into buffers made beforehand, and
+gradients are seen by an autograd function that changes nothing, since hooks of
+tensors, like lists that grow, would break the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from quark_torch.layer_recording import GradientScale, LayerReading, LayerRecording
+from quark_torch.layer_traits import Layout, choose_unit_dim
+from quark_torch.partials import TensorStatistics
+from quark_torch.probes import InertHook, Site
+
+__all__ = ["CompiledHook", "CompiledHooks", "Switch", "summarize"]
+
+_ROWS = 16
+_MAX_DIMS = 8
+# Of a row; the sizes of the tensor come after.
+_FIELDS = 13
+_WIDTH = _FIELDS + _MAX_DIMS
+
+
+class Switch:
+    """Whether the step is probed; compiled code has a graph for each answer."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+
+def summarize(
+    tensor: Tensor,
+    near_zero: float,
+    saturation: tuple[float, float] | None,
+    unit_dim: int | None,
+) -> Tensor:
+    """The statistics of a tensor as one row, made of operations that a compiler fuses.
+
+    The moments are those around the mean, with totals in float64 where the
+    device has it.
+    """
+    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
+    values = tensor.detach()
+    values = values.abs() if values.dtype.is_complex else values
+    values = values if values.dtype == torch.float64 else values.to(torch.float32)
+    finite = torch.isfinite(values)
+    count = finite.sum()
+    mean = torch.where(finite, values, 0.0).sum(dtype=wide) / count.clamp(min=1)
+    centred = torch.where(finite, values - mean, 0.0)
+    squares = (centred * centred).sum(dtype=wide)
+    magnitudes = values.abs()
+    zeros = (magnitudes <= near_zero).sum()
+    none = torch.zeros((), dtype=wide, device=tensor.device)
+    saturated, dead = none, none
+    if saturation is not None:
+        low, high = saturation
+        saturated = (((values <= low) | (values >= high)) & finite).sum()
+    units = 0
+    if unit_dim is not None:
+        units = tensor.shape[unit_dim]
+        others = [dim for dim in range(tensor.dim()) if dim != unit_dim]
+        dead = (magnitudes.amax(others) <= near_zero).sum()
+    found = [
+        none + 1.0,
+        count,
+        torch.isnan(values).sum(),
+        torch.isinf(values).sum(),
+        mean,
+        squares,
+        torch.where(finite, values, torch.inf).amin(),
+        torch.where(finite, values, -torch.inf).amax(),
+        zeros,
+        saturated,
+        dead,
+        none + units,
+        none + tensor.dim(),
+        *(none + size for size in tensor.shape),
+    ]
+    found += [none] * (_WIDTH - len(found))
+    return torch.stack([value.to(wide) for value in found])
+
+
+class _GradientTap(torch.autograd.Function):
+    """Gives what it gets, and writes the statistics of the gradient into a row."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, rows: Tensor, place: Tensor) -> Tensor:
+        """Give a copy, which the compiler does without, and in-place modules may change."""
+        ctx.save_for_backward(place)
+        ctx.rows = rows
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Write the row of the call that the gradient is of."""
+        (place,) = ctx.saved_tensors
+        ctx.rows.index_put_((place,), summarize(gradient, 0.0, None, None))
+        return gradient, None, None
+
+
+class CompiledHook:
+    """Permanent hook of one module. A copy of it is inert.
+
+    Attributes:
+        activations, gradients: A row for each of the first calls of a step, or
+            None before the first step.
+        calls: How many calls there were.
+    """
+
+    def __init__(self, switch: Switch, site: Site, forward: bool, backward: bool) -> None:
+        self.switch = switch
+        self.layout: Layout | None = site.layout
+        self.near_zero = site.near_zero
+        self.saturation = site.saturation
+        self.forward = forward
+        self.backward = backward
+        self.activations: Tensor | None = None
+        self.gradients: Tensor | None = None
+        self.calls: Tensor | None = None
+
+    def prepare(self, device: torch.device) -> None:
+        """Make the buffers; compiled code takes them as they are, so this is done once."""
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        with torch.inference_mode(False), torch.no_grad():
+            self.activations = torch.zeros(_ROWS, _WIDTH, dtype=wide, device=device)
+            self.gradients = torch.zeros(_ROWS, _WIDTH, dtype=wide, device=device)
+            self.calls = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def __call__(self, _module: nn.Module, _args: object, output: Any) -> Any:
+        """Write the statistics of the output; returns one like it, or None for no other."""
+        if not self.switch.is_on:
+            return None
+        if torch.compiler.is_exporting():
+            return None
+        if isinstance(output, Tensor):
+            return self._take(output)
+        if type(output) is tuple or type(output) is list:
+            for index, item in enumerate(output):
+                if isinstance(item, Tensor) and item.dtype.is_floating_point:
+                    taken = self._take(item)
+                    if taken is None:
+                        return None
+                    items = [*output[:index], taken, *output[index + 1 :]]
+                    return tuple(items) if type(output) is tuple else items
+        return None
+
+    def _take(self, tensor: Tensor) -> Tensor | None:
+        activations, gradients, calls = self.activations, self.gradients, self.calls
+        if activations is None or gradients is None or calls is None:
+            return None
+        if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.is_nested:
+            return None
+        if tensor.device != activations.device or tensor.is_meta or tensor.numel() == 0:
+            return None
+        if tensor.dim() > _MAX_DIMS:
+            return None
+        place = calls.clamp(max=_ROWS - 1)
+        if self.forward:
+            unit_dim = choose_unit_dim(tensor, self.layout)
+            row = summarize(tensor, self.near_zero, self.saturation, unit_dim)
+            activations.index_put_((place,), row)
+        calls.add_(1)
+        if self.backward and torch.is_grad_enabled() and tensor.requires_grad:
+            taken: Tensor = _GradientTap.apply(tensor, gradients, place)  # type: ignore[no-untyped-call]
+            return taken
+        return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
+        return InertHook()
+
+    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
+        return InertHook, ()
+
+
+class CompiledHooks:
+    """The permanent hooks of one engine."""
+
+    def __init__(
+        self, recording: LayerRecording, sites: list[Site], *, forward: bool, backward: bool
+    ) -> None:
+        self._recording = recording
+        self._switch = Switch()
+        self._hooks = [CompiledHook(self._switch, site, forward, backward) for site in sites]
+        self._sites = sites
+        self._handles: list[RemovableHandle] = []
+        self._is_prepared = False
+        self._waiting: list[Callable[[bool], bool]] = []
+        for site, hook in zip(sites, self._hooks, strict=True):
+            module = site.module()
+            if module is not None:
+                self._handles.append(module.register_forward_hook(hook))
+
+    def prepare(self, device: torch.device) -> None:
+        """Before the first step, when the model is where it is to be: make the buffers."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            for hook, site in zip(self._hooks, self._sites, strict=True):
+                module = site.module()
+                own = None if module is None else next(module.parameters(), None)
+                hook.prepare(device if own is None else own.device)
+
+    def open(self) -> None:
+        """From now on the graph with the statistics runs."""
+        self._switch.is_on = True
+
+    def close(self) -> None:
+        """From now on the other one runs."""
+        self._switch.is_on = False
+
+    def collect(
+        self,
+        moment: tuple[int, int | None],
+        scale: GradientScale | None,
+        tell: Callable[[int], None],
+    ) -> None:
+        """Make records of the rows, and empty them.
+
+        On a GPU they are copied without waiting, and made into records later.
+
+        Args:
+            moment: Step and epoch.
+            scale: What tells the scale of the gradients, or None.
+            tell: Gets the number of calls, once it is known.
+        """
+        buffers: list[Tensor] = []
+        for hook in self._hooks:
+            assert hook.activations is not None
+            assert hook.gradients is not None
+            assert hook.calls is not None
+            buffers += (hook.activations, hook.gradients, hook.calls)
+        with torch.inference_mode(False), torch.no_grad():
+            copies = [buffer.to("cpu", non_blocking=True, copy=True) for buffer in buffers]
+            for buffer in buffers:
+                buffer.zero_()
+        events: list[Any] = []
+        for device in {buffer.device for buffer in buffers if buffer.is_cuda}:
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(device))
+            events.append(event)
+
+        def deliver(must_wait: bool) -> bool:
+            if not must_wait and not all(event.query() for event in events):
+                return False
+            for event in events:
+                event.synchronize()
+            tell(self._record(copies, moment, scale))
+            return True
+
+        self._waiting.append(deliver)
+        self.poll(must_wait=False)
+
+    def poll(self, *, must_wait: bool) -> None:
+        """Make records of what has arrived, or of everything."""
+        self._waiting = [deliver for deliver in self._waiting if not deliver(must_wait)]
+
+    def remove(self) -> None:
+        """Take the hooks out of the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _record(
+        self, copies: list[Tensor], moment: tuple[int, int | None], scale: GradientScale | None
+    ) -> int:
+        total = 0
+        for index, site in enumerate(self._sites):
+            activations, gradients, counted = copies[3 * index : 3 * index + 3]
+            calls = int(counted.item())
+            total += calls
+            site.was_called = site.was_called or calls > 0
+            for call_index in range(min(calls, _ROWS)):
+                for direction, rows in (("forward", activations), ("backward", gradients)):
+                    row = rows[call_index].tolist()
+                    if row[0] == 0.0:
+                        continue
+                    is_gradient = direction == "backward"
+                    reading = LayerReading(
+                        self._recording,
+                        site.identity,
+                        "backward" if is_gradient else "forward",
+                        moment,
+                        call_index,
+                        tuple(int(size) for size in row[_FIELDS : _FIELDS + int(row[12])]),
+                        scale=scale if is_gradient else None,
+                    )
+                    reading(
+                        _read_row(row, has_saturation=not is_gradient and bool(site.saturation))
+                    )
+        return total
+
+
+def _read_row(row: list[float], *, has_saturation: bool) -> TensorStatistics:
+    counts = [int(number) for number in row[1:4]]
+    finite, nans, infinite = counts
+    mean, squares = row[4], row[5]
+    units = int(row[11])
+    return TensorStatistics(
+        element_count=finite + nans + infinite,
+        finite_count=finite,
+        nan_count=nans,
+        inf_count=infinite,
+        mean=mean if finite else None,
+        variance=squares / finite if finite else None,
+        norm=(squares + finite * mean * mean) ** 0.5 if finite else None,
+        minimum=row[6] if finite else None,
+        maximum=row[7] if finite else None,
+        near_zero_count=int(row[8]),
+        saturated_count=int(row[9]) if has_saturation else None,
+        unit_count=units or None,
+        dead_unit_count=int(row[10]) if units else None,
+    )

@@ -1,0 +1,198 @@
+"""Measurements of one step: on the CPU at once, on a GPU without ever waiting for it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quark_torch.device_ring import DeviceRing, Slot, ring_of, wait_for_rings
+from quark_torch.device_rows import make_rows, read_row
+from quark_torch.measuring import measure
+from quark_torch.partials import TensorStatistics, Wanted, conclude, merge
+from quark_torch.tensor_forms import Form, open_form, without_repeats
+
+__all__ = ["Emit", "Probe", "wait_for_probes"]
+
+_log = logging.getLogger("quark.torch")
+
+Emit = Callable[[TensorStatistics], None]
+
+
+class _Entry(NamedTuple):
+    """One tensor of a slot: its rows from `begin` to `end`, and what they are of."""
+
+    begin: int
+    end: int
+    wanted: Wanted
+    form: Form
+    repeats: int
+    units: int | None
+    unit_repeats: int
+    emit: Emit
+
+
+class _Page:
+    """A slot that is being filled."""
+
+    def __init__(self, ring: DeviceRing, slot: Slot) -> None:
+        self.ring = ring
+        self.slot = slot
+        self.used = 0
+        self.entries: list[_Entry] = []
+
+
+class Probe:
+    """Measurements of one probed step; one thread at a time adds to it.
+
+    Call `finish` at the step's end, whatever happened in it.
+
+    Attributes:
+        dropped: Tensors that were not measured because every slot was busy.
+    """
+
+    def __init__(self, open_ring: Callable[[torch.device], DeviceRing | None] = ring_of) -> None:
+        self.dropped = 0
+        self._open_ring = open_ring
+        self._pages: dict[torch.device, list[_Page]] = {}
+        self._streams: dict[torch.device, dict[int, Any]] = {}
+
+    def add(self, tensor: Tensor, wanted: Wanted, emit: Emit) -> bool:
+        """Measure a tensor; `emit` gets its statistics.
+
+        Of a tensor on the CPU it gets them before this returns, and what it
+        raises is raised here. On a GPU the reductions are put on the current
+        stream, and it gets them some time after `finish`, on another thread.
+        While a CUDA graph is captured nothing is measured.
+
+        Returns:
+            False where nothing is measured: no elements that could be read,
+            or no slot was free.
+        """
+        ring = self._open_ring(tensor.device)
+        if ring is not None:
+            return self._add_to(ring, tensor, wanted, emit)
+        statistics = measure(tensor, wanted)
+        if statistics is None:
+            return False
+        emit(statistics)
+        return True
+
+    def finish(self) -> None:
+        """End the step: one copy for each slot used, which the host does not wait for."""
+        pages, self._pages = self._pages, {}
+        streams, self._streams = self._streams, {}
+        for device, used in pages.items():
+            with _on(device):
+                current = _current_stream(device)
+                for stream in streams.get(device, {}).values():
+                    if stream != current:
+                        # Backward may have run on streams of its own.
+                        current.wait_stream(stream)
+                for page in used:
+                    consume = functools.partial(_emit_all, page.entries)
+                    page.ring.send(page.slot, page.used, consume)
+
+    def __del__(self) -> None:
+        for pages in self._pages.values():
+            for page in pages:
+                page.ring.give_back(page.slot)
+
+    def _add_to(self, ring: DeviceRing, tensor: Tensor, wanted: Wanted, emit: Emit) -> bool:
+        try:
+            with torch.no_grad(), _on(tensor.device):
+                # Adding up sparse values, or cutting nested ones, waits for the device.
+                if tensor.layout != torch.strided or tensor.is_nested or _is_capturing(tensor):
+                    return False
+                form = open_form(tensor)
+                if form is None:
+                    return False
+                return self._put(ring, form, wanted, emit)
+        except Exception as error:  # noqa: BLE001 - a tensor that nobody foresaw must not stop training
+            _log.debug("A %s was not measured: %s", type(tensor).__name__, error)
+            return False
+
+    def _put(self, ring: DeviceRing, form: Form, wanted: Wanted, emit: Emit) -> bool:
+        whole = form.parts[0]
+        part, repeats = without_repeats(whole)
+        rows = make_rows(part, wanted) if part.numel() else []
+        page = self._page_for(ring, whole.device, len(rows))
+        if page is None:
+            self.dropped += 1
+            return False
+        begin = page.used
+        if rows:
+            torch.stack(rows, out=page.slot.rows[begin : begin + len(rows)])
+        page.used += len(rows)
+        units, unit_repeats = None, 1
+        if wanted.units is not None and rows and -whole.dim() <= wanted.units < whole.dim():
+            units = whole.shape[wanted.units]
+            unit_repeats = units // part.shape[wanted.units]
+        page.entries.append(
+            _Entry(
+                begin,
+                page.used,
+                wanted,
+                form._replace(parts=()),
+                repeats,
+                units,
+                unit_repeats,
+                emit,
+            )
+        )
+        if whole.device.type == "cuda":
+            stream = _current_stream(whole.device)
+            self._streams.setdefault(whole.device, {})[stream.cuda_stream] = stream
+        return True
+
+    def _page_for(self, ring: DeviceRing, device: torch.device, rows: int) -> _Page | None:
+        pages = self._pages.setdefault(device, [])
+        if pages and pages[-1].used + rows <= ring.row_count:
+            return pages[-1]
+        if rows > ring.row_count or (slot := ring.take()) is None:
+            return None
+        pages.append(_Page(ring, slot))
+        return pages[-1]
+
+
+def wait_for_probes(timeout_s: float | None = None) -> bool:
+    """Wait until all that finished probes measured has been emitted; False if time ran out."""
+    return wait_for_rings(timeout_s)
+
+
+def _emit_all(entries: list[_Entry], rows: list[list[float]]) -> None:
+    for entry in entries:
+        try:
+            read = [read_row(row) for row in rows[entry.begin : entry.end]]
+            units = None
+            if entry.units is not None:
+                units = (entry.units, sum(dead for _, dead in read) * entry.unit_repeats)
+            entry.emit(
+                conclude(
+                    merge(part for part, _ in read),
+                    entry.form.element_count,
+                    entry.wanted,
+                    repeats=entry.repeats,
+                    units=units,
+                    notes=entry.form.notes,
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - one receiver; the others get theirs
+            _log.warning("Statistics of a tensor were lost: %s", error)
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _current_stream(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def _is_capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

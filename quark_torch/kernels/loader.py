@@ -1,0 +1,89 @@
+"""Loading the compiled kernel, if there is one that fits."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from quark_torch.kernels.building import SOURCE, cache_folder, library_name
+
+__all__ = ["INTERFACE", "Kernel", "find_kernel", "load_library"]
+
+INTERFACE = 1
+"""Layout of jobs and results; that of the library must be the same."""
+
+_log = logging.getLogger("quark.torch")
+
+
+class Kernel(NamedTuple):
+    """A loaded library.
+
+    Attributes:
+        measure: Takes packed jobs, the address of their results, their
+            number and a level; releases the interpreter's lock meanwhile.
+        level: Best level of this processor: 0 base, 1 AVX2, 2 AVX-512.
+        path: Of the library.
+    """
+
+    measure: Callable[[bytes, int, int, int], None]
+    level: int
+    path: Path
+
+
+@functools.cache
+def find_kernel() -> Kernel | None:
+    """The kernel of this process, or None: then PyTorch's own operations do its work.
+
+    It is None if `QUARK_TORCH_KERNEL` is 0, and if no library of this source
+    and this machine is there or it cannot be loaded.
+    """
+    if os.environ.get("QUARK_TORCH_KERNEL", "").strip() == "0":
+        return None
+    try:
+        name = library_name()
+        for folder in (SOURCE.parent, cache_folder()):
+            path = folder / name
+            if path.is_file() and (kernel := load_library(path)):
+                return kernel
+        _log.debug("There is no compiled kernel; `python -m quark_torch.kernels` builds one.")
+    except (OSError, RuntimeError) as error:  # no source, no home directory
+        _log.debug("No compiled kernel was looked for: %s", error)
+    return None
+
+
+def load_library(path: Path) -> Kernel | None:
+    """Load a library, or say at level debug why not."""
+    try:
+        if _is_cut(path):
+            _log.debug("The compiled kernel %s is damaged and is not used.", path)
+            return None
+        library = ctypes.CDLL(str(path))
+        if library.quark_interface() != INTERFACE:
+            _log.debug("The compiled kernel %s is of another version and is not used.", path)
+            return None
+        measure = library.quark_measure
+        level = library.quark_level(2)
+    except (OSError, AttributeError) as error:
+        _log.debug("The compiled kernel %s cannot be loaded: %s", path, error)
+        return None
+    measure.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
+    measure.restype = None
+    return Kernel(measure, level, path)
+
+
+def _is_cut(path: Path) -> bool:
+    """True of an ELF file without its end: loading one would end the process."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if header[:5] != b"\x7fELF\x02" or len(header) < 64:
+        return header[:4] == b"\x7fELF"
+    order = "<" if header[5] == 1 else ">"
+    (sections_at,) = struct.unpack_from(f"{order}Q", header, 40)
+    size, count = struct.unpack_from(f"{order}HH", header, 58)
+    return bool(sections_at + size * count > path.stat().st_size)

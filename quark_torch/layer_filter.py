@@ -1,0 +1,259 @@
+"""Which modules of a model are looked at, and under which names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from torch import nn
+
+from quark_core.errors import SchemaValidationError
+
+__all__ = [
+    "ROOT_NAME",
+    "LayerFilterConfig",
+    "NamedModule",
+    "SelectedModule",
+    "describe_type",
+    "list_types",
+    "name_modules",
+    "select_modules",
+    "strip_prefixes",
+]
+
+ROOT_NAME = "(model)"
+"""Name of the model itself, which has none; a record's name must not be empty."""
+
+# Class of a wrapper -> the child that is the model itself.
+_WRAPPERS = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+    "AveragedModel": "module",
+}
+_MARKED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFilterConfig:
+    """Which modules are instrumented.
+
+    A module is, where one of the names or patterns fits it (if any are given)
+    and one of the types (if any are given), and nothing excludes it.
+
+    Attributes:
+        include_names, exclude_names: Names as `model.named_modules()` has
+            them, with or without the prefixes of wrappers such as DDP.
+        include_types, exclude_types: Class names such as `Linear`, or fully
+            qualified ones such as `torch.nn.Linear`.
+        include_name_patterns, exclude_name_patterns: Regular expressions that
+            are searched for in the name, without the prefixes of wrappers.
+        leaf_modules_only: Leave out modules that have modules in them.
+
+    Raises:
+        SchemaValidationError: A bad value, such as a regular expression that
+            does not compile; the message names the field.
+    """
+
+    include_names: tuple[str, ...] = ()
+    exclude_names: tuple[str, ...] = ()
+    include_types: tuple[str, ...] = ()
+    exclude_types: tuple[str, ...] = ()
+    include_name_patterns: tuple[str, ...] = ()
+    exclude_name_patterns: tuple[str, ...] = ()
+    leaf_modules_only: bool = True
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value: object = getattr(self, item.name)
+            if item.name == "leaf_modules_only":
+                if not isinstance(value, bool):
+                    raise SchemaValidationError(
+                        f"leaf_modules_only must be True or False, not a {type(value).__name__}"
+                    )
+                continue
+            texts = _take_texts(value, item.name)
+            if item.name.endswith("patterns"):
+                for text in texts:
+                    _compile(text, item.name)
+            object.__setattr__(self, item.name, texts)
+
+    def describe(self) -> str:
+        """The filters that are set, as the call that sets them."""
+        given = (
+            f"{item.name}={getattr(self, item.name)!r}"
+            for item in fields(self)
+            if getattr(self, item.name) != item.default
+        )
+        return f"LayerFilterConfig({', '.join(given)})"
+
+
+class NamedModule(NamedTuple):
+    """A module in its place.
+
+    Attributes:
+        name: Its name without the prefixes of wrappers; empty for the model itself.
+        path: Its name as `named_modules()` has it.
+        module: The module.
+        is_compiled: Whether `torch.compile` has been applied to it, or to one that holds it.
+    """
+
+    name: str
+    path: str
+    module: nn.Module
+    is_compiled: bool
+
+
+class SelectedModule(NamedTuple):
+    """A module that is instrumented.
+
+    Attributes:
+        name: Its first name, `(model)` for the model itself.
+        aliases: The other names under which the model holds it.
+        module: The module.
+        is_compiled: As in `NamedModule`.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    module: nn.Module
+    is_compiled: bool
+
+
+def strip_prefixes(name: str) -> str:
+    """The name that a module or parameter has in the model that was wrapped.
+
+    Takes off what DDP, `torch.compile`, FSDP and the checkpoint wrapper add.
+    By the name alone, `module` is taken to be a wrapper where it comes first;
+    `name_modules` knows better.
+    """
+    parts = [part for part in name.split(".") if part not in _MARKED]
+    while parts and parts[0] == "module":
+        del parts[0]
+    return ".".join(parts)
+
+
+def name_modules(model: nn.Module) -> Iterator[NamedModule]:
+    """Every module in every place that it has, outer ones first, wrappers left out."""
+    yield from _walk(model, "", "", False, frozenset())
+
+
+def select_modules(model: nn.Module, filters: LayerFilterConfig) -> list[SelectedModule]:
+    """The modules that the filters choose, each once, in the model's order."""
+    names = frozenset(filters.include_names)
+    patterns = [_compile(text, "") for text in filters.include_name_patterns]
+    types = frozenset(filters.include_types)
+    not_names = frozenset(filters.exclude_names)
+    not_patterns = [_compile(text, "") for text in filters.exclude_name_patterns]
+    not_types = frozenset(filters.exclude_types)
+    places: dict[int, list[NamedModule]] = {}
+    for place in name_modules(model):
+        places.setdefault(id(place.module), []).append(place)
+    chosen: list[SelectedModule] = []
+    for found in places.values():
+        module = found[0].module
+        if filters.leaf_modules_only and any(
+            name != "parametrizations" for name, _ in module.named_children()
+        ):
+            continue
+        kinds = list_types(module)
+        texts = {text for place in found for text in (place.name, place.path)}
+        searched = [place.name for place in found]
+        if (names or patterns) and not (names & texts or _is_found(patterns, searched)):
+            continue
+        if types and not types & kinds:
+            continue
+        if not_names & texts or not_types & kinds or _is_found(not_patterns, searched):
+            continue
+        stable = list(dict.fromkeys(place.name or ROOT_NAME for place in found))
+        is_compiled = any(place.is_compiled for place in found)
+        chosen.append(SelectedModule(stable[0], tuple(stable[1:]), module, is_compiled))
+    return chosen
+
+
+def describe_type(module: nn.Module) -> str:
+    """Class name of a module, as it was before FSDP2 or a parametrization replaced its class."""
+    return _find_class(module).__name__
+
+
+def _walk(
+    module: nn.Module, name: str, path: str, is_compiled: bool, above: frozenset[int]
+) -> Iterator[NamedModule]:
+    if id(module) in above:
+        return
+    above = above | {id(module)}
+    is_compiled = (
+        is_compiled
+        or type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+    )
+    inner = _find_inner(module)
+    if inner is None:
+        yield NamedModule(name, path, module, is_compiled)
+    for key, child in module._modules.items():
+        if child is None or key == "parametrizations":
+            continue
+        below = name if key == inner else f"{name}.{key}" if name else key
+        yield from _walk(child, below, f"{path}.{key}" if path else key, is_compiled, above)
+
+
+def _find_inner(module: nn.Module) -> str | None:
+    """The child that a wrapper wraps, or None where the module is no wrapper."""
+    for base in type(module).__mro__:
+        inner = _WRAPPERS.get(base.__name__)
+        if inner in module._modules:
+            return inner
+    return None
+
+
+def _find_class(module: nn.Module) -> type:
+    kind = type(module)
+    for base in kind.__mro__[1:]:
+        if kind.__name__ not in (f"FSDP{base.__name__}", f"Parametrized{base.__name__}"):
+            continue
+        return base
+    return kind
+
+
+def list_types(module: nn.Module) -> set[str]:
+    """The names by which filters know a module's class."""
+    found: set[str] = set()
+    for kind in {type(module), _find_class(module)}:
+        found |= {kind.__name__, f"{kind.__module__}.{kind.__qualname__}"}
+        if kind.__module__.startswith("torch.nn.modules."):
+            found.add(f"torch.nn.{kind.__qualname__}")
+    return found
+
+
+def _is_found(patterns: list[re.Pattern[str]], names: list[str]) -> bool:
+    return any(pattern.search(name) for pattern in patterns for name in names)
+
+
+def _compile(text: str, field: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise SchemaValidationError(
+            f"{field} has a bad regular expression {text!r}: {error}"
+        ) from error
+
+
+def _take_texts(value: object, field: str) -> tuple[str, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise SchemaValidationError(
+            f"{field} must be a tuple of str, such as ({value!r},)"
+            if isinstance(value, str)
+            else f"{field} must be a tuple of str, not a {type(value).__name__}"
+        )
+    texts = tuple(value)
+    for text in texts:
+        if not isinstance(text, str):
+            raise SchemaValidationError(
+                f"{field} must be a tuple of str; it has a {type(text).__name__}"
+            )
+    return texts

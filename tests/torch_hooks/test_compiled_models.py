@@ -1,0 +1,284 @@
+"""torch.compile: two graphs, no break, the same numbers; and what comes too late."""
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from quark import HookScheduleConfig
+
+# The compiler itself uses what torch has deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:The .grad attribute:UserWarning"
+)
+
+EVERY_OTHER = HookScheduleConfig(every_n_steps=2)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """In-place, shared, and tuple-giving modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.act = nn.ReLU(inplace=True)
+        self.second = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.squash = nn.Tanh()
+
+    def forward(self, values):
+        values = self.act(self.first(values))
+        values = self.act(self.second(values))
+        return self.squash(self.norm(values))
+
+
+def summarise(records):
+    return {
+        (r.module_name, r.summary_type, r.call_index): (
+            r.tensor_shape,
+            r.element_count,
+            pytest.approx(r.mean, abs=1e-6),
+            pytest.approx(r.variance, rel=1e-5, abs=1e-6),
+            pytest.approx(r.norm, rel=1e-5, abs=1e-6),
+            pytest.approx(r.minimum, rel=1e-5, abs=1e-6),
+            pytest.approx(r.maximum, rel=1e-5, abs=1e-6),
+            r.zero_ratio,
+            r.dead_unit_ratio,
+            r.saturation_ratio,
+            r.nan_count,
+            r.inf_count,
+        )
+        for r in records
+    }
+
+
+def run(hooks, model, batches, steps):
+    for step in steps:
+        with hooks.step(step):
+            for values in batches:
+                model(values).square().sum().backward()
+
+
+def compare_with_eager(engine, backend):
+    eager, compiled = Net(), Net()
+    compiled.load_state_dict(eager.state_dict())
+    batches = [torch.randn(5, 6), torch.randn(5, 6)]
+    hooks = engine(eager, schedule=EVERY_OTHER)
+    run(hooks, eager, batches, [100])
+    expected = summarise(hooks.read(step=100))
+    hooks.close()
+    model = torch.compile(compiled, backend=backend)
+    hooks = engine(model, schedule=EVERY_OTHER)
+    assert hooks.instrumented_module_names == ("first", "act", "second", "norm", "squash")
+    return hooks, model, batches, expected
+
+
+def test_two_graphs_no_break_and_the_numbers_of_eager(engine):
+    hooks, model, batches, expected = compare_with_eager(engine, "aot_eager")
+    run(hooks, model, batches, range(6))
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+    assert {record.step for record in hooks.read(step_max=99)} == {0, 2, 4}
+    found = hooks.read(step=4)
+    assert len(found) == 2 * 2 * 6
+    assert summarise(found) == expected
+
+
+@pytest.mark.slow
+def test_with_the_inductor(engine):
+    hooks, model, batches, expected = compare_with_eager(engine, "inductor")
+    run(hooks, model, batches, range(6))
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+    assert summarise(hooks.read(step=4)) == expected
+
+
+def test_gradients_and_outputs_are_unchanged(engine):
+    plain, probed = Net(), Net()
+    probed.load_state_dict(plain.state_dict())
+    values = torch.randn(5, 6)
+    compiled = torch.compile(probed, backend="aot_eager")
+    hooks = engine(compiled)
+    with hooks.step(0):
+        output = compiled(values)
+        output.square().sum().backward()
+    expected = plain(values)
+    expected.square().sum().backward()
+    torch.testing.assert_close(output, expected)
+    for one, other in zip(probed.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_model_compiled_in_place_and_a_compiled_part(engine):
+    whole, part = Net(), Net()
+    whole.compile(backend="eager")
+    part.second = torch.compile(part.second, backend="eager")
+    for step, model in enumerate((whole, part)):
+        hooks = engine(model)
+        with hooks.step(step):
+            model(torch.randn(5, 6)).sum().backward()
+        assert len(hooks.read(step=step)) == 12
+        assert "second" in hooks.instrumented_module_names
+        hooks.close()
+
+
+def test_compiled_after_the_engine_was_made(engine):
+    model = Net()
+    hooks = engine(model, compiled=True, schedule=EVERY_OTHER)
+    run(hooks, torch.compile(model, backend="eager"), [torch.randn(5, 6)], range(4))
+    assert counters["stats"]["unique_graphs"] == 2
+    assert len(hooks.read()) == 2 * 12
+
+
+def test_hooks_that_come_too_late_are_told_once_and_loudly(engine, events, caplog):
+    model = torch.compile(Net(), backend="eager")
+    model(torch.randn(5, 6)).sum().backward()
+    hooks = engine(model)
+    run(hooks, model, [torch.randn(5, 6)], range(3))
+    assert hooks.read() == ()
+    (event,) = events("compiled_without_hooks")
+    assert event.severity == "warning"
+    assert sum("compiled before the hooks came" in record.message for record in caplog.records) == 1
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_eager_hooks_stay_out_of_compiled_code(engine, events):
+    """Compiled after the engine was made, without a word of it."""
+    model = Net()
+    hooks = engine(model, schedule=EVERY_OTHER)
+    run(hooks, torch.compile(model, backend="eager"), [torch.randn(5, 6)], range(4))
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert not counters["graph_break"]
+    (event,) = events("probe_empty")
+    assert "compiled=True" in event.payload["message"]
+
+
+def test_calls_without_gradients(engine):
+    model = torch.compile(Net(), backend="eager")
+    hooks = engine(model)
+    with hooks.step(0), torch.no_grad():
+        model(torch.randn(5, 6))
+    assert {record.summary_type for record in hooks.read()} == {"activation"}
+    assert len(hooks.read()) == 6
+
+
+def test_other_batch_sizes(engine):
+    model = torch.compile(Net(), backend="eager", dynamic=True)
+    hooks = engine(model)
+    for step, size in enumerate((5, 7, 9)):
+        with hooks.step(step):
+            model(torch.randn(size, 6)).sum().backward()
+        shapes = {record.tensor_shape for record in hooks.read(step=step)}
+        assert shapes == {(size, 6)}
+
+
+def test_what_is_not_finite_and_what_is_scaled(engine):
+    inner = nn.Sequential(nn.Linear(2, 2))
+    with torch.no_grad():
+        inner[0].weight.copy_(torch.eye(2))
+        inner[0].bias.zero_()
+    model = torch.compile(inner, backend="eager")
+    hooks = engine(model, grad_scaler=lambda: 8.0)
+    values = torch.tensor([[torch.nan, 1.0], [3.0, torch.inf]])
+    with hooks.step(0):
+        (model(torch.ones(2, 2)).sum() * 8.0).backward()
+        with torch.no_grad():
+            model(values)
+    one, gradient = hooks.read(step=0)[:2]
+    assert (one.mean, one.std) == (1.0, 0.0)
+    assert (gradient.mean, gradient.metadata["grad_scale"]) == (1.0, 8.0)
+    odd = next(record for record in hooks.read() if record.call_index == 1)
+    assert odd.nan_count + odd.inf_count >= 2
+
+
+def test_many_calls_fill_the_rows_that_there_are(engine):
+    model = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
+    hooks = engine(model, capture_backward=False)
+    with hooks.step(0):
+        for _ in range(40):
+            model(torch.ones(2, 2))
+    assert [record.call_index for record in hooks.read()] == list(range(16))
+
+
+def test_tuples_of_compiled_modules(engine, expect):
+    class Two(nn.Module):
+        def forward(self, values):
+            return None, values * 2
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.two = nn.Linear(3, 3), Two()
+
+        def forward(self, values):
+            return self.two(self.linear(values))[1]
+
+    model = torch.compile(Around(), backend="eager")
+    hooks = engine(model, filters={"include_types": ("Two",)})
+    with hooks.step(0):
+        output = model(torch.randn(4, 3))
+        output.square().sum().backward()
+    activation, gradient = hooks.read()
+    expect(activation, output)
+    expect(gradient, output.detach() * 2)
+
+
+def test_exported_programs_have_no_hooks(engine):
+    model = Net()
+    hooks = engine(model)
+    with hooks.step(0):
+        for strict in (False, True):
+            program = torch.export.export(model, (torch.randn(5, 6),), strict=strict)
+            assert not any("quark" in str(node.meta) for node in program.graph.nodes)
+            assert len(list(program.graph.nodes)) < 30
+    assert hooks.read() == ()
+
+
+def test_transforms_and_traces_are_left_alone(engine):
+    model = nn.Sequential(nn.Linear(3, 3))
+    hooks = engine(model)
+    values = torch.randn(4, 3)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, value):
+        return torch.func.functional_call(model, parameters, (value,)).sum()
+
+    with hooks.step(0):
+        mapped = torch.vmap(model)(values)
+        grads = torch.func.grad(loss)(parameters, values)
+        fake = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+        with fake:
+            model(values)
+    torch.testing.assert_close(mapped, model(values))
+    assert set(grads) == set(parameters)
+    assert hooks.read() == ()
+    with hooks.step(1):
+        traced = torch.jit.trace(model, values)
+    assert "quark" not in str(traced.graph)
+
+
+def test_checkpoints_in_compiled_code_count_once(engine):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, values):
+            return self.last(checkpoint(self.inner, values, use_reentrant=False))
+
+    model = torch.compile(Checkpointed(), backend="aot_eager")
+    hooks = engine(model)
+    with hooks.step(0):
+        model(torch.randn(3, 4)).sum().backward()
+    activations = hooks.read(summary_type="activation")
+    assert [(r.module_name, r.call_index) for r in activations] == [("inner", 0), ("last", 0)]
+    assert "last" in {r.module_name for r in hooks.read(summary_type="gradient")}

@@ -1,0 +1,125 @@
+"""The kernel is built where it can be, and nothing depends on it."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from quark_torch.kernels import building
+from quark_torch.kernels.building import KernelBuildError, build_kernel, library_name
+from quark_torch.kernels.loader import find_kernel, load_library
+
+ROOT = Path(__file__).parents[2]
+MEASURE = (
+    "import torch; from quark_torch.statistics import measure;"
+    "from quark_torch.kernels.loader import find_kernel;"
+    "print(find_kernel() is not None, measure(torch.ones(5)).norm ** 2)"
+)
+
+
+def run(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+        cwd=ROOT,
+    )
+    return done.stdout.split()
+
+
+def test_it_can_be_turned_off():
+    assert run(MEASURE, QUARK_TORCH_KERNEL="0") == ["False", "5.000000000000001"]
+
+
+def test_it_is_found_in_the_cache(tmp_path, kernel, monkeypatch):
+    folder = tmp_path / "quark" / "kernels"
+    folder.mkdir(parents=True)
+    shutil.copy(kernel.path, folder / library_name())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    find_kernel.cache_clear()
+    try:
+        assert find_kernel() is not None
+    finally:
+        find_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "cut", "other"])
+def test_a_library_that_cannot_be_loaded_is_passed_over(tmp_path, kernel, damage, caplog):
+    path = tmp_path / "lean.so"
+    data = kernel.path.read_bytes()
+    if damage == "other":
+        source = tmp_path / "other.c"
+        source.write_text("int quark_interface(void) { return 0; }\n")
+        subprocess.run([*building._find_compiler(), "-shared", source, "-o", path], check=True)
+    else:
+        path.write_bytes({"empty": b"", "text": b"no library", "cut": data[:3000]}[damage])
+    with caplog.at_level(logging.DEBUG, "quark.torch"):
+        assert load_library(path) is None
+    assert len(caplog.records) == 1
+
+
+def test_another_source_has_another_name(tmp_path, monkeypatch):
+    name = library_name()
+    changed = tmp_path / "lean.c"
+    changed.write_text(building.SOURCE.read_text() + "\n")
+    monkeypatch.setattr(building, "SOURCE", changed)
+    assert library_name() != name
+
+
+@pytest.mark.parametrize(
+    "compiler", ["false", "/no/such/compiler", "sh -c 'echo broken >&2; exit 3'"]
+)
+def test_a_compiler_that_fails_is_told(tmp_path, monkeypatch, compiler):
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(KernelBuildError):
+        build_kernel(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_compiler_is_told(tmp_path, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelBuildError, match="install gcc or clang"):
+        build_kernel(tmp_path)
+
+
+def test_the_command_says_what_it_did(tmp_path, kernel):
+    package = tmp_path / "quark_torch"
+    shutil.copytree(ROOT / "quark_torch", package, ignore=shutil.ignore_patterns("*.so"))
+    command = [sys.executable, "-m", "quark_torch.kernels"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "c")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (package / "kernels" / library_name()).is_file()
+    environment["CC"] = "false"
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "works without it" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiles", [True, False])
+def test_wheels_are_of_a_platform_only_with_the_kernel(tmp_path, kernel, compiles):
+    pytest.importorskip("hatchling")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("quark", "quark_backends", "quark_core", "quark_torch"):
+        shutil.copytree(
+            ROOT / name, tree / name, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        )
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, tree)
+    environment = {**os.environ} if compiles else {**os.environ, "CC": "false"}
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    assert ("none-any" in wheel.name) is not compiles
+    assert libraries == ([f"quark_torch/kernels/{library_name()}"] if compiles else [])
