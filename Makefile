@@ -31,6 +31,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/hot_path.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/writers.py
+	$(BIN)/python benchmarks/instrumentation.py
 
 faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all

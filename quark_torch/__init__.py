@@ -1,1 +1,1 @@
-"""PyTorch instrumentation; its hook engine and parameter diagnostics come with a later version."""
+"""PyTorch instrumentation: layers by hooks, parameters by snapshots, statistics in one read."""

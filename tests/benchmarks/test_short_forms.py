@@ -99,3 +99,11 @@ def test_writers(tmp_path):
     (kills,) = figures["kills"]
     assert (kills["kills"], kills["lost"], kills["wrong hash"]) == (5, 0, 0)
     assert kills["listed"] == kills["loaded"] > 0
+
+
+@pytest.mark.slow
+def test_instrumentation(tmp_path):
+    figures = run(tmp_path, "benchmarks/instrumentation.py")
+    assert {row["model"] for row in figures["steps"]} == {"mlp", "conv", "transformer"}
+    assert all(row["step ms"] > 0 for row in figures["steps"])
+    assert figures["statistics"]
