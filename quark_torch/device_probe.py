@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quark_torch.concluding import conclude_later, wait_for_conclusions
 from quark_torch.device_ring import DeviceRing, Slot, ring_of, wait_for_rings
 from quark_torch.device_rows import make_rows, read_row
+from quark_torch.kernel_reading import DenseRow, DenseRows
 from quark_torch.measuring import measure
 from quark_torch.partials import TensorStatistics, Wanted, conclude, merge
 from quark_torch.tensor_forms import Form, open_form, without_repeats
@@ -20,6 +22,7 @@ from quark_torch.tensor_forms import Form, open_form, without_repeats
 __all__ = ["Emit", "Probe", "wait_for_probes"]
 
 _log = logging.getLogger("quark.torch")
+_ROWS = 128
 
 Emit = Callable[[TensorStatistics], None]
 
@@ -61,13 +64,17 @@ class Probe:
         self._open_ring = open_ring
         self._pages: dict[torch.device, list[_Page]] = {}
         self._streams: dict[torch.device, dict[int, Any]] = {}
+        self._rows: DenseRows | None = None
+        self._read_rows: list[tuple[DenseRow | TensorStatistics, Emit]] = []
 
-    def add(self, tensor: Tensor, wanted: Wanted, emit: Emit) -> bool:
+    def add(self, tensor: Tensor, wanted: Wanted, emit: Emit, *, later: bool = False) -> bool:
         """Measure a tensor; `emit` gets its statistics.
 
         Of a tensor on the CPU it gets them before this returns, and what it
-        raises is raised here. On a GPU the reductions are put on the current
-        stream, and it gets them some time after `finish`, on another thread.
+        raises is raised here; with `later` it may get them some time after
+        `finish`, on another thread, and the tensor is read now all the same.
+        On a GPU the reductions are put on the current stream, and it gets them
+        some time after `finish`, on another thread.
         While a CUDA graph is captured nothing is measured.
 
         Returns:
@@ -77,14 +84,33 @@ class Probe:
         ring = self._open_ring(tensor.device)
         if ring is not None:
             return self._add_to(ring, tensor, wanted, emit)
+        if later:
+            # In the order of the calls, also where the kernel is not for a tensor.
+            found = self._read(tensor, wanted) or measure(tensor, wanted)
+            if found is not None:
+                self._read_rows.append((found, emit))
+            return found is not None
         statistics = measure(tensor, wanted)
         if statistics is None:
             return False
         emit(statistics)
         return True
 
+    def _read(self, tensor: Tensor, wanted: Wanted) -> DenseRow | None:
+        try:
+            if self._rows is None or self._rows.used >= _ROWS:
+                self._rows = DenseRows(_ROWS)
+            return self._rows.read(tensor, wanted)
+        except Exception as error:  # noqa: BLE001 - as in _add_to
+            _log.debug("A %s was not measured: %s", type(tensor).__name__, error)
+            return None
+
     def finish(self) -> None:
         """End the step: one copy for each slot used, which the host does not wait for."""
+        read, self._read_rows = self._read_rows, []
+        self._rows = None
+        if read:
+            conclude_later(functools.partial(_emit_rows, read))
         pages, self._pages = self._pages, {}
         streams, self._streams = self._streams, {}
         for device, used in pages.items():
@@ -162,7 +188,20 @@ class Probe:
 
 def wait_for_probes(timeout_s: float | None = None) -> bool:
     """Wait until all that finished probes measured has been emitted; False if time ran out."""
-    return wait_for_rings(timeout_s)
+    try:
+        return wait_for_rings(wait_for_conclusions(timeout_s))
+    except TimeoutError:
+        return False
+
+
+def _emit_rows(read: list[tuple[DenseRow | TensorStatistics, Emit]]) -> None:
+    for found, emit in read:
+        try:
+            statistics = found.rows.conclude(found) if isinstance(found, DenseRow) else found
+            if statistics is not None:
+                emit(statistics)
+        except Exception as error:  # noqa: BLE001 - one receiver; the others get theirs
+            _log.warning("Statistics of a tensor were lost: %s", error)
 
 
 def _emit_all(entries: list[_Entry], rows: list[list[float]]) -> None:

@@ -18,7 +18,14 @@ from quark_torch.partials import Partial, TensorStatistics, Wanted, conclude
 from quark_torch.tensor_forms import is_plain, memory_order
 from quark_torch.torch_reading import extreme_exponent
 
-__all__ = ["measure_dense", "measure_dense_many", "measure_dense_update", "read_dense"]
+__all__ = [
+    "DenseRow",
+    "DenseRows",
+    "measure_dense",
+    "measure_dense_many",
+    "measure_dense_update",
+    "read_dense",
+]
 
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _JOB = struct.Struct("=qqqqqdddqqqQ")
@@ -60,6 +67,53 @@ def measure_dense(tensor: Tensor, wanted: Wanted) -> TensorStatistics | None:
     row = _RESULT.unpack_from(space.memory)
     _spaces.append(space)
     return _conclude(tensor, row, wanted)
+
+
+class DenseRows:
+    """Room for what the kernel reads of many tensors, to be made statistics of later."""
+
+    __slots__ = ("_full", "_space", "used")
+
+    def __init__(self, results: int) -> None:
+        self._space = _Space(results)
+        self._full = results
+        self.used = 0
+
+    def read(self, tensor: Tensor, wanted: Wanted) -> DenseRow | None:
+        """Read a tensor now; None where it is full, or where that is not enough to know all."""
+        index = self.used
+        # Of float64 the squares may leave the range, so that it has to be read again.
+        if index >= self._full or tensor.dtype == torch.float64:
+            return None
+        kernel = find_kernel()
+        if kernel is None or (job := _job(tensor, wanted)) is None:
+            return None
+        self.used = index + 1
+        kernel.measure(job, self._space.address + index * _RESULT.size, 1, kernel.level)
+        units = None
+        if wanted.units is not None and tensor.numel():
+            units = tensor.shape[wanted.units]
+        return DenseRow(self, index, tensor.numel(), units, wanted)
+
+    def conclude(self, row: DenseRow) -> TensorStatistics | None:
+        """Statistics of a tensor that was read; None where there was no memory for its units."""
+        result = _RESULT.unpack_from(self._space.memory, row.place * _RESULT.size)
+        units = None
+        if row.units is not None:
+            if result[5] < 0:
+                return None
+            units = (row.units, result[5])
+        return conclude(_partial(result), row.element_count, row.wanted, units=units)
+
+
+class DenseRow(NamedTuple):
+    """One tensor of `DenseRows`."""
+
+    rows: DenseRows
+    place: int
+    element_count: int
+    units: int | None
+    wanted: Wanted
 
 
 def measure_dense_many(tensors: Sequence[Tensor], wanted: Wanted) -> list[TensorStatistics | None]:

@@ -220,6 +220,8 @@ class ProbedStep:
         self._backward = backward
         self._every_output = every_output
         self._raises = raises
+        # The scale may be another one when the record is made, and what fails then raises nowhere.
+        self._later = scale is None and not raises
         self._micro_batch = 0
         self._lock = threading.Lock()
         self._handles: list[RemovableHandle] = []
@@ -259,11 +261,11 @@ class ProbedStep:
 
     def measure(self, tensor: Tensor, wanted: Wanted, reading: LayerReading) -> None:
         """Measure a tensor, from any thread; backward has one for each device."""
-        if tensor.is_cpu:
+        if tensor.is_cpu and not self._later:
             self.measurements.add(tensor, wanted, reading)
         else:
             with self._lock:
-                self.measurements.add(tensor, wanted, reading)
+                self.measurements.add(tensor, wanted, reading, later=self._later)
 
     def take_output(self, site: Site, output: object) -> None:
         """Measure what a module gave, and have its gradient measured when it comes."""
