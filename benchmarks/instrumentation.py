@@ -17,12 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from instrumenting.rivals import measure_rivals
 from instrumenting.statistics import measure_statistics
 from instrumenting.steps import measure_steps
 
 PARTS: dict[str, Callable[..., Any]] = {
     "statistics": measure_statistics,
     "steps": measure_steps,
+    "rivals": measure_rivals,
 }
 
 
