@@ -1,0 +1,156 @@
+"""Curves over steps, and the robust statistics that analyzers put to them.
+
+Every estimate here is scale-free or keeps the unit of its curve, takes
+medians in place of means, and has no random part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Curve",
+    "estimate_noise",
+    "fit_slope",
+    "median_filter",
+    "smooth",
+    "spread",
+    "trailing_median",
+]
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_NORMAL = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
+_TREND_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over steps, ascending.
+
+    Attributes:
+        key: What it is of, such as a metric's key.
+        step: Steps; epochs where `unit` says so. Several points may share one.
+        value: Values, which may be NaN or infinite.
+        epoch: Epochs, -1 where there is none.
+        unit: `step` or `epoch`.
+    """
+
+    key: str
+    step: Integers
+    value: Floats
+    epoch: Integers
+    unit: str = "step"
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    @cached_property
+    def finite(self) -> Curve:
+        """Only the points whose value is finite."""
+        kept = np.isfinite(self.value)
+        return self if bool(kept.all()) else self.take(kept)
+
+    @cached_property
+    def merged(self) -> Curve:
+        """Finite points with one value a step: the mean of its points."""
+        curve = self.finite
+        if len(curve) < 2 or bool((np.diff(curve.step) > 0).all()):
+            return curve
+        steps, first, group = np.unique(curve.step, return_index=True, return_inverse=True)
+        sums = np.bincount(group, weights=curve.value, minlength=len(steps))
+        return Curve(curve.key, steps, sums / np.bincount(group), curve.epoch[first], self.unit)
+
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> Curve:
+        """Only these points."""
+        return Curve(self.key, self.step[rows], self.value[rows], self.epoch[rows], self.unit)
+
+    def between(self, first: int | None, last: int | None) -> Curve:
+        """Points from one step to another, both included; None is no bound."""
+        low = 0 if first is None else int(np.searchsorted(self.step, first, "left"))
+        high = len(self) if last is None else int(np.searchsorted(self.step, last, "right"))
+        return self.take(slice(low, high))
+
+
+def spread(values: Floats) -> float:
+    """A robust standard deviation: 1.4826 times the median distance from the median."""
+    if len(values) == 0:
+        return 0.0
+    return float(_NORMAL * np.median(np.abs(values - np.median(values))))
+
+
+def estimate_noise(values: Floats) -> float:
+    """Standard deviation of what is not trend, from second differences.
+
+    The second differences of a straight line are 0, and those of white noise
+    have the deviation sqrt(6) times its own (Gasser, Sroka, Jennen-Steinmetz
+    1986); their median absolute value does not see single outliers.
+    """
+    if len(values) < 4:
+        return 0.0
+    second = np.diff(values, n=2)
+    return float(_NORMAL * np.median(np.abs(second)) / np.sqrt(6.0))
+
+
+def smooth(values: Floats, window: int) -> Floats:
+    """Centred running median, then a running mean of the same width; the ends are shorter."""
+    if window < 3 or len(values) < 3:
+        return values.astype(np.float64, copy=True)
+    return _running_mean(median_filter(values, window), window)
+
+
+def median_filter(values: Floats, window: int) -> Floats:
+    """Centred running median; at the ends over what there is."""
+    half = min(window // 2, (len(values) - 1) // 2)
+    if half < 1:
+        return values.astype(np.float64, copy=True)
+    padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    out = np.empty(len(values))
+    inner = slice(half, len(values) - half)
+    out[inner] = np.median(windows[inner], axis=1)
+    for index in (*range(half), *range(len(values) - half, len(values))):
+        out[index] = np.median(values[max(0, index - half) : index + half + 1])
+    return out
+
+
+def trailing_median(values: Floats, window: int) -> Floats:
+    """Median of the `window` values before each one; NaN for the first, fewer at the start."""
+    count = len(values)
+    out = np.full(count, np.nan)
+    for index in range(1, min(window, count)):
+        out[index] = np.median(values[:index])
+    if count > window:
+        windows = np.lib.stride_tricks.sliding_window_view(values, window)
+        out[window:] = np.median(windows[:-1], axis=1)
+    return out
+
+
+def fit_slope(steps: NDArray[np.generic], values: Floats) -> float:
+    """Slope by Theil and Sen: the median slope over pairs of points, at most 400 of them."""
+    x = np.asarray(steps, dtype=np.float64)
+    if len(x) < 2:
+        return 0.0
+    if len(x) > _TREND_POINTS:
+        chosen = np.linspace(0, len(x) - 1, _TREND_POINTS).astype(np.int64)
+        x, values = x[chosen], values[chosen]
+    rows, columns = np.triu_indices(len(x), 1)
+    run = x[columns] - x[rows]
+    kept = run > 0
+    if not kept.any():
+        return 0.0
+    return float(np.median((values[columns] - values[rows])[kept] / run[kept]))
+
+
+def _running_mean(values: Floats, window: int) -> Floats:
+    half = window // 2
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    low = np.maximum(index - half, 0)
+    high = np.minimum(index + half + 1, len(values))
+    return np.asarray((sums[high] - sums[low]) / (high - low))
