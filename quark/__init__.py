@@ -11,6 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quark_core.analysis.analyzer_config import AnalyzerEngineConfig as AnalyzerEngineConfig
+    from quark_core.analysis.analyzer_config import AnalyzerThresholds as AnalyzerThresholds
+    from quark_core.analysis.diagnosis import AnalyzerResult as AnalyzerResult
+    from quark_core.analysis.engine import AnalyzerEngine as AnalyzerEngine
+    from quark_core.analysis.engine import RuleExplanation as RuleExplanation
     from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT as ARTIFACT_STORAGE_LAYOUT
     from quark_core.batch_metadata import BatchMetadata as BatchMetadata
     from quark_core.batch_metadata import BatchMetadataAdapter as BatchMetadataAdapter
@@ -90,6 +95,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "ARTIFACT_STORAGE_LAYOUT": "quark_core.artifacts.layout",
     "AlertRecord": "quark_core.records",
+    "AnalyzerEngine": "quark_core.analysis.engine",
+    "AnalyzerEngineConfig": "quark_core.analysis.analyzer_config",
+    "AnalyzerResult": "quark_core.analysis.diagnosis",
+    "AnalyzerThresholds": "quark_core.analysis.analyzer_config",
     "ArtifactDamagedError": "quark_core.errors",
     "ArtifactNotFoundError": "quark_core.errors",
     "ArtifactRecord": "quark_core.records",
@@ -132,6 +141,7 @@ _HOMES = {
     "ProjectRecord": "quark_core.records",
     "QuarkError": "quark_core.errors",
     "RetentionHookError": "quark_core.errors",
+    "RuleExplanation": "quark_core.analysis.engine",
     "RunContext": "quark_core.context",
     "RunNotFoundError": "quark_core.errors",
     "RunRecord": "quark_core.records",
@@ -166,6 +176,10 @@ _HOMES = {
 __all__ = [
     "ARTIFACT_STORAGE_LAYOUT",
     "AlertRecord",
+    "AnalyzerEngine",
+    "AnalyzerEngineConfig",
+    "AnalyzerResult",
+    "AnalyzerThresholds",
     "ArtifactDamagedError",
     "ArtifactNotFoundError",
     "ArtifactRecord",
@@ -208,6 +222,7 @@ __all__ = [
     "ProjectRecord",
     "QuarkError",
     "RetentionHookError",
+    "RuleExplanation",
     "RunContext",
     "RunNotFoundError",
     "RunRecord",

@@ -61,7 +61,10 @@ class AlertRecord(StreamRecord, frozen=True, gc=False):
         culprit: The layer or metric at fault, or None.
         suggested_check: What to look at next, or None.
         evidence: What it rests on.
-        metadata: JSON values, or None.
+        metadata: JSON values, or None: `caused_by` and `consequences` (ids of alerts),
+            `affected` (more culprits), `step_end`, `confidence`.
+        alert_id: The id that AnalyzerEngine gives: a hash of the run, the
+            generation among those that readers see, rule, culprit and first step.
     """
 
     rule_id: str
@@ -77,8 +80,15 @@ class AlertRecord(StreamRecord, frozen=True, gc=False):
     suggested_check: str | None = None
     evidence: tuple[EvidenceRecord, ...] = ()
     metadata: JsonObject | None = None
+    alert_id: str | None = None
 
     KIND: ClassVar[str] = "alert"
+
+    @property
+    def id(self) -> str:
+        """`alert_id` where there is one, else as of every record."""
+        # Written out: zero-argument super() does not work in every Struct subclass.
+        return self.alert_id or f"{self.writer_id}-{self.KIND}-{self.sequence}"
 
 
 class HealthScoreRecord(StreamRecord, frozen=True, gc=False):

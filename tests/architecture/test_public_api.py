@@ -30,7 +30,7 @@ NOT_YET = """
 
 
 
-AnalyzerEngine AnalyzerEngineConfig AnalyzerThresholds AnalyzerResult
+
 PhaseAnalyzer PhaseAnalyzerConfig PhaseAnalyzerThresholds PhaseAnalysisResult
 ComparisonEngine ComparisonEngineConfig MetricTargetSpec RunComparisonResult
 """.split()
@@ -51,6 +51,7 @@ BEYOND = [
     "MetricSummary",
     "QuarkError",
     "RetentionHookError",
+    "RuleExplanation",
     "RunSummary",
     "SampleExposure",
     "SequenceLengthSummary",

@@ -1,0 +1,73 @@
+"""Small statements that rules share: stretches of probes, evidence, numbers as text."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_core.analysis_records import EvidenceRecord
+
+__all__ = ["count_run", "find_sustained", "format_number", "observe", "rank_by", "say_steps"]
+
+
+def observe(
+    kind: str,
+    source: str,
+    summary: str,
+    observed: float | None = None,
+    threshold: float | None = None,
+    start: int | None = None,
+    end: int | None = None,
+) -> EvidenceRecord:
+    """One piece of evidence; a value that is not finite is left out, since the summary says it."""
+    return EvidenceRecord(
+        kind, source, summary, _keep_finite(observed), _keep_finite(threshold), start, end
+    )
+
+
+def find_sustained(mask: NDArray[np.bool_], least: int) -> tuple[int, int] | None:
+    """First and last index of the first stretch of at least `least` true values."""
+    length = 0
+    for index, is_true in enumerate(mask.tolist()):
+        length = length + 1 if is_true else 0
+        if length >= least:
+            end = index
+            while end + 1 < len(mask) and mask[end + 1]:
+                end += 1
+            return index - least + 1, end
+    return None
+
+
+def count_run(mask: NDArray[np.bool_]) -> int:
+    """How many values at the end are true without a break."""
+    if not len(mask):
+        return 0
+    false = np.flatnonzero(~mask)
+    return int(len(mask) - 1 - false[-1]) if len(false) else len(mask)
+
+
+def rank_by(scores: dict[str, float]) -> list[str]:
+    """Names, the highest score first; of equals the one that was there first."""
+    return sorted(scores, key=lambda name: -scores[name])
+
+
+def format_number(value: float) -> str:
+    """A number for people: three digits, an exponent where it is long."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("infinite" if value > 0 else "-infinite")
+    return f"{value:.3g}"
+
+
+def say_steps(first: int | None, last: int | None, unit: str = "step") -> str:
+    """A stretch of steps in words."""
+    if first is None:
+        return "the whole run"
+    if last is None or last == first:
+        return f"{unit} {first}"
+    return f"{unit}s {first} to {last}"
+
+
+def _keep_finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -1,0 +1,269 @@
+"""Where an analyzer's data come from and where its outputs go.
+
+A run that is open in this process is read through its own store, flushed
+first; any other, also one that has ended, through a store opened to read.
+Outputs are written to the run's primary as one generation, where it keeps
+such; a backend that only reads, such as the CSV files, keeps none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace as replace_dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from quark_core import composition, settings
+from quark_core.analysis.run_data import RunData
+from quark_core.backend import Generation, SupportsGenerations, SupportsPrimary
+from quark_core.backend_choice import BackendChoice, choose_backend, default_primary
+from quark_core.context import RunContext
+from quark_core.delivery.origin import Origin
+from quark_core.delivery.stream import RunStream
+from quark_core.errors import BackendUnavailable, RunNotFoundError, SessionStoreError
+from quark_core.open_run import OpenRun, open_runs
+from quark_core.opening import resolve_target
+from quark_core.query import Query
+from quark_core.ranks import RankInfo
+from quark_core.records import StreamRecord
+from quark_core.registry import default_registry
+
+if TYPE_CHECKING:
+    from quark_core.columns import Columns
+
+__all__ = ["AnalysisTarget", "identify", "open_analysis"]
+
+_log = logging.getLogger("quark")
+
+AnyRecord = TypeVar("AnyRecord", bound=StreamRecord)
+
+
+class AnalysisTarget:
+    """One run as analyzers read and write it; made by `open_analysis`.
+
+    Every method may be called from any thread.
+
+    Attributes:
+        run_id: The run; "" only on a rank that cannot know it.
+        refusal: Why outputs are not stored, or None where they are. Set by
+            `write` too, where the store turns out to be one that this process
+            may only read.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self.run_id = run.context.run_id or ""
+        self.refusal: str | None = None
+        if run.reader is None or not self.run_id:
+            self.refusal = "this process keeps nothing of the run that could be read back"
+        elif not isinstance(run.reader, SupportsGenerations):
+            name = type(run.reader).__name__
+            self.refusal = f"{name} can be read but keeps no outputs of analyzers"
+
+    @property
+    def can_store(self) -> bool:
+        """Whether outputs are kept, as far as is known before anything is written."""
+        return self.refusal is None
+
+    def load(self) -> RunData:
+        """Flush the run, then return it as it is now; its columns are read when asked for.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            SessionStoreError: The store cannot be read, or this process was forked.
+        """
+        self._flush()
+        reader = self._run.reader
+        if reader is None or not self.run_id:
+            from quark_core.columns import Columns
+
+            return RunData(lambda kind, _: Columns.empty(kind), self.run_id, ended=False)
+        stored, run_id = reader.load_run(self.run_id), self.run_id
+
+        def read(kind: str, query: Query) -> Columns:
+            return reader.read(run_id, kind, query)
+
+        return RunData(
+            read,
+            run_id,
+            ended=stored.state != "running",
+            config=None if stored.config is None else stored.config.values,
+        )
+
+    def read_outputs(self, kind: str, analyzer: str) -> Columns:
+        """What an analyzer has stored of one kind, from its newest replacing generation on.
+
+        Returns no rows where this process keeps nothing of the run at all.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            SessionStoreError: The store cannot be read, keeps no outputs of
+                analyzers, or this process was forked.
+        """
+        self._flush()
+        reader = self._run.reader
+        if reader is None or not self.run_id:
+            from quark_core.columns import Columns
+
+            return Columns.empty(kind)
+        if not isinstance(reader, SupportsGenerations):
+            raise SessionStoreError(
+                f"run_id {self.run_id}: {self.refusal}; use what analyze() returns"
+            )
+        return reader.read_outputs(self.run_id, kind, analyzer)
+
+    def write(
+        self,
+        analyzer: str,
+        replaces: bool,
+        outputs: Mapping[str, Sequence[StreamRecord]],
+    ) -> int | None:
+        """Store the outputs of one analysis, all at once; returns the generation's number.
+
+        Readers find them under the identity that `identify` gives them with
+        that number.
+
+        Args:
+            analyzer: Name of the analyzer.
+            replaces: Whether its earlier generations are no longer seen.
+            outputs: Records by kind; a kind may be empty, which says that
+                there is none.
+
+        Returns:
+            The number, 1 for the first; None where the outputs cannot be
+            kept, and then `refusal` says why.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            SessionStoreError: The store is busy or full, or this process was
+                forked; nothing was stored.
+        """
+        self._flush()
+        if self.refusal is not None:
+            return None
+        generation = Generation(
+            run_id=self.run_id,
+            analyzer=analyzer,
+            replaces=replaces,
+            outputs={
+                kind: identify(records, self.run_id, analyzer, None)
+                for kind, records in outputs.items()
+            },
+        )
+        try:
+            return self._write(generation)
+        except BackendUnavailable as error:
+            raise SessionStoreError(
+                f"run_id {self.run_id}: the outputs of {analyzer} were not stored: {error}"
+            ) from error
+
+    def _write(self, generation: Generation) -> int | None:
+        run = self._run
+        reader: object = run.reader
+        assert isinstance(reader, SupportsGenerations)
+        try:
+            return reader.write_generation(generation)
+        except BackendUnavailable:
+            # The store of a run that has ended, or is only looked at, writes no more by itself.
+            primary = isinstance(reader, SupportsPrimary) and _find_choice(run.context) is not None
+            if run.refusal is None or not primary:
+                raise
+        try:
+            store = _open_store(run.context, read_only=False)
+        except RunNotFoundError:
+            raise
+        except SessionStoreError as error:
+            self.refusal = f"the store can be read but not written: {error}"
+            _log.warning(
+                "run %s: the outputs of %s are returned but not stored: %s",
+                self.run_id,
+                generation.analyzer,
+                error,
+            )
+            return None
+        try:
+            backend: object = store
+            assert isinstance(backend, SupportsGenerations)
+            return backend.write_generation(generation)
+        finally:
+            store.close()
+
+    def _flush(self) -> None:
+        """Bring what this process has logged to the primary."""
+        run = self._run
+        if run.forked:
+            raise SessionStoreError(
+                "a forked process can log to its parent's run but not analyze it: analyze in the "
+                "parent, or in a process that was spawned"
+            )
+        run.stream.flush(settings.persistence_timeout_s(), sync=False)
+
+
+def open_analysis(session: object) -> AnalysisTarget:
+    """The run behind a session or a context, for an analyzer.
+
+    Nothing is written and nothing joins the run: the context of a run that
+    another process holds open is read through a store opened to read.
+
+    Args:
+        session: A TrainingSession, of any state, or a RunContext.
+
+    Raises:
+        SchemaValidationError: `session` is neither.
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: The store cannot be opened.
+    """
+    if not isinstance(session, RunContext):
+        return AnalysisTarget(resolve_target(session))
+    found = open_runs.find(session.run_id)
+    if found is not None:
+        return AnalysisTarget(found)
+    stream = RunStream(Origin(session.run_id))
+    if session.run_id is None or _find_choice(session) is None:
+        return AnalysisTarget(OpenRun(session, stream, None, refusal="nothing of it is kept here"))
+    reader = _open_store(session, read_only=True)
+    reader.load_run(session.run_id)
+    return AnalysisTarget(OpenRun(session, stream, reader, refusal="it is analyzed only"))
+
+
+def identify(
+    records: Iterable[AnyRecord], run_id: str, analyzer: str, generation: int | None
+) -> tuple[AnyRecord, ...]:
+    """Records with the identity under which a store returns them, numbered from 0.
+
+    Args:
+        records: Records of one kind, in order.
+        run_id: The run.
+        analyzer: Name of the analyzer.
+        generation: What `AnalysisTarget.write` returned; None counts as 0.
+    """
+    writer_id = f"{analyzer}.{generation or 0}"
+    return tuple(
+        msgspec.structs.replace(
+            record, run_id=run_id, writer_id=writer_id, attempt=0, rank=0, sequence=number
+        )
+        for number, record in enumerate(records)
+    )
+
+
+def _find_choice(context: RunContext) -> BackendChoice | None:
+    """The run's primary, as its context names it; the usual one for a context that only reads."""
+    if not context.backends:
+        if not context.read_only:
+            return None
+        return choose_backend(default_primary(), default_registry())
+    # The run's first rank has all of its backends, whichever rank this process is.
+    return composition.plan_backends(list(context.backends), RankInfo()).primary
+
+
+def _open_store(context: RunContext, *, read_only: bool) -> SupportsPrimary:
+    choice = _find_choice(context)
+    assert choice is not None
+    config = choice.configure(
+        context.storage_dir, run_id=context.run_id, project=context.project_name
+    )
+    if read_only:
+        config = replace_dataclass(config, read_only=True)
+    return composition.open_primary(choice, config)

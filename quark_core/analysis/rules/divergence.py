@@ -1,0 +1,100 @@
+"""A training loss that rises for good."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quark_core.analysis.case import Case
+from quark_core.analysis.observations import count_run, format_number, observe
+from quark_core.analysis.rule import Finding, Verdict, grade
+from quark_core.analysis_records import AlertCategory
+
+__all__ = ["Divergence"]
+
+_LEAST_POINTS = 15
+_SHARE = 0.5  # of what was won, lost again
+_LASTING = 0.08  # of the run
+
+
+class Divergence:
+    """Fires where the training loss has lost half of what it had won, and stays there.
+
+    A validation that does not get worse acquits: a curriculum, or another
+    weight of the loss. So does a rise that is over at the end.
+    """
+
+    rule_id = "divergence"
+    category: AlertCategory = "optimization"
+
+    def check(self, case: Case) -> Verdict:
+        """See `quark_core.analysis.rule.Rule`."""
+        loss, progress = case.train_loss, case.outcome.train
+        if loss is None or progress is None or progress.points < _LEAST_POINTS:
+            return Verdict(
+                reason=f"it needs {_LEAST_POINTS} points of the training loss",
+                missing=("train/loss",),
+            )
+        regression = progress.regression
+        level = progress.smoothed
+        won = max(progress.fall, 4.0 * progress.error)
+        least = max(3, round(_LASTING * len(level)))
+        limit = progress.best + max(_SHARE * won, 0.05 * abs(progress.best))
+        is_high = level.value > limit
+        is_high[: int(np.searchsorted(level.step, progress.best_step))] = False
+        lasting = count_run(is_high)
+        breaks = case.outcome.non_finite_step
+        quiet = Verdict(
+            reason="the training loss ends near its best level",
+            observed=regression,
+            threshold=_SHARE,
+        )
+        if lasting < least or regression < _SHARE:
+            return quiet
+        if breaks is None and self._is_acquitted(case):
+            return Verdict(
+                reason="the training loss rises and the validation does not get worse: a "
+                "curriculum, or a loss that is weighed otherwise",
+                observed=regression,
+                threshold=_SHARE,
+            )
+        first = int(level.step[len(level) - lasting])
+        # Beyond where it started it is worse than untrained.
+        severity = grade(regression, 0.0, 0.9, 2.0)
+        return Verdict(
+            findings=(
+                Finding(
+                    culprit=loss.key,
+                    severity="critical" if breaks is not None else severity,
+                    title="The training diverges",
+                    fact=f"{loss.key} was {format_number(progress.best)} at its best "
+                    f"(step {progress.best_step}) and is {format_number(progress.final)} at the "
+                    f"end; it started from {format_number(progress.start)}.",
+                    inference="The optimization loses what it had learned and does not recover.",
+                    suggested_check="Go back to the best checkpoint; look at the learning rate and "
+                    "its schedule, at the sign and the weights of the loss, at the data.",
+                    evidence=(
+                        observe("metric", loss.key, "lost again of what was won", regression,
+                                _SHARE, first, int(level.step[-1])),
+                    ),
+                    step=first,
+                    step_end=int(level.step[-1]),
+                ),
+            ),
+            observed=regression,
+            threshold=_SHARE,
+        )  # fmt: skip
+
+    @staticmethod
+    def _is_acquitted(case: Case) -> bool:
+        validation = case.outcome.validation
+        if validation is not None and validation.points >= 4:
+            return validation.regression < 0.25
+        if case.outcome.accuracy is not None and case.outcome.other_progress:
+            curve = case.validation_accuracy or case.train_accuracy
+            if curve is not None and len(curve.merged) >= 4:
+                values = curve.merged.value
+                few = max(1, len(values) // 8)
+                best = float(np.max(values))
+                start = float(np.median(values[:few]))
+                return float(np.median(values[-few:])) > best - 0.25 * max(best - start, 1e-12)
+        return False

@@ -1,0 +1,116 @@
+"""Updates that are far too large or too small for the weights they change."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quark_core.analysis.case import Case
+from quark_core.analysis.observations import format_number, observe, rank_by, say_steps
+from quark_core.analysis.rule import Finding, Verdict, grade
+from quark_core.analysis_records import AlertCategory
+
+__all__ = ["UpdateRatio"]
+
+_LEAST_PROBES = 3
+_LARGE = 0.1
+_LARGE_ALONE = 0.5
+_SMALL = 1e-6
+_APART = 100.0  # times the other weights' median
+
+
+class UpdateRatio:
+    """Fires where weights change by more than a tenth in a step, or by a millionth, and it shows.
+
+    The usual ratio of the norms of update and weight is about a thousandth.
+    Large ratios count after the first probes and where the loss does not like
+    them, or where one layer is a hundred times apart from the others; small
+    ones only where nothing is learned.
+    """
+
+    rule_id = "update_ratio"
+    category: AlertCategory = "optimization"
+
+    def check(self, case: Case) -> Verdict:
+        """See `quark_core.analysis.rule.Rule`."""
+        levels: dict[str, float] = {}
+        spans: dict[str, tuple[int, int]] = {}
+        for item in case.run.parameters.values():
+            ratios = item["update_to_parameter_ratio"]
+            known = np.isfinite(ratios) & (ratios > 0)
+            count = float(np.nanmax(item["element_count"], initial=0.0))
+            if item.role != "weight" or known.sum() < _LEAST_PROBES or count <= 16:
+                continue
+            rows = np.flatnonzero(known)
+            # What starts near zero has large ratios for a while.
+            rows = rows[len(rows) // 4 :] if len(rows) >= 8 else rows[1:]
+            levels[item.name] = float(np.median(ratios[rows]))
+            spans[item.name] = (int(item.step[rows[0]]), int(item.step[rows[-1]]))
+        if not levels:
+            return Verdict(
+                reason="it needs updates of parameters (ParameterDiagnostics with an optimizer)",
+                missing=("parameter updates",),
+            )
+        ranked = rank_by(levels)
+        highest = levels[ranked[0]]
+        middle = float(np.median(list(levels.values())))
+        suffers = case.outcome.is_poor
+        apart = len(levels) >= 3 and highest > _APART * middle and highest > 0.5 * _LARGE
+        if highest >= _LARGE_ALONE or (highest >= _LARGE and suffers) or apart:
+            return Verdict(findings=(self._describe_large(ranked, levels, spans, middle),))
+        if suffers and not case.outcome.has_learned and highest <= _SMALL:
+            return Verdict(findings=(self._describe_small(ranked, levels, spans),))
+        return Verdict(
+            reason="no weight changes by too much or too little for the training to go on",
+            observed=highest,
+            threshold=_LARGE,
+        )
+
+    @staticmethod
+    def _describe_large(
+        ranked: list[str],
+        levels: dict[str, float],
+        spans: dict[str, tuple[int, int]],
+        middle: float,
+    ) -> Finding:
+        name = ranked[0]
+        first, last = spans[name]
+        return Finding(
+            culprit=name.removesuffix(".weight"),
+            severity=grade(levels[name], 0.0, 0.3, 1.0),
+            title="Updates are too large",
+            fact=f"A step changes {name} by {format_number(levels[name])} of its norm "
+            f"({say_steps(first, last)}); the median over all weights is {format_number(middle)}.",
+            inference="The learning rate is too large for these weights: they are overwritten, "
+            "not trained.",
+            suggested_check="Lower the rate of their parameter group, warm up, clip.",
+            evidence=tuple(
+                observe("layer", other, "norm of an update over that of the weights",
+                        levels[other], _LARGE, *spans[other])
+                for other in ranked[:4]
+            ),
+            step=first,
+            step_end=last,
+            affected=tuple(other for other in ranked[1:] if levels[other] >= _LARGE),
+        )  # fmt: skip
+
+    @staticmethod
+    def _describe_small(
+        ranked: list[str], levels: dict[str, float], spans: dict[str, tuple[int, int]]
+    ) -> Finding:
+        name = ranked[0]
+        first, last = spans[name]
+        return Finding(
+            culprit=ranked[-1].removesuffix(".weight"),
+            severity="error",
+            title="Updates are too small",
+            fact=f"No weight changes by more than {format_number(levels[name])} of its norm in a "
+            f"step ({say_steps(first, last)}), and nothing is learned.",
+            inference="The learning rate, or the loss's scale, is far too small.",
+            suggested_check="Raise the rate; see whether the schedule or a scaler lowers it.",
+            evidence=(
+                observe("layer", name, "largest norm of an update over that of the weights",
+                        levels[name], _SMALL, first, last),
+            ),
+            step=first,
+            step_end=last,
+        )  # fmt: skip

@@ -1,0 +1,175 @@
+"""Gradients that do not reach the first layers, in a training that hardly learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_core.analysis.case import Case
+from quark_core.analysis.limits import limit_vanishing_gradients
+from quark_core.analysis.observations import find_sustained, format_number, observe, say_steps
+from quark_core.analysis.rule import Finding, Verdict, grade
+from quark_core.analysis.run_data import History
+from quark_core.analysis_records import AlertCategory, EvidenceRecord
+
+__all__ = ["VanishingGradients"]
+
+_RATIO = 1e-3  # of the layer with the largest gradient
+_LEAST_PROBES = 3
+_LEAST_LAYERS = 3
+_NO_DEPTH = ("Embedding", "EmbeddingBag", "LayerNorm", "BatchNorm1d", "BatchNorm2d", "RMSNorm")
+
+
+@dataclass(frozen=True)
+class _Depth:
+    """Size of the gradient of an element, layers by probes, the first layer first."""
+
+    names: tuple[str, ...]
+    steps: NDArray[np.int64]
+    sizes: NDArray[np.float64]
+
+
+class VanishingGradients:
+    """Fires where early layers get a thousandth of the largest gradient, and little is learned.
+
+    Sizes are root mean squares of an element's gradient: of weight matrices
+    where parameters were watched, else of the layers' outputs. An optimizer
+    that scales each parameter by itself learns all the same; therefore the
+    outcome decides.
+    """
+
+    rule_id = "vanishing_gradients"
+    category: AlertCategory = "optimization"
+
+    def check(self, case: Case) -> Verdict:
+        """See `quark_core.analysis.rule.Rule`."""
+        limited = limit_vanishing_gradients(case)
+        depths = [
+            depth
+            for depth in (_of_parameters(case), _of_layers(case))
+            if len(depth.names) >= _LEAST_LAYERS and len(depth.steps) >= _LEAST_PROBES
+        ]
+        if not depths:
+            return Verdict(
+                findings=limited,
+                reason=f"it needs gradients of {_LEAST_LAYERS} layers in {_LEAST_PROBES} probes",
+                missing=() if limited else ("layer gradients", "parameter gradients"),
+            )
+        best: float | None = None
+        for depth in depths:
+            finding, ratio = _look(depth, case)
+            if finding is not None:
+                return Verdict(findings=(finding, *limited))
+            if ratio is not None:
+                best = ratio if best is None else min(best, ratio)
+        if limited:
+            return Verdict(findings=limited)
+        return Verdict(
+            reason="the first layers get gradients of a size with the others, or the training "
+            "learns all the same",
+            observed=best,
+            threshold=_RATIO,
+        )
+
+
+def _of_parameters(case: Case) -> _Depth:
+    chosen = [
+        parameter
+        for parameter in case.run.parameters.values()
+        if parameter.role == "weight"
+        and parameter.requires_grad
+        and parameter.kind not in _NO_DEPTH
+        and float(np.nanmax(parameter["element_count"], initial=0.0)) > 16
+        and bool(np.isfinite(parameter["gradient_norm"]).any())
+    ]
+    return _align(
+        [(item.name, item, item["gradient_norm"], item["element_count"]) for item in chosen]
+    )
+
+
+def _of_layers(case: Case) -> _Depth:
+    order = list(case.run.activations)
+    chosen = [item for item in case.run.gradients.values() if item.name in order]
+    return _align([(item.name, item, item["norm"], item["element_count"]) for item in chosen])
+
+
+def _align(
+    parts: list[tuple[str, History, NDArray[np.float64], NDArray[np.float64]]],
+) -> _Depth:
+    if not parts:
+        return _Depth((), np.empty(0, np.int64), np.empty((0, 0)))
+    steps = np.unique(np.concatenate([item.step for _, item, _, _ in parts]))
+    sizes = np.full((len(parts), len(steps)), np.nan)
+    for row, (_, item, norms, counts) in enumerate(parts):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sizes[row, np.searchsorted(steps, item.step)] = norms / np.sqrt(counts)
+    return _Depth(tuple(name for name, _, _, _ in parts), steps, sizes)
+
+
+def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
+    first_half = max(1, len(depth.names) // 2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        largest = np.nanmax(np.where(np.isfinite(depth.sizes), depth.sizes, np.nan), axis=0)
+        ratios = depth.sizes / largest
+        lowest = np.nanmin(np.where(np.isnan(ratios), np.inf, ratios)[:first_half], axis=0)
+    nothing = largest == 0  # no layer gets any: an underflow, or a loss that is flat
+    vanished = (lowest <= _RATIO) | nothing
+    stretch = find_sustained(vanished, max(_LEAST_PROBES, round(0.2 * len(vanished))))
+    usual = float(np.median(lowest[np.isfinite(lowest)])) if np.isfinite(lowest).any() else None
+    if stretch is None or not case.outcome.is_poor:
+        return None, usual
+    rows = slice(stretch[0], stretch[1] + 1)
+    begin, end = int(depth.steps[stretch[0]]), int(depth.steps[stretch[1]])
+    window = np.where(np.isfinite(ratios[:first_half, rows]), ratios[:first_half, rows], 1.0)
+    levels = np.median(window, axis=1)
+    culprit = depth.names[int(np.argmin(levels))]
+    ratio = float(levels.min())
+    share = (stretch[1] - stretch[0] + 1) / len(vanished)
+    affected = [
+        name
+        for name, level in zip(depth.names, levels, strict=False)
+        if level <= _RATIO and name != culprit
+    ]
+    scale = case.thresholds
+    severity = grade(
+        share, 0.0, scale.vanishing_gradient_error_ratio, scale.vanishing_gradient_critical_ratio
+    )
+    if bool(nothing[rows].all()):
+        fact = f"No layer gets any gradient ({say_steps(begin, end)})."
+        inference = "The gradient underflows, or the loss does not depend on the parameters."
+    else:
+        top = depth.names[int(np.nanargmax(np.nanmedian(depth.sizes[:, rows], axis=1)))]
+        fact = (
+            f"An element of {culprit} gets {format_number(ratio)} of the gradient of one of {top} "
+            f"({say_steps(begin, end)}), and the loss hardly falls."
+        )
+        inference = "The gradient fades on its way back; the first layers do not train."
+    evidence: tuple[EvidenceRecord, ...] = (
+        observe("layer", culprit, "gradient against that of the layer with the largest",
+                ratio, _RATIO, begin, end),
+    )  # fmt: skip
+    loss = case.outcome.train or case.outcome.validation
+    if loss is not None:
+        evidence += (
+            observe("metric", loss.key, f"from {format_number(loss.start)} to "
+                    f"{format_number(loss.final)}", loss.relative_fall, 0.1),
+        )  # fmt: skip
+    return (
+        Finding(
+            culprit=culprit.removesuffix(".weight"),
+            severity=severity,
+            title="Gradients vanish",
+            fact=fact,
+            inference=inference,
+            suggested_check="Other activations (ReLU, GELU), residual connections, "
+            "normalisation, another initialisation; with half precision a larger loss scale.",
+            evidence=evidence,
+            step=begin,
+            step_end=end,
+            confidence=0.9,
+            affected=tuple(affected),
+        ),
+        ratio,
+    )
