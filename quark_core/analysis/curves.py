@@ -16,6 +16,7 @@ __all__ = [
     "Curve",
     "estimate_noise",
     "fit_slope",
+    "local_spread",
     "median_filter",
     "smooth",
     "spread",
@@ -27,6 +28,7 @@ Integers = NDArray[np.int64]
 
 _NORMAL = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
 _TREND_POINTS = 400
+_MANY = 20_000
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,19 @@ class Curve:
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> Curve:
         """Only these points."""
         return Curve(self.key, self.step[rows], self.value[rows], self.epoch[rows], self.unit)
+
+    def thin(self, most: int) -> Curve:
+        """At most so many points: medians of equally many neighbours, at their first step."""
+        size = -(-len(self) // most)
+        if size <= 1:
+            return self
+        whole = len(self) // size * size
+        value = np.median(self.value[:whole].reshape(-1, size), axis=1)
+        step, epoch = self.step[:whole:size], self.epoch[:whole:size]
+        if whole < len(self):
+            value = np.append(value, np.median(self.value[whole:]))
+            step, epoch = np.append(step, self.step[whole]), np.append(epoch, self.epoch[whole])
+        return Curve(self.key, step, value, epoch, self.unit)
 
     def between(self, first: int | None, last: int | None) -> Curve:
         """Points from one step to another, both included; None is no bound."""
@@ -120,8 +135,17 @@ def median_filter(values: Floats, window: int) -> Floats:
 
 
 def trailing_median(values: Floats, window: int) -> Floats:
-    """Median of the `window` values before each one; NaN for the first, fewer at the start."""
+    """Median of the `window` values before each one; NaN for the first, fewer at the start.
+
+    Of more than 20,000 values it is that of the whole block before each value's own.
+    """
     count = len(values)
+    if count > _MANY:
+        whole = count // window * window
+        medians = np.median(values[:whole].reshape(-1, window), axis=1)
+        out = np.repeat(np.concatenate([medians[:1], medians]), window)[:count]
+        out[0] = np.nan
+        return out
     out = np.full(count, np.nan)
     for index in range(1, min(window, count)):
         out[index] = np.median(values[:index])
@@ -129,6 +153,22 @@ def trailing_median(values: Floats, window: int) -> Floats:
         windows = np.lib.stride_tricks.sliding_window_view(values, window)
         out[window:] = np.median(windows[:-1], axis=1)
     return out
+
+
+def local_spread(values: Floats, window: int) -> Floats:
+    """Robust deviation of the whole block of `window` values before each value's own block.
+
+    Values of the first block have its own.
+    """
+    count = len(values)
+    if count < 2 * window:
+        return np.full(count, spread(values))
+    whole = count // window * window
+    blocks = values[:whole].reshape(-1, window)
+    middle = np.median(blocks, axis=1, keepdims=True)
+    scales = _NORMAL * np.median(np.abs(blocks - middle), axis=1)
+    before = np.concatenate([scales[:1], scales])
+    return np.repeat(before, window)[:count]
 
 
 def fit_slope(steps: NDArray[np.generic], values: Floats) -> float:

@@ -14,6 +14,7 @@ __all__ = ["Outcome", "Progress", "judge_outcome", "measure_progress"]
 
 _SIGNIFICANT = 4.0
 _SMALL_FALL = 0.1
+_MOST_POINTS = 4000
 _REWARD = re.compile(r"(^|[/_.-])(reward|return|score|elbo|bleu|auc|map|iou|psnr)s?([/_.-]|$)")
 
 
@@ -177,11 +178,12 @@ def judge_outcome(
 
 def measure_progress(curve: Curve) -> Progress | None:
     """Progress of a curve that should fall; None with fewer than three finite points."""
-    whole = curve.merged
+    merged = curve.merged
+    if len(merged) < 3:
+        return None
+    whole = merged.thin(_MOST_POINTS)
     values = whole.value
     count = len(values)
-    if count < 3:
-        return None
     few = max(1, min(count // 10, 20))
     window = max(1, min(count // 8, 101) | 1)
     smoothed = Curve(whole.key, whole.step, smooth(values, window), whole.epoch, whole.unit)
@@ -192,7 +194,7 @@ def measure_progress(curve: Curve) -> Progress | None:
     best = int(np.argmin(smoothed.value))
     return Progress(
         key=curve.key,
-        points=count,
+        points=len(merged),
         start=float(np.median(values[: max(1, few // 2)])),
         best=float(smoothed.value[best]),
         best_step=int(whole.step[best]),

@@ -17,6 +17,7 @@ share of the time before is stagnation. All of this looks back only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +88,7 @@ def cut_track(track: Track) -> list[Piece]:
     while ends[-1] > 0:
         ends.append(int(cut[ends[-1]]))
     ends.reverse()
-    return [sums.fit(low, high) for low, high in zip(ends[:-1], ends[1:], strict=True)]
+    return [sums.fit(low, high) for low, high in pairwise(ends)]
 
 
 def name_blocks(
@@ -117,7 +118,7 @@ def _find_rapid(
         visible = piece.fall >= 0.05 * total or piece.fall >= 3.0 * track.point_noise
         if visible and -piece.slope >= _SLOWEST * steepest:
             rapid[piece.low : piece.high] = True
-    for before, after in zip(pieces[:-1], pieces[1:], strict=True):
+    for before, after in pairwise(pieces):
         drop = before.end - after.start
         if drop >= max(0.2 * total, 5.0 * float(track.noise[after.low])):
             rapid[max(before.high - 1, 0) : min(after.low + 2, len(track))] = True
@@ -183,9 +184,7 @@ def _name_flat(
             names[begin : piece.high] = STAGNATION
 
 
-def _is_flat(
-    piece: Piece, x: Floats, fallen: float, thresholds: PhaseAnalyzerThresholds
-) -> bool:
+def _is_flat(piece: Piece, x: Floats, fallen: float, thresholds: PhaseAnalyzerThresholds) -> bool:
     limit = thresholds.limit("stagnation_max_relative_change")
     if limit is not None and abs(piece.fall) > limit:
         return False
@@ -194,12 +193,10 @@ def _is_flat(
     # How much it would change in as much time as the run had had until then.
     length = max(x[piece.high - 1] - x[piece.low], x[piece.low] - x[0])
     scale = thresholds.stagnation_max_relative_change
-    return abs(piece.slope) * length < max(_TINY * fallen, 0.5 * scale)
+    return bool(abs(piece.slope) * length < max(_TINY * fallen, 0.5 * scale))
 
 
-def _name_start(
-    track: Track, pieces: list[Piece], names: NDArray[np.object_], first: int
-) -> None:
+def _name_start(track: Track, pieces: list[Piece], names: NDArray[np.object_], first: int) -> None:
     """Name what comes before learning sets in."""
     rapid = np.flatnonzero(names == RAPID)
     begin = int(rapid[0]) if len(rapid) else 0
@@ -244,7 +241,7 @@ def _absorb_short(names: NDArray[np.object_]) -> None:
 def _stretches(names: NDArray[np.object_]) -> list[tuple[int, int]]:
     edges = np.flatnonzero(names[1:] != names[:-1]) + 1
     bounds = [0, *edges.tolist(), len(names)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -256,7 +253,7 @@ def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 def _time(track: Track) -> Floats:
     """Time of each block, 0 at the first one and 1 at the last."""
     span = float(track.middle[-1] - track.middle[0])
-    return (track.middle - track.middle[0]) / (span if span > 0 else 1.0)
+    return np.asarray((track.middle - track.middle[0]) / (span if span > 0 else 1.0))
 
 
 class _Sums:

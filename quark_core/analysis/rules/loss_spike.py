@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark_core.analysis.case import Case
-from quark_core.analysis.curves import spread, trailing_median
+from quark_core.analysis.curves import local_spread, spread, trailing_median
 from quark_core.analysis.observations import format_number, observe
 from quark_core.analysis.rule import Finding, Verdict
 from quark_core.analysis_records import AlertCategory, AlertSeverity
@@ -42,13 +42,7 @@ class LossSpike:
         base = trailing_median(values, _WINDOW)
         distance = values - base
         residual = np.nan_to_num(distance)
-        scales = np.array(
-            [
-                spread(residual[max(0, index - _WINDOW) : index])
-                for index in range(len(values))
-            ]
-        )  # fmt: skip
-        noise = np.maximum(scales, 0.25 * spread(residual))
+        noise = np.maximum(local_spread(residual, _WINDOW), 0.25 * spread(residual))
         progress = case.outcome.train
         won = max(progress.fall, 0.0) if progress is not None else 0.0
         level = np.abs(base)

@@ -1,0 +1,208 @@
+"""Puts a run's phases together: which curves, which segments, and what they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from quark_core.analysis.curves import Curve
+from quark_core.analysis.metric_roles import (
+    find_train_accuracy,
+    find_train_loss,
+    find_validation_accuracy,
+    find_validation_loss,
+)
+from quark_core.analysis.phase_config import PhaseAnalyzerConfig
+from quark_core.analysis.phase_segmentation import Piece, cut_track, name_blocks
+from quark_core.analysis.phase_signs import (
+    Rise,
+    find_divergence,
+    find_non_finite,
+    find_overfitting,
+)
+from quark_core.analysis.phase_texts import Segment, describe
+from quark_core.analysis.phase_tracks import Track, reduce_curve
+from quark_core.analysis.run_data import RunData
+from quark_core.record_base import start_fields
+from quark_core.records import PhaseRecord
+
+__all__ = ["PhaseName", "find_phases"]
+
+PhaseName = Literal[
+    "initialization_adaptation",
+    "rapid_learning",
+    "stabilization",
+    "stagnation",
+    "overfitting_onset",
+    "divergence",
+]
+
+_OVERFITTING = "overfitting_onset"
+_DIVERGENCE = "divergence"
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """The curves of a run that phases rest on, all over steps or all over epochs."""
+
+    main: Curve
+    is_accuracy: bool
+    validation: Curve | None
+    validation_is_accuracy: bool
+    is_validation_only: bool
+    first: int
+    last: int
+
+
+def find_phases(
+    data: RunData, config: PhaseAnalyzerConfig
+) -> tuple[tuple[PhaseRecord, ...], tuple[str, ...]]:
+    """The phases of a run in order, and what stood in the way."""
+    curves, notes = _choose_curves(data, config)
+    if curves is None:
+        return (), tuple(notes)
+    thresholds = config.thresholds
+    track = reduce_curve(curves.main, is_accuracy=curves.is_accuracy)
+    bad_from = find_non_finite(curves.main)
+    starts: list[tuple[int, str]] = []
+    rises: dict[str, Rise | None] = {}
+    pieces: list[Piece] = []
+    if track is not None:
+        pieces = cut_track(track)
+        names = name_blocks(track, pieces, thresholds)
+        edges = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist()]
+        starts = [(int(track.step[edge]), str(names[edge])) for edge in edges]
+        starts[0] = (curves.first, starts[0][1])
+        for name, rise in _find_signs(curves, track, config):
+            rises[name] = rise
+            starts = _overlay(starts, rise.step, name)
+    if bad_from is not None:
+        rises[_DIVERGENCE] = None
+        starts = _overlay(starts, bad_from, _DIVERGENCE)
+        if starts[0][0] > curves.first:
+            starts[0] = (curves.first, starts[0][1])
+    if not starts:
+        notes.append(f"{curves.main.key} has no finite value and too few points to tell a phase")
+        return (), tuple(notes)
+    segments = _close(starts, curves.last)
+    return tuple(_make(curves, track, pieces, rises, item) for item in segments), tuple(notes)
+
+
+def _choose_curves(data: RunData, config: PhaseAnalyzerConfig) -> tuple[_Curves | None, list[str]]:
+    metrics = data.metrics
+    found = {
+        "train loss": find_train_loss(metrics, config.train_loss_metric_keys),
+        "train accuracy": find_train_accuracy(metrics, config.train_accuracy_metric_keys),
+        "validation loss": find_validation_loss(metrics, config.val_loss_metric_keys),
+        "validation accuracy": find_validation_accuracy(metrics, config.val_accuracy_metric_keys),
+    }
+    present = {role: data.place_on_steps(c) for role, c in found.items() if c is not None}
+    present = {role: curve for role, curve in present.items() if len(curve)}
+    if not present:
+        return None, [
+            "the run has no training or validation loss or accuracy; its metrics are "
+            + (_list(metrics) if metrics else "none")
+        ]
+    main_role = next(iter(present))
+    main = present[main_role]
+    notes = []
+    for role in [role for role, curve in present.items() if curve.unit != main.unit]:
+        other = present.pop(role)
+        notes.append(
+            f"{other.key} is known in {other.unit}s and {main.key} in {main.unit}s, and nothing "
+            "says which belong together: it was left out"
+        )
+    validation_role = next(
+        (r for r in ("validation loss", "validation accuracy") if r in present and r != main_role),
+        None,
+    )
+    return _Curves(
+        main=main,
+        is_accuracy=main_role.endswith("accuracy"),
+        validation=None if validation_role is None else present[validation_role],
+        validation_is_accuracy=validation_role == "validation accuracy",
+        is_validation_only=main_role.startswith("validation"),
+        first=min(int(curve.step[0]) for curve in present.values()),
+        last=max(int(curve.step[-1]) for curve in present.values()),
+    ), notes
+
+
+def _find_signs(
+    curves: _Curves, track: Track, config: PhaseAnalyzerConfig
+) -> Iterable[tuple[str, Rise]]:
+    """Overfitting, then divergence, which comes over it."""
+    thresholds = config.thresholds
+    validation = reduce_curve(curves.validation, is_accuracy=curves.validation_is_accuracy)
+    divergence = find_divergence(track, validation, thresholds)
+    if curves.is_validation_only:
+        # A validation loss alone that is still better than at the start has turned, no more.
+        overfitting = find_overfitting(track, None, thresholds)
+        start = float(np.median(track.level[:3]))
+        if overfitting is not None:
+            final = 1.0 - overfitting.final if track.is_accuracy else overfitting.final
+            if final < start or divergence is None:
+                divergence = None
+            else:
+                overfitting = None
+    else:
+        overfitting = (
+            None if validation is None else find_overfitting(validation, track, thresholds)
+        )
+    if overfitting is not None:
+        yield _OVERFITTING, overfitting
+    if divergence is not None:
+        yield _DIVERGENCE, divergence
+
+
+def _overlay(starts: list[tuple[int, str]], step: int, name: str) -> list[tuple[int, str]]:
+    """Segments with everything from a step on being one phase."""
+    return [*(item for item in starts if item[0] < step), (step, name)]
+
+
+def _close(starts: list[tuple[int, str]], last: int) -> list[Segment]:
+    merged: list[tuple[int, str]] = []
+    for step, name in starts:
+        if not merged or merged[-1][1] != name:
+            merged.append((step, name))
+    ends = [step - 1 for step, _ in merged[1:]] + [last]
+    return [Segment(name, step, end) for (step, name), end in zip(merged, ends, strict=True)]
+
+
+def _make(
+    curves: _Curves,
+    track: Track | None,
+    pieces: list[Piece],
+    rises: dict[str, Rise | None],
+    segment: Segment,
+) -> PhaseRecord:
+    text = describe(segment, curves.main, track, pieces, rises.get(segment.name))
+    bounds: dict[str, Any] = {}
+    if curves.main.unit == "epoch":
+        bounds = {"epoch_start": segment.start, "epoch_end": segment.end}
+    else:
+        inside = curves.main.between(segment.start, segment.end).epoch
+        known = inside[inside >= 0]
+        bounds = {
+            "step_start": segment.start,
+            "step_end": segment.end,
+            "epoch_start": int(known.min()) if len(known) else None,
+            "epoch_end": int(known.max()) if len(known) else None,
+        }
+    return PhaseRecord(
+        *start_fields(None),
+        segment.name,
+        segment.name.replace("_", " ").capitalize(),
+        text.summary,
+        evidence=text.evidence,
+        metadata=text.metadata,
+        **bounds,
+    )
+
+
+def _list(names: Iterable[str], most: int = 5) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
