@@ -10,10 +10,12 @@ import numpy as np
 
 from quark_core.analysis.curves import Curve, estimate_noise, smooth, spread
 
-__all__ = ["Outcome", "Progress", "judge_outcome", "measure_progress"]
+__all__ = ["Outcome", "Progress", "judge_outcome", "measure_progress", "negate"]
 
 _SIGNIFICANT = 4.0
 _SMALL_FALL = 0.1
+_NOTHING = 5e-3
+_ACCURACY_STEP = 0.03
 _MOST_POINTS = 4000
 _REWARD = re.compile(r"(^|[/_.-])(reward|return|score|elbo|bleu|auc|map|iou|psnr)s?([/_.-]|$)")
 
@@ -91,6 +93,8 @@ class Outcome:
         non_finite_step: First step whose loss is NaN or infinite and after
             which no finite value comes any more, or None.
         other_progress: Whether an accuracy, a reward or the like has improved.
+        rewarded: Whether a reward, a score or the like has.
+        accuracy: The lowest of the accuracies at the end, 0 to 1, or None.
         has_metrics: Whether there is anything to judge by.
     """
 
@@ -98,6 +102,7 @@ class Outcome:
     validation: Progress | None
     non_finite_step: int | None
     other_progress: bool
+    rewarded: bool
     accuracy: float | None
     has_metrics: bool
 
@@ -105,7 +110,8 @@ class Outcome:
     def has_learned(self) -> bool:
         """Whether any loss fell, or any accuracy or reward rose, by more than chance."""
         return self.other_progress or any(
-            item is not None and item.has_fallen for item in (self.train, self.validation)
+            item is not None and item.has_fallen and item.relative_fall > _NOTHING
+            for item in (self.train, self.validation)
         )
 
     @property
@@ -149,16 +155,14 @@ def judge_outcome(
     metrics: Mapping[str, Curve],
 ) -> Outcome:
     """Judge a training by its curves."""
-    rising = [curve for curve in accuracies if curve is not None]
-    rising += [
+    known = [curve for curve in accuracies if curve is not None]
+    rewards = [
         curve
         for key, curve in metrics.items()
         if _REWARD.search(key.lower()) and not key.startswith("system/")
     ]
-    improved = False
-    for curve in rising:
-        progress = measure_progress(_negate(curve))
-        improved = improved or (progress is not None and progress.has_fallen)
+    rising = known + rewards
+    rewarded = any(_rises(curve) for curve in rewards)
     levels = [
         float(np.median(curve.merged.value[-5:]))
         for curve in accuracies
@@ -170,7 +174,8 @@ def judge_outcome(
         train=None if train is None else measure_progress(train),
         validation=None if validation is None else measure_progress(validation),
         non_finite_step=_find_end(train),
-        other_progress=improved,
+        other_progress=rewarded or any(_rises(curve, _ACCURACY_STEP) for curve in known),
+        rewarded=rewarded,
         accuracy=min(shares, default=None),
         has_metrics=any(len(curve) >= 3 for curve in losses + rising),
     )
@@ -205,8 +210,17 @@ def measure_progress(curve: Curve) -> Progress | None:
     )
 
 
-def _negate(curve: Curve) -> Curve:
+def negate(curve: Curve) -> Curve:
+    """A curve that should rise as one that should fall."""
     return Curve(curve.key, curve.step, -curve.value, curve.epoch, curve.unit)
+
+
+def _rises(curve: Curve, least: float = 0.0) -> bool:
+    progress = measure_progress(negate(curve))
+    if progress is None or not progress.has_fallen:
+        return False
+    unit = 100.0 if float(curve.finite.value.max()) > 1.5 else 1.0
+    return progress.fall > least * unit
 
 
 def _find_end(loss: Curve | None) -> int | None:

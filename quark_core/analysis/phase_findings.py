@@ -16,7 +16,7 @@ from quark_core.analysis.metric_roles import (
     find_validation_loss,
 )
 from quark_core.analysis.phase_config import PhaseAnalyzerConfig
-from quark_core.analysis.phase_segmentation import Piece, cut_track, name_blocks
+from quark_core.analysis.phase_segmentation import RAPID, Piece, cut_track, name_blocks
 from quark_core.analysis.phase_signs import (
     Rise,
     find_divergence,
@@ -42,6 +42,7 @@ PhaseName = Literal[
 
 _OVERFITTING = "overfitting_onset"
 _DIVERGENCE = "divergence"
+_SLIVER = 0.02
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,25 @@ def find_phases(
     rises: dict[str, Rise | None] = {}
     pieces: list[Piece] = []
     if track is not None:
+        validation = reduce_curve(curves.validation, is_accuracy=curves.validation_is_accuracy)
+        signs = _find_signs(curves, track, validation, config)
         pieces = cut_track(track)
         names = name_blocks(track, pieces, thresholds)
+        if validation is not None and RAPID not in names:
+            other = cut_track(validation)
+            other_names = name_blocks(validation, other, thresholds)
+            if RAPID in other_names:
+                # What the noise of batches hides is seen where there is none.
+                track, pieces, names = validation, other, other_names
         edges = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist()]
         starts = [(int(track.step[edge]), str(names[edge])) for edge in edges]
         starts[0] = (curves.first, starts[0][1])
-        for name, rise in _find_signs(curves, track, config):
+        for name, rise in signs:
             rises[name] = rise
-            starts = _overlay(starts, rise.step, name)
+            starts = _overlay(starts, rise.step, name, curves.last)
     if bad_from is not None:
         rises[_DIVERGENCE] = None
-        starts = _overlay(starts, bad_from, _DIVERGENCE)
+        starts = _overlay(starts, bad_from, _DIVERGENCE, curves.last)
         if starts[0][0] > curves.first:
             starts[0] = (curves.first, starts[0][1])
     if not starts:
@@ -131,11 +140,10 @@ def _choose_curves(data: RunData, config: PhaseAnalyzerConfig) -> tuple[_Curves 
 
 
 def _find_signs(
-    curves: _Curves, track: Track, config: PhaseAnalyzerConfig
-) -> Iterable[tuple[str, Rise]]:
+    curves: _Curves, track: Track, validation: Track | None, config: PhaseAnalyzerConfig
+) -> list[tuple[str, Rise]]:
     """Overfitting, then divergence, which comes over it."""
     thresholds = config.thresholds
-    validation = reduce_curve(curves.validation, is_accuracy=curves.validation_is_accuracy)
     divergence = find_divergence(track, validation, thresholds)
     if curves.is_validation_only:
         # A validation loss alone that is still better than at the start has turned, no more.
@@ -151,15 +159,18 @@ def _find_signs(
         overfitting = (
             None if validation is None else find_overfitting(validation, track, thresholds)
         )
-    if overfitting is not None:
-        yield _OVERFITTING, overfitting
-    if divergence is not None:
-        yield _DIVERGENCE, divergence
+    found = ((_OVERFITTING, overfitting), (_DIVERGENCE, divergence))
+    return [(name, rise) for name, rise in found if rise is not None]
 
 
-def _overlay(starts: list[tuple[int, str]], step: int, name: str) -> list[tuple[int, str]]:
+def _overlay(
+    starts: list[tuple[int, str]], step: int, name: str, last: int
+) -> list[tuple[int, str]]:
     """Segments with everything from a step on being one phase."""
-    return [*(item for item in starts if item[0] < step), (step, name)]
+    kept = [item for item in starts if item[0] < step]
+    if len(kept) > 1 and step - kept[-1][0] <= _SLIVER * (last - kept[0][0]):
+        kept.pop()
+    return [*kept, (step, name)]
 
 
 def _close(starts: list[tuple[int, str]], last: int) -> list[Segment]:
@@ -178,7 +189,10 @@ def _make(
     rises: dict[str, Rise | None],
     segment: Segment,
 ) -> PhaseRecord:
-    text = describe(segment, curves.main, track, pieces, rises.get(segment.name))
+    curve = curves.main
+    if track is not None and curves.validation is not None and track.key == curves.validation.key:
+        curve = curves.validation
+    text = describe(segment, curve, track, pieces, rises.get(segment.name))
     bounds: dict[str, Any] = {}
     if curves.main.unit == "epoch":
         bounds = {"epoch_start": segment.start, "epoch_end": segment.end}

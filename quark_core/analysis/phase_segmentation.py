@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from quark_core.analysis.phase_config import PhaseAnalyzerThresholds
 from quark_core.analysis.phase_tracks import Track, trim_outliers
 
-__all__ = ["Piece", "cut_track", "name_blocks"]
+__all__ = ["RAPID", "Piece", "cut_track", "name_blocks"]
 
 Floats = NDArray[np.float64]
 
@@ -52,6 +52,8 @@ class Piece:
         start, end: Height of the line at both ends.
         slope: Change of height over the whole time of the run.
         certainty: Slope over its standard error.
+        mean: Mean height.
+        error: Its standard error.
     """
 
     low: int
@@ -60,6 +62,8 @@ class Piece:
     end: float
     slope: float
     certainty: float
+    mean: float
+    error: float
 
     @property
     def fall(self) -> float:
@@ -112,7 +116,11 @@ def _find_rapid(
     total = pieces[0].start - min(min(piece.start, piece.end) for piece in pieces)
     if total <= 0:
         return rapid
-    falling = [p for p in pieces if p.certainty <= -_SIGNIFICANT and p.fall > 0]
+    falling = [
+        piece
+        for piece, after in zip(pieces, [*pieces[1:], None], strict=True)
+        if _is_falling(piece, after)
+    ]
     steepest = max((-p.slope for p in falling if p.fall >= 0.1 * total), default=0.0)
     for piece in falling:
         visible = piece.fall >= 0.05 * total or piece.fall >= 3.0 * track.point_noise
@@ -126,6 +134,16 @@ def _find_rapid(
         if not _is_large(track, pieces, low, high, total, thresholds):
             rapid[low:high] = False
     return rapid
+
+
+def _is_falling(piece: Piece, after: Piece | None) -> bool:
+    """Whether a piece falls significantly: by its slope, or to the level of the one after it."""
+    if piece.certainty <= -_SIGNIFICANT:
+        return True
+    if after is None or piece.certainty > -0.5 * _SIGNIFICANT:
+        return False
+    error = float(np.hypot(piece.error, after.error))
+    return piece.mean - after.mean >= _SIGNIFICANT * error
 
 
 def _is_large(
@@ -281,7 +299,8 @@ class _Sums:
         slope = sxy / sxx if sxx > 1e-12 * w else 0.0
         start = my + slope * (float(self.x[low]) - mx) + self.shift
         end = my + slope * (float(self.x[high - 1]) - mx) + self.shift
-        return Piece(low, high, start, end, slope, slope * float(np.sqrt(max(sxx, 0.0))))
+        certainty = slope * float(np.sqrt(max(sxx, 0.0)))
+        return Piece(low, high, start, end, slope, certainty, my + self.shift, w**-0.5)
 
     def _centre(self, low: NDArray[np.int64], high: int) -> tuple[Floats, ...]:
         w, wx, wxx, wy, wxy, wyy = self.sums[:, high][:, None] - self.sums[:, low]

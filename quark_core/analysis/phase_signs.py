@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_core.analysis.curves import Curve, fit_slope, median_filter
+from quark_core.analysis.curves import Curve, fit_slope, median_filter, smooth
 from quark_core.analysis.phase_config import PhaseAnalyzerThresholds
 from quark_core.analysis.phase_tracks import Track, trim_outliers
 
@@ -145,6 +145,8 @@ def find_overfitting(
     noise = float(np.median(validation.noise))
     above = calm - best
     last = best_at + int(np.flatnonzero(above[best_at:] <= 2.0 * noise)[-1])
+    valley = max(0, best_at - 2)
+    turn = valley + int(np.argmin(smooth(y, 5)[valley : last + 1]))
     after = count - last - 1
     if after < (3 if count < 12 else 4):
         return None
@@ -176,17 +178,19 @@ def find_overfitting(
     if not _fits_gap(validation, train, final, thresholds):
         return None
     return Rise(
-        validation.key, int(validation.step[last]), _show(validation, level),
+        validation.key, int(validation.step[turn]), _show(validation, level),
         _show(validation, final), int(validation.step[best_at]), regression, strength, scale,
         change,
     )  # fmt: skip
 
 
 def _share_of_fall(track: Track, rise: float, fall: float, error: float) -> float:
-    """The rise over the fall before it, or over the level where nothing had fallen."""
-    if fall > max(_SIGNIFICANT * error, 0.05):
-        return rise / fall
-    return rise if not track.is_signed else rise / 2.0
+    """The rise over the fall before it; where hardly anything had fallen, in multiples of e.
+
+    A loss that never learned wanders about, so that it must rise to twice its level.
+    """
+    has_learned = fall > max(_SIGNIFICANT * error, 0.2)
+    return rise / (max(fall, 1.0) if has_learned else 2.8)
 
 
 def _is_recovering(track: Track, calm: Floats, begin: int, rise: float) -> bool:

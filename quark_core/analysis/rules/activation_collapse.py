@@ -20,6 +20,7 @@ _DEAD_RISE = 0.3
 _SATURATED, _SATURATION_RISE = 0.85, 0.3
 _STD, _STD_ALONE = 0.02, 1e-3
 _FLAT = 1e-4
+_GOOD_ACCURACY = 0.9
 
 
 class ActivationCollapse:
@@ -44,7 +45,12 @@ class ActivationCollapse:
                 reason=f"it needs activations in {_LEAST_PROBES} probes",
                 missing=() if limited else ("layer activations",),
             )
-        found = [finding for item in layers if (finding := _look(item, case)) is not None]
+        last = max(item.order for item in layers)
+        found = [
+            finding
+            for item in layers
+            if (finding := _look(item, case, is_hidden=item.order < last)) is not None
+        ]
         if found:
             return Verdict(findings=(_join(found), *limited))
         if limited:
@@ -75,7 +81,7 @@ def _to_the_end(mask: NDArray[np.bool_]) -> int | None:
     return first if mask[first] and tail[first] <= 0.1 else None
 
 
-def _look(item: LayerHistory, case: Case) -> Finding | None:
+def _look(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
     suffers = case.outcome.is_poor
     dead, saturation, std = (item[name] for name in ("dead_unit_ratio", "saturation_ratio", "std"))
     start = _to_the_end(np.nan_to_num(dead) >= _ALL_DEAD)
@@ -101,7 +107,11 @@ def _look(item: LayerHistory, case: Case) -> Finding | None:
             level, _DEAD, severity,
         )  # fmt: skip
     start = _to_the_end(np.nan_to_num(saturation) >= _SATURATED)
-    if start is not None and (suffers or case.outcome.worsens_after(int(item.step[start]))):
+    if start is not None and (
+        suffers
+        or case.outcome.worsens_after(int(item.step[start]))
+        or (is_hidden and (case.outcome.accuracy or 0.0) < _GOOD_ACCURACY)
+    ):
         level = float(np.median(saturation[start:]))
         scale = case.thresholds
         severity = grade(

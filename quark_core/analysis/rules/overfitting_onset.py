@@ -17,6 +17,8 @@ _LEAST_AFTER = 4  # validation points after the best one
 _LEAST_POINTS = 6
 _NOISE = 4.0
 _SHARE = 0.1  # of what the validation had won
+_RISE = 0.15  # of its best level
+_ACCURACY_WON, _ACCURACY_LOST = 0.1, 0.03
 
 
 class OverfittingOnset:
@@ -35,10 +37,11 @@ class OverfittingOnset:
         """See `quark_core.analysis.rule.Rule`."""
         limited = limit_overfitting_gap(case)
         pairs = [
-            (case.validation_loss, case.train_loss, False),
+            (case.validation_loss, case.train_loss or case.train_accuracy, False),
             (case.validation_accuracy, case.train_accuracy or case.train_loss, True),
         ]
-        usable = [pair for pair in pairs if pair[0] is not None]
+        # An accuracy is coarse: it speaks where there is no loss.
+        usable = [pair for pair in pairs if pair[0] is not None][:1]
         if not usable:
             return Verdict(
                 findings=limited,
@@ -89,8 +92,11 @@ def _look(
     won = float(np.median(values[:2])) - float(level[best])
     error = noise * np.sqrt(1.0 / tail + 1.0 / window)
     share = rise / won if won > 0 else (np.inf if rise > 0 else 0.0)
-    limits = rise > _NOISE * error and share > _SHARE and rise > 0.02 * abs(float(level[best]))
+    limits = rise > _NOISE * error and share > _SHARE and rise > _RISE * abs(float(level[best]))
     # Accuracies fall by little when the loss has long risen.
+    if rises:
+        unit = 100.0 if float(values.min()) < -1.5 else 1.0
+        limits = limits and won > _ACCURACY_WON * unit and rise > _ACCURACY_LOST * unit
     if not limits:
         return None, share
     # It has to go up most of the way: a level that was reached at once and kept is a change of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quark_core.analysis.case import Case
 from quark_core.analysis.observations import format_number, observe
+from quark_core.analysis.outcome import measure_progress, negate
 from quark_core.analysis.rule import Finding, Verdict
 from quark_core.analysis_records import AlertCategory
 
@@ -38,11 +39,11 @@ class Plateau:
             observed=progress.relative_fall,
             threshold=_RELATIVE,
         )
-        if outcome.other_progress or outcome.non_finite_step is not None:
+        if outcome.non_finite_step is not None or self._improves_otherwise(case):
             return quiet
         if progress.has_fallen and progress.relative_fall > _RELATIVE:
             return quiet
-        if outcome.validation is not None and outcome.validation.relative_fall > 2 * _RELATIVE:
+        if outcome.train is None and outcome.other_progress:
             return quiet
         if outcome.accuracy is not None and outcome.accuracy >= 0.9:
             return quiet
@@ -80,3 +81,17 @@ class Plateau:
             observed=min(significance, 1e6),
             threshold=4.0,
         )  # fmt: skip
+
+    @staticmethod
+    def _improves_otherwise(case: Case) -> bool:
+        """Whether something that is no loss gets better: the training accuracy, or a reward."""
+        if case.train_accuracy is not None:
+            progress = measure_progress(negate(case.train_accuracy))
+            return progress is not None and progress.has_fallen
+        if case.outcome.rewarded:
+            return True
+        accuracy = case.validation_accuracy
+        if accuracy is None:
+            return False
+        progress = measure_progress(negate(accuracy))
+        return progress is not None and progress.has_fallen and progress.fall > 0.2

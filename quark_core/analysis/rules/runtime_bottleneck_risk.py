@@ -32,8 +32,8 @@ _SMALLEST_MS = 2.0  # below it the clock and the machine speak, not the training
 class RuntimeBottleneckRisk:
     """Fires where a large share of the time is lost; a step that is slow throughout is only slow.
 
-    The first steps, which compile and warm up, do not count, nor do steps at
-    which layers were probed, nor slow steps at a regular distance that are no
+    The first steps, which compile and warm up, do not count, nor does what
+    the probes of layers usually add, nor slow steps at a regular distance that are no
     waiting for data: evaluations and checkpoints. Medians over windows find
     what begins late.
     """
@@ -98,10 +98,11 @@ class _Times:
         if step_time is None or len(step_time) < _LEAST_STEPS + _WARM_UP:
             return None
         step, total = step_time.step[_WARM_UP:], step_time.value[_WARM_UP:]
-        probes = case.run.probe_steps
-        calm = ~np.isin(step, probes)
-        if calm.sum() >= max(_LEAST_STEPS, 0.2 * len(step)):
-            step, total = step[calm], total[calm]
+        probed = np.isin(step, case.run.probe_steps)
+        if probed.any() and (~probed).sum() >= _LEAST_STEPS:
+            # What a probe usually adds is ours; what is beyond it is the run's.
+            added = float(np.median(total[probed]) - np.median(total[~probed]))
+            total = np.where(probed, np.maximum(total - max(added, 0.0), 1e-6), total)
         data = None
         if data_time is not None and len(data_time):
             place = np.searchsorted(data_time.step, step).clip(0, len(data_time) - 1)
@@ -182,15 +183,15 @@ def _look_at_drift(times: _Times, _case: Case) -> Finding | None:
         return None
     windows = _windows(len(times.total))
     levels = np.array([np.median(times.total[part]) for part in windows])
-    noise = max(spread(np.diff(levels)) / np.sqrt(2.0), 0.02 * levels[0])
-    base = float(np.median(levels[: max(2, len(levels) // 5)]))
-    high = levels > max(_DRIFT * base, base + 4.0 * noise)
+    early = levels[: max(2, len(levels) // 5)]
+    base = float(np.median(early))
+    high = levels > max(_DRIFT * base, 1.2 * float(early.max()))
     # It has to last to the end: a slow stretch that is over is a visitor on the machine.
-    tail = max(2, len(levels) // 5)
-    if not high[-tail:].all():
+    tail = max(2, len(levels) // 4)
+    if high[-tail:].mean() < 0.75 or not high[-1]:
         return None
     start = len(high) - 1
-    while start > 0 and high[start - 1]:
+    while start > 0 and high[max(0, start - 2) : start].any():
         start -= 1
     ratio = float(np.median(levels[-tail:])) / base
     first, last = int(times.step[windows[start].start]), int(times.step[-1])

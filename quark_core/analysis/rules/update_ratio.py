@@ -14,12 +14,12 @@ __all__ = ["UpdateRatio"]
 _LEAST_PROBES = 3
 _LARGE = 0.1
 _LARGE_ALONE = 0.5
-_SMALL = 1e-6
+_SMALL = 1e-5
 _APART = 100.0  # times the other weights' median
 
 
 class UpdateRatio:
-    """Fires where weights change by more than a tenth in a step, or by a millionth, and it shows.
+    """Fires where weights change by more than a tenth in a step, or by a hundred-thousandth.
 
     The usual ratio of the norms of update and weight is about a thousandth.
     Large ratios count after the first probes and where the loss does not like
@@ -57,8 +57,8 @@ class UpdateRatio:
         apart = len(levels) >= 3 and highest > _APART * middle and highest > 0.5 * _LARGE
         if highest >= _LARGE_ALONE or (highest >= _LARGE and suffers) or apart:
             return Verdict(findings=(self._describe_large(ranked, levels, spans, middle),))
-        if suffers and not case.outcome.has_learned and highest <= _SMALL:
-            return Verdict(findings=(self._describe_small(ranked, levels, spans),))
+        if suffers and not case.outcome.has_learned and middle <= _SMALL:
+            return Verdict(findings=(self._describe_small(ranked, levels, spans, middle),))
         return Verdict(
             reason="no weight changes by too much or too little for the training to go on",
             observed=highest,
@@ -95,7 +95,10 @@ class UpdateRatio:
 
     @staticmethod
     def _describe_small(
-        ranked: list[str], levels: dict[str, float], spans: dict[str, tuple[int, int]]
+        ranked: list[str],
+        levels: dict[str, float],
+        spans: dict[str, tuple[int, int]],
+        middle: float,
     ) -> Finding:
         name = ranked[0]
         first, last = spans[name]
@@ -103,8 +106,8 @@ class UpdateRatio:
             culprit=ranked[-1].removesuffix(".weight"),
             severity="error",
             title="Updates are too small",
-            fact=f"No weight changes by more than {format_number(levels[name])} of its norm in a "
-            f"step ({say_steps(first, last)}), and nothing is learned.",
+            fact=f"Half of the weights change by less than {format_number(middle)} of their norm "
+            f"in a step ({say_steps(first, last)}), and nothing is learned.",
             inference="The learning rate, or the loss's scale, is far too small.",
             suggested_check="Raise the rate; see whether the schedule or a scaler lowers it.",
             evidence=(

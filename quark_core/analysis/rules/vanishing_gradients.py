@@ -111,7 +111,8 @@ def _align(
 def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
     first_half = max(1, len(depth.names) // 2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        largest = np.nanmax(np.where(np.isfinite(depth.sizes), depth.sizes, np.nan), axis=0)
+        largest = np.max(np.where(np.isfinite(depth.sizes), depth.sizes, -np.inf), axis=0)
+        largest[largest < 0] = np.nan
         ratios = depth.sizes / largest
         lowest = np.nanmin(np.where(np.isnan(ratios), np.inf, ratios)[:first_half], axis=0)
     nothing = largest == 0  # no layer gets any: an underflow, or a loss that is flat
