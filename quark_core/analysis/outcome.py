@@ -33,6 +33,8 @@ class Progress:
         final: Median of its last points.
         noise: Deviation of one point from the trend.
         error: Standard error of the levels.
+        drift: Median of the first third less that of the last.
+        drift_error: Standard error of `drift`.
         smoothed: The smoothed curve.
     """
 
@@ -44,6 +46,8 @@ class Progress:
     final: float
     noise: float
     error: float
+    drift: float
+    drift_error: float
     smoothed: Curve
 
     @property
@@ -53,8 +57,10 @@ class Progress:
 
     @property
     def has_fallen(self) -> bool:
-        """Whether it fell by more than chance."""
-        return self.fall > _SIGNIFICANT * self.error and self.fall > 1e-9 * abs(self.start)
+        """Whether it fell by more than chance: to its best level, or from third to third."""
+        if self.fall > _SIGNIFICANT * self.error and self.fall > 1e-9 * abs(self.start):
+            return True
+        return self.drift > _SIGNIFICANT * self.drift_error > 0.0
 
     @property
     def relative_fall(self) -> float:
@@ -197,6 +203,7 @@ def measure_progress(curve: Curve) -> Progress | None:
         noise = spread(np.diff(values)) / np.sqrt(2.0)
     width = max(1, min(few, window))
     best = int(np.argmin(smoothed.value))
+    third = max(1, count // 3)
     return Progress(
         key=curve.key,
         points=len(merged),
@@ -206,6 +213,9 @@ def measure_progress(curve: Curve) -> Progress | None:
         final=float(np.median(values[-few:])),
         noise=noise,
         error=float(noise * np.sqrt(2.0 / width)),
+        drift=float(np.median(values[:third]) - np.median(values[-third:])),
+        # A median's variance is pi/2 times the mean's.
+        drift_error=float(noise * np.sqrt(np.pi / third)),
         smoothed=smoothed,
     )
 

@@ -16,7 +16,8 @@ from quark_core.analysis.metric_roles import (
     find_validation_loss,
 )
 from quark_core.analysis.phase_config import PhaseAnalyzerConfig
-from quark_core.analysis.phase_segmentation import RAPID, Piece, cut_track, name_blocks
+from quark_core.analysis.phase_cuts import Lines, Piece, cut_track
+from quark_core.analysis.phase_segmentation import RAPID, Names, name_blocks
 from quark_core.analysis.phase_signs import (
     Rise,
     find_divergence,
@@ -65,7 +66,6 @@ def find_phases(
     curves, notes = _choose_curves(data, config)
     if curves is None:
         return (), tuple(notes)
-    thresholds = config.thresholds
     track = reduce_curve(curves.main, is_accuracy=curves.is_accuracy)
     bad_from = find_non_finite(curves.main)
     starts: list[tuple[int, str]] = []
@@ -74,11 +74,9 @@ def find_phases(
     if track is not None:
         validation = reduce_curve(curves.validation, is_accuracy=curves.validation_is_accuracy)
         signs = _find_signs(curves, track, validation, config)
-        pieces = cut_track(track)
-        names = name_blocks(track, pieces, thresholds)
+        pieces, names = _segment(track, config)
         if validation is not None and RAPID not in names:
-            other = cut_track(validation)
-            other_names = name_blocks(validation, other, thresholds)
+            other, other_names = _segment(validation, config)
             if RAPID in other_names:
                 # What the noise of batches hides is seen where there is none.
                 track, pieces, names = validation, other, other_names
@@ -137,6 +135,12 @@ def _choose_curves(data: RunData, config: PhaseAnalyzerConfig) -> tuple[_Curves 
         first=min(int(curve.step[0]) for curve in present.values()),
         last=max(int(curve.step[-1]) for curve in present.values()),
     ), notes
+
+
+def _segment(track: Track, config: PhaseAnalyzerConfig) -> tuple[list[Piece], Names]:
+    lines = Lines(track)
+    pieces = cut_track(track, lines)
+    return pieces, name_blocks(track, lines, pieces, config.thresholds)
 
 
 def _find_signs(

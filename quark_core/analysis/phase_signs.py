@@ -101,7 +101,7 @@ def find_divergence(
     level = float(np.median(track.level[max(0, best_at - 1) : best_at + 2]))
     final = float(np.median(track.level[-third:]))
     start = float(np.median(track.level[: max(1, min(5, best_at + 1))]))
-    size = _share_of_fall(track, rise, float(calm[0]) - best, error)
+    size = _share_of_fall(rise, float(calm[0]) - best, error)
     ratio = thresholds.divergence_from_best_ratio
     limit = thresholds.limit("divergence_min_relative_regression")
     relative = (final - level) / abs(level) if level else np.inf
@@ -184,7 +184,7 @@ def find_overfitting(
     )  # fmt: skip
 
 
-def _share_of_fall(track: Track, rise: float, fall: float, error: float) -> float:
+def _share_of_fall(rise: float, fall: float, error: float) -> float:
     """The rise over the fall before it; where hardly anything had fallen, in multiples of e.
 
     A loss that never learned wanders about, so that it must rise to twice its level.

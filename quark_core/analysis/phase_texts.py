@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quark_core.analysis.curves import Curve
-from quark_core.analysis.phase_segmentation import Piece
+from quark_core.analysis.phase_cuts import Piece
 from quark_core.analysis.phase_signs import Rise
 from quark_core.analysis.phase_tracks import Track
 from quark_core.json_object import JsonObject
@@ -166,7 +166,7 @@ def _follow(track: Track, pieces: list[Piece], segment: Segment) -> _Course | No
         start=start,
         end=end,
         relative=relative,
-        noise=abs(moved) / track.point_noise if track.point_noise else 0.0,
+        noise=abs(moved) / float(np.median(track.point_noise[low:high])),
         slope=main.slope / span if span else 0.0,
         certainty=main.certainty,
     )

@@ -1,8 +1,8 @@
 """Curves reduced to a few blocks on a scale on which training looks the same everywhere.
 
-A block is a number of points, a power of two, so that a run which grows keeps
-its blocks until there are too many and pairs of them become one. Of each block
-the median counts. A loss that is positive is put on the scale log(loss + c),
+The first 64 points are blocks of their own; later ones hold a sixty-fourth of
+the points before them. So a run that grows keeps all its blocks but the last,
+and a million points are some 700 blocks, of which the medians count. A loss that is positive is put on the scale log(loss + c),
 where c is a twentieth of its level at the start: falls count by their ratio as
 long as they are visible, and not any more when nearly all is gone. A loss that
 goes below 0 is put on asinh((loss - start) / fall), which is plain where the
@@ -12,6 +12,8 @@ run learns and logarithmic where it explodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ __all__ = ["Track", "reduce_curve", "trim_outliers"]
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-MOST_BLOCKS = 200
+_SINGLE = 64
 _NORMAL = 1.4826 / np.sqrt(6.0)  # of second differences
 _FLOOR = 0.05
 _START_BLOCKS = 8
@@ -34,7 +36,7 @@ _LARGEST = 1e150  # squares of larger values are no numbers any more
 
 @dataclass(frozen=True)
 class Track:
-    """A curve reduced to at most 200 blocks; lower is better.
+    """A curve reduced to blocks; lower is better.
 
     Attributes:
         key: The metric.
@@ -64,13 +66,12 @@ class Track:
     def __len__(self) -> int:
         return len(self.step)
 
-    @property
-    def point_noise(self) -> float:
-        """Deviation of a single point's height; a median over blocks is quieter."""
-        size = float(np.median(self.points)) if len(self) else 1.0
+    @cached_property
+    def point_noise(self) -> Floats:
+        """Deviation of a single point's height about each block; a median is quieter."""
         # The median of n points deviates by sqrt(pi / 2n) of what they do.
-        inflation = np.sqrt(2.0 * size / np.pi) if size >= 3 else 1.0
-        return float(np.median(self.noise) * inflation) if len(self) else 0.0
+        inflation = np.where(self.points >= 3, np.sqrt(2.0 * self.points / np.pi), 1.0)
+        return np.asarray(self.noise * inflation)
 
     def read(self, low: int, high: int) -> float:
         """Median level of blocks low, ..., high - 1 in the metric's own unit."""
@@ -90,27 +91,17 @@ def reduce_curve(curve: Curve | None, *, is_accuracy: bool = False) -> Track | N
     if is_accuracy:
         scale = 100.0 if float(np.median(values)) > 1.5 else 1.0
         values = 1.0 - values / scale
-    size = 1
-    while count > MOST_BLOCKS * size:
-        size *= 2
-    whole = count // size
-    if size == 1:
-        middle, level = points.step.astype(np.float64), values
-    else:
-        shape = (whole, size)
-        middle = np.median(points.step[: whole * size].reshape(shape), axis=1)
-        level = np.median(values[: whole * size].reshape(shape), axis=1)
-        if count - whole * size >= size / 2:
-            rest = slice(whole * size, count)
-            middle = np.append(middle, np.median(points.step[rest]))
-            level = np.append(level, np.median(values[rest]))
-    sizes = np.full(len(level), size)
-    sizes[-1] = count - size * (len(level) - 1)
+    edges = _cut_blocks(count)
+    middle, level = points.step.astype(np.float64), values
+    if len(edges) <= count:
+        pairs = list(pairwise(edges))
+        middle = np.array([float(np.median(points.step[low:high])) for low, high in pairs])
+        level = np.array([float(np.median(values[low:high])) for low, high in pairs])
     is_signed = float((values < 0).mean()) > _NEGATIVE_SHARE and not is_accuracy
     height = _lift_signed(level) if is_signed else _lift_positive(level)
     return Track(
-        curve.key, points.step[: len(level) * size : size], middle, level, height,
-        _measure_noise(height), sizes, int(points.step[-1]), is_accuracy, is_signed,
+        curve.key, points.step[np.array(edges[:-1])], middle, level, height,
+        _measure_noise(height), np.diff(edges), int(points.step[-1]), is_accuracy, is_signed,
     )  # fmt: skip
 
 
@@ -143,19 +134,42 @@ def _lift_signed(level: Floats) -> Floats:
 
 
 def _measure_noise(height: Floats) -> Floats:
-    """Deviation of each block from the trend: of its surroundings, and never next to nothing."""
+    """Deviation of each block from the trend: of its surroundings, and never next to nothing.
+
+    What comes much later does not change it.
+    """
     count = len(height)
-    span = float(np.ptp(height)) if count else 0.0
-    fall = float(height[0] - height.min()) if count else 0.0
-    floor = max(0.003 * fall, 1e-4 * span, 1e-9)
+    if not count:
+        return height
+    lowest = np.minimum.accumulate(height)
+    span = np.maximum.accumulate(height) - lowest
+    floor = np.maximum(np.maximum(0.003 * (height[0] - lowest), 1e-4 * span), 1e-9)
     if count < 5:
-        return np.full(count, floor)
+        return np.full(count, floor[-1])
     second = np.abs(np.diff(height, n=2)) * _NORMAL
-    usual = float(np.median(second))
     local = median_filter(np.concatenate([second[:1], second, second[-1:]]), 25)
-    inflation = 1.0
-    if count >= 20 and usual > floor:
+    usual = _median_so_far(second, count, 12)
+    noise = np.maximum(local, 0.3 * usual)
+    if count >= 20:
         # Noise that wanders has larger differences over a distance.
         wide = np.abs(height[:-6] - 2.0 * height[3:-3] + height[6:]) * _NORMAL
-        inflation = float(np.clip(np.median(wide) / usual, 1.0, 3.0))
-    return np.maximum(inflation * np.maximum(local, 0.3 * usual), floor)
+        ratio = _median_so_far(wide, count, 12) / np.maximum(usual, floor)
+        noise = noise * np.clip(ratio, 1.0, 3.0)
+    return np.maximum(noise, floor)
+
+
+def _median_so_far(values: Floats, count: int, ahead: int) -> Floats:
+    """Median of all values up to some blocks after each of the curve's blocks."""
+    ends = np.minimum(np.arange(count) + ahead, len(values))
+    medians = {end: float(np.median(values[:end])) for end in np.unique(ends).tolist()}
+    return np.array([medians[end] for end in ends.tolist()])
+
+
+def _cut_blocks(count: int) -> list[int]:
+    """First points of the blocks, and the number of points."""
+    edges = list(range(min(count, _SINGLE) + 1))
+    while edges[-1] < count:
+        edges.append(min(edges[-1] + edges[-1] // _SINGLE, count))
+    if len(edges) > 2 and edges[-1] - edges[-2] < edges[-2] // (2 * _SINGLE):
+        del edges[-2]  # the rest is less than half a block
+    return edges

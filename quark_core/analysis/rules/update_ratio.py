@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
 from quark_core.analysis.observations import format_number, observe, rank_by, say_steps
@@ -40,11 +41,7 @@ class UpdateRatio:
             count = float(np.nanmax(item["element_count"], initial=0.0))
             if item.role != "weight" or known.sum() < _LEAST_PROBES or count <= 16:
                 continue
-            rows = np.flatnonzero(known)
-            # What starts near zero has large ratios for a while.
-            rows = rows[len(rows) // 4 :] if len(rows) >= 8 else rows[1:]
-            levels[item.name] = float(np.median(ratios[rows]))
-            spans[item.name] = (int(item.step[rows[0]]), int(item.step[rows[-1]]))
+            levels[item.name], spans[item.name] = _read(item.step[known], ratios[known])
         if not levels:
             return Verdict(
                 reason="it needs updates of parameters (ParameterDiagnostics with an optimizer)",
@@ -117,3 +114,26 @@ class UpdateRatio:
             step=first,
             step_end=last,
         )  # fmt: skip
+
+
+def _read(steps: NDArray[np.int64], ratios: NDArray[np.float64]) -> tuple[float, tuple[int, int]]:
+    """The level of a weight's updates, and from when to when it is there.
+
+    It is the highest level that lasts for three probes and a tenth of them,
+    without the first quarter where what starts near zero has large ratios; or
+    the median, where that is about as high.
+    """
+    count = len(ratios)
+    skipped = count // 4 if count >= 8 else 1
+    later = ratios[skipped:]
+    usual = float(np.median(later))
+    width = max(_LEAST_PROBES, count // 10)
+    if len(later) > width:
+        windows = np.lib.stride_tricks.sliding_window_view(later, width)
+        lowest = windows.min(axis=1)
+        highest = float(lowest.max())
+        if highest > 3.0 * usual:
+            begin = skipped + int(np.argmax(lowest >= 0.5 * highest))
+            return highest, (int(steps[begin]), int(steps[-1]))
+    near = ratios >= 0.5 * usual
+    return usual, (int(steps[int(np.argmax(near))]), int(steps[-1]))
