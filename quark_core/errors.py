@@ -9,6 +9,7 @@ QuarkError
 │   ├── ArtifactNotFoundError no such artifact, or its payload is not there
 │   └── ArtifactDamagedError  a payload is not what was stored
 ├── RetentionHookError        a retention hook raised
+├── TrainingHalted            a monitor stops the training; .alert says why
 └── BackendError              .backend says which one
     ├── BackendUnavailable    retry later
     │   └── BackendUnauthorized   the credentials are refused; retry much later
@@ -18,6 +19,11 @@ QuarkError
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quark_core.analysis_records import AlertRecord
 
 __all__ = [
     "ArtifactDamagedError",
@@ -34,6 +40,7 @@ __all__ = [
     "SchemaMigrationError",
     "SchemaValidationError",
     "SessionStoreError",
+    "TrainingHalted",
     "UnknownBackendError",
 ]
 
@@ -79,6 +86,24 @@ class ArtifactDamagedError(SessionStoreError):
 
 class RetentionHookError(QuarkError):
     """A retention hook of an ArtifactStore raised; the artifact itself is stored."""
+
+
+class TrainingHalted(QuarkError):
+    """A monitor that was told to (`halt_on`) stops the training, at a call that logs.
+
+    What that call was to log is not accepted; the run takes records again.
+
+    Attributes:
+        alert: Why.
+    """
+
+    def __init__(self, message: str, alert: AlertRecord) -> None:
+        super().__init__(message)
+        self.alert = alert
+
+    def __reduce__(self) -> tuple[type[TrainingHalted], tuple[str, AlertRecord]]:
+        # By its message alone it could not be made again in the process that it is sent to.
+        return type(self), (str(self), self.alert)
 
 
 class BackendError(QuarkError):

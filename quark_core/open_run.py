@@ -59,7 +59,8 @@ class OpenRun:
         context: The run as it is now; replaced when it changes.
         stream: Where records go.
         reader: Where they are read back, or None where nothing is kept.
-        refusal: Why records are no longer taken, or None while they are.
+        refusal: Why records are no longer taken, or None while they are; the text of a
+            halt while one waits to be raised (`is_over` tells them apart).
         strict: Whether the run was started with `strict_mode`.
         non_finite: Metric key -> count of values in a row that were not finite.
         payload_directory: Where the payloads of artifacts are put in place, or
@@ -88,6 +89,9 @@ class OpenRun:
         self.reopen: Callable[[OpenRun, Origin], None] | None = None
         self.writers: weakref.WeakSet[BoundWriter] = weakref.WeakSet()
         self._failure: BaseException | None = None
+        self._halt: Exception | None = None
+        self._halt_text: str | None = None
+        self._halting_thread = 0
         self._open_writers = 0
 
     @property
@@ -106,13 +110,50 @@ class OpenRun:
             self._failure = error
             self.refusal = f"the primary store failed and the run is strict: {error}"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether records are no longer taken for good; a halt that waits does not count."""
+        return self.refusal is not None and self.refusal is not self._halt_text
+
+    def halt(self, error: Exception) -> bool:
+        """Let the next call that logs raise an error, once; whether there can be one.
+
+        Calls of the thread that asks for it do not raise it.
+        """
+        with self.lock:
+            if self.is_over:
+                return False
+            self._halt, self._halting_thread = error, threading.get_ident()
+            # Writers look at the refusal in any case, so that a halt costs them nothing.
+            self._halt_text = self.refusal = str(error)
+        return True
+
+    def withdraw_halt(self) -> Exception | None:
+        """Take back a halt that nobody has met yet; returns its error."""
+        with self.lock:
+            halt, self._halt = self._halt, None
+            if self.refusal is self._halt_text:
+                self.refusal = None
+            self._halt_text = None
+        return halt
+
     def refuse(self, call: str) -> None:
         """Raise why a call cannot be taken.
 
+        Returns only where it can: of a halt, to the thread that asked for it, and to one
+        that comes while another is being halted.
+
         Raises:
+            TrainingHalted: A monitor stops the training; the next call is taken.
             SessionStoreError: In strict mode, the primary's first delivery error.
             InvalidRunStateError: The run has ended or is open for reading only.
         """
+        if self._halt_text is not None and threading.get_ident() != self._halting_thread:
+            halt = self.withdraw_halt()
+            if halt is not None:
+                raise halt
+        if not self.is_over:
+            return
         if self._failure is not None:
             raise SessionStoreError(f"{call}: {self.refusal}") from self._failure
         raise InvalidRunStateError(f"{call}: {self.refusal}")
@@ -195,8 +236,8 @@ class OpenRun:
         return self.reader.read(self.context.run_id, kind, query)
 
     def settle_writers(self) -> None:
-        """Let the writers hand over what they are still working out."""
-        for writer in list(self.writers):
+        """Let the writers hand over what they are still working out; who looks on comes last."""
+        for writer in sorted(self.writers, key=lambda item: getattr(item, "looks_on", False)):
             try:
                 writer.settle()
             except Exception:  # noqa: BLE001 - the run must end all the same
@@ -229,6 +270,7 @@ class OpenRun:
         self.background = self.children = self.reader = None
         self.forked = True
         self.non_finite = {}
+        self.withdraw_halt()  # it is the parent's to raise
         parent = self.stream.origin
         origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)
         active = self.stream.active
@@ -267,6 +309,7 @@ class OpenRun:
         if self.background is not None:
             # What a short run knows of its environment is still being found out.
             self.background.join(min(timeout_s, _ENVIRONMENT_TIMEOUT_S))
+        self.withdraw_halt()
         self.refusal = self.refusal or refusal
         if self.children is not None:
             self.children.finish(max(0.0, deadline - time.monotonic()), writers_timeout_s=0.0)

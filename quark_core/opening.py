@@ -21,15 +21,14 @@ from quark_core.delivery.deferral import StandInStream
 from quark_core.delivery.journal_folder import journal_directory
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.stream import RunStream
-from quark_core.environment import (
-    read_git_state,
-)
+from quark_core.environment import read_git_state
 from quark_core.errors import (
     InvalidRunStateError,
     RunNotFoundError,
     SchemaValidationError,
     SessionStoreError,
 )
+from quark_core.foreign_runs import open_foreign_run
 from quark_core.open_run import OpenRun, open_runs
 from quark_core.query import check_index
 from quark_core.ranks import RankInfo, detect_rank
@@ -191,6 +190,8 @@ def attach_run(context: RunContext) -> OpenRun:
     A run that has ended is opened for reading only.
     """
     if context.read_only and context.run_id is not None:
+        if context.backends:
+            return open_foreign_run(context.run_id, context.storage_dir, context.backends[0])
         return open_for_reading(context.run_id, context.storage_dir)
     rank = detect_rank()
     plan = composition.plan_backends(list(context.backends) or "none", rank)

@@ -62,16 +62,30 @@ def resume_run(
     )
 
 
-def open_run(run_id: str, storage_dir: str | Path | None = None) -> TrainingSession:
+def open_run(
+    run_id: str, storage_dir: str | Path | None = None, *, backend: str | None = None
+) -> TrainingSession:
     """Look at a run without touching it: no status change, no event.
 
     Every reader and analyzer works on what is returned; whatever would write
     raises InvalidRunStateError.
 
+    Args:
+        run_id: The run.
+        storage_dir: The storage root.
+        backend: Name or URI of a backend to read from in place of the primary
+            store, such as "csv:/data/mirror"; analyzers return their results
+            there and store nothing.
+
     Raises:
         RunNotFoundError: The store has no such run.
+        SchemaValidationError: The backend cannot be read back.
         SessionStoreError: There is no store, or it cannot be read.
     """
+    if backend is not None:
+        from quark_core.foreign_runs import open_foreign_run
+
+        return TrainingSession(open_foreign_run(run_id, storage_dir, backend))
     return TrainingSession(opening.open_for_reading(run_id, storage_dir))
 
 

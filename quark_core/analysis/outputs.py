@@ -223,6 +223,8 @@ def open_analysis(session: object) -> AnalysisTarget:
     stream = RunStream(Origin(session.run_id))
     if session.run_id is None or _find_choice(session) is None:
         return AnalysisTarget(OpenRun(session, stream, None, refusal="nothing of it is kept here"))
+    if session.read_only and session.backends:
+        return AnalysisTarget(resolve_target(session))
     reader = _open_store(session, read_only=True)
     reader.load_run(session.run_id)
     return AnalysisTarget(OpenRun(session, stream, reader, refusal="it is analyzed only"))

@@ -12,6 +12,7 @@ the pieces that it had.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,7 +128,7 @@ def cut_track(track: Track, lines: Lines) -> list[Piece]:
     edges = [*settled, *_trace(cut, settled[-1], count)]
     if not np.isfinite(best[count]):
         edges = [*settled[:-1], count] if len(settled) > 1 else [0, count]
-    return [lines.fit(low, high) for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    return [lines.fit(low, high) for low, high in pairwise(edges)]
 
 
 def _trace(cut: NDArray[np.int64], base: int, end: int) -> list[int]:

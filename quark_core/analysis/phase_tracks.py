@@ -1,12 +1,13 @@
 """Curves reduced to a few blocks on a scale on which training looks the same everywhere.
 
 The first 64 points are blocks of their own; later ones hold a sixty-fourth of
-the points before them. So a run that grows keeps all its blocks but the last,
-and a million points are some 700 blocks, of which the medians count. A loss that is positive is put on the scale log(loss + c),
-where c is a twentieth of its level at the start: falls count by their ratio as
-long as they are visible, and not any more when nearly all is gone. A loss that
-goes below 0 is put on asinh((loss - start) / fall), which is plain where the
-run learns and logarithmic where it explodes.
+the points before them, and their median counts. So a run that grows keeps all
+its blocks but the last, and a million points are some 700 blocks.
+
+A loss that is positive is put on the scale log(loss / start + 1/20): falls
+count by their ratio as long as they are visible, and not any more when nearly
+all is gone. A loss that goes below 0 is put on asinh((loss - start) / fall),
+which is plain where the run learns and logarithmic where it explodes.
 """
 
 from __future__ import annotations
@@ -150,12 +151,14 @@ def _measure_noise(height: Floats) -> Floats:
     local = median_filter(np.concatenate([second[:1], second, second[-1:]]), 25)
     usual = _median_so_far(second, count, 12)
     noise = np.maximum(local, 0.3 * usual)
-    if count >= 20:
-        # Noise that wanders has larger differences over a distance.
+    if count > _SINGLE:
+        # Noise that wanders has larger differences over a distance; so has the bend of a
+        # curve, but not where its points are many.
         wide = np.abs(height[:-6] - 2.0 * height[3:-3] + height[6:]) * _NORMAL
         ratio = _median_so_far(wide, count, 12) / np.maximum(usual, floor)
+        ratio[: _SINGLE // 2] = 1.0
         noise = noise * np.clip(ratio, 1.0, 3.0)
-    return np.maximum(noise, floor)
+    return np.asarray(np.maximum(noise, floor))
 
 
 def _median_so_far(values: Floats, count: int, ahead: int) -> Floats:
