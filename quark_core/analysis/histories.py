@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,11 @@ class History:
 
     def __getitem__(self, name: str) -> Floats:
         return self.figures[name]
+
+    def take(self, rows: NDArray[np.bool_]) -> Self:
+        """Only these probes."""
+        figures = {key: values[rows] for key, values in self.figures.items()}
+        return replace(self, step=self.step[rows], figures=figures)
 
     def curve(self, name: str) -> Curve:
         """One figure as a curve."""

@@ -5,8 +5,9 @@ ways to cut it the one is taken with the least sum of squared residuals, each
 over its block's noise, plus a fixed price for each piece: an exact dynamic
 program (Bellman 1961; Jackson et al. 2005), which goes forward through the
 blocks. A cut that the best division of all blocks so far has had for some
-blocks is settled: whatever comes later, it stays. So a run that grows keeps
-the pieces that it had.
+blocks is settled: whatever comes later, it stays; and where none was made for
+many blocks, none is made any more. So a run that grows keeps the pieces that it
+had.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ Floats = NDArray[np.float64]
 
 _PRICE = 22.0
 _SETTLED_BLOCKS = 12
+_OPEN_BLOCKS = 40
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def cut_track(track: Track, lines: Lines) -> list[Piece]:
         solve(end, end)
         if not np.isfinite(best[end]):
             continue
+        best[settled[-1] + 1 : max(settled[-1] + 1, end - _OPEN_BLOCKS)] = np.inf
         earliest = _trace(cut, settled[-1], end)[0]
         if earliest < end and end - earliest >= _SETTLED_BLOCKS:
             settled.append(earliest)

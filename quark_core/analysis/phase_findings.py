@@ -15,8 +15,8 @@ from quark_core.analysis.metric_roles import (
     find_validation_accuracy,
     find_validation_loss,
 )
-from quark_core.analysis.phase_config import PhaseAnalyzerConfig
-from quark_core.analysis.phase_cuts import Lines, Piece, cut_track
+from quark_core.analysis.phase_config import PhaseAnalyzerConfig, PhaseAnalyzerThresholds
+from quark_core.analysis.phase_cuts import Lines, cut_track
 from quark_core.analysis.phase_segmentation import RAPID, Names, name_blocks
 from quark_core.analysis.phase_signs import (
     Rise,
@@ -70,16 +70,15 @@ def find_phases(
     bad_from = find_non_finite(curves.main)
     starts: list[tuple[int, str]] = []
     rises: dict[str, Rise | None] = {}
-    pieces: list[Piece] = []
     if track is not None:
         validation = reduce_curve(curves.validation, is_accuracy=curves.validation_is_accuracy)
-        signs = _find_signs(curves, track, validation, config)
-        pieces, names = _segment(track, config)
+        signs = _find_signs(curves, track, validation, bad_from, config)
+        names = _segment(track, config)
         if validation is not None and RAPID not in names:
-            other, other_names = _segment(validation, config)
-            if RAPID in other_names:
+            others = _segment(validation, config)
+            if RAPID in others:
                 # What the noise of batches hides is seen where there is none.
-                track, pieces, names = validation, other, other_names
+                track, names = validation, others
         edges = [0, *(np.flatnonzero(names[1:] != names[:-1]) + 1).tolist()]
         starts = [(int(track.step[edge]), str(names[edge])) for edge in edges]
         starts[0] = (curves.first, starts[0][1])
@@ -87,15 +86,18 @@ def find_phases(
             rises[name] = rise
             starts = _overlay(starts, rise.step, name, curves.last)
     if bad_from is not None:
-        rises[_DIVERGENCE] = None
+        rises.setdefault(_DIVERGENCE, None)
         starts = _overlay(starts, bad_from, _DIVERGENCE, curves.last)
         if starts[0][0] > curves.first:
             starts[0] = (curves.first, starts[0][1])
     if not starts:
         notes.append(f"{curves.main.key} has no finite value and too few points to tell a phase")
         return (), tuple(notes)
-    segments = _close(starts, curves.last)
-    return tuple(_make(curves, track, pieces, rises, item) for item in segments), tuple(notes)
+    phases = tuple(
+        _make(curves, track, config.thresholds, rises, segment)
+        for segment in _close(starts, curves.last)
+    )
+    return phases, tuple(notes)
 
 
 def _choose_curves(data: RunData, config: PhaseAnalyzerConfig) -> tuple[_Curves | None, list[str]]:
@@ -137,14 +139,17 @@ def _choose_curves(data: RunData, config: PhaseAnalyzerConfig) -> tuple[_Curves 
     ), notes
 
 
-def _segment(track: Track, config: PhaseAnalyzerConfig) -> tuple[list[Piece], Names]:
+def _segment(track: Track, config: PhaseAnalyzerConfig) -> Names:
     lines = Lines(track)
-    pieces = cut_track(track, lines)
-    return pieces, name_blocks(track, lines, pieces, config.thresholds)
+    return name_blocks(track, lines, cut_track(track, lines), config.thresholds)
 
 
 def _find_signs(
-    curves: _Curves, track: Track, validation: Track | None, config: PhaseAnalyzerConfig
+    curves: _Curves,
+    track: Track,
+    validation: Track | None,
+    bad_from: int | None,
+    config: PhaseAnalyzerConfig,
 ) -> list[tuple[str, Rise]]:
     """Overfitting, then divergence, which comes over it."""
     thresholds = config.thresholds
@@ -152,17 +157,21 @@ def _find_signs(
     if curves.is_validation_only:
         # A validation loss alone that is still better than at the start has turned, no more.
         overfitting = find_overfitting(track, None, thresholds)
-        start = float(np.median(track.level[:3]))
-        if overfitting is not None:
+        if overfitting is not None and divergence is not None:
             final = 1.0 - overfitting.final if track.is_accuracy else overfitting.final
-            if final < start or divergence is None:
+            if final < float(np.median(track.level[:3])):
                 divergence = None
             else:
                 overfitting = None
+    elif validation is None:
+        overfitting = None
     else:
-        overfitting = (
-            None if validation is None else find_overfitting(validation, track, thresholds)
-        )
+        # What breaks down may look like overfitting until it does.
+        end = bad_from if divergence is None else divergence.step
+        ours, theirs = track.before(end), validation.before(end)
+        overfitting = None
+        if ours is not None and theirs is not None:
+            overfitting = find_overfitting(theirs, ours, thresholds)
     found = ((_OVERFITTING, overfitting), (_DIVERGENCE, divergence))
     return [(name, rise) for name, rise in found if rise is not None]
 
@@ -189,14 +198,14 @@ def _close(starts: list[tuple[int, str]], last: int) -> list[Segment]:
 def _make(
     curves: _Curves,
     track: Track | None,
-    pieces: list[Piece],
+    thresholds: PhaseAnalyzerThresholds,
     rises: dict[str, Rise | None],
     segment: Segment,
 ) -> PhaseRecord:
     curve = curves.main
     if track is not None and curves.validation is not None and track.key == curves.validation.key:
         curve = curves.validation
-    text = describe(segment, curve, track, pieces, rises.get(segment.name))
+    text = describe(segment, curve, track, rises.get(segment.name), thresholds)
     bounds: dict[str, Any] = {}
     if curves.main.unit == "epoch":
         bounds = {"epoch_start": segment.start, "epoch_end": segment.end}

@@ -1,8 +1,8 @@
 """Names the pieces of a curve, from the first to the last, by what came before them.
 
-Rapid learning is what falls significantly, at no less than a tenth of the
-steepest rate so far, and adds up to a fall that is large against noise and
-against the fall so far. What falls more slowly, or has just become flat, is
+Rapid learning is what falls significantly, at a good part of the steepest rate
+so far, and adds up to a fall that is large against noise and against the fall
+so far. What falls more slowly, or has just become flat, is
 stabilization. Stagnation begins when the curve has been flat for a share of
 the time before, with so many points that a visible change can be ruled out.
 Until learning sets in, the run is initializing.
@@ -30,20 +30,25 @@ STABILIZATION = "stabilization"
 STAGNATION = "stagnation"
 
 _SIGNIFICANT = 4.0
-_SLOWEST = 0.1  # of the steepest rate
+_STEEP = 0.3  # of the steepest rate
+_SLOWEST = 0.1  # of it, for a piece that is a large part of the fall
 _TINY = 0.03  # of the fall so far
 _INVISIBLE = 0.75  # of the noise of one point
 _FLAT_SHARE = 0.4  # of the time until it became flat
 _FLAT_BLOCKS = 6
 _FLAT_POINTS = 8
 _SHORT_BLOCKS = 3
+_HEAD_BLOCKS = 40
+_FEWEST_BLOCKS = 5
 
 
 def name_blocks(
     track: Track, lines: Lines, pieces: list[Piece], thresholds: PhaseAnalyzerThresholds
 ) -> Names:
     """A phase for each block: initialization, rapid learning, stabilization or stagnation."""
-    rapid = _find_rapid(track, pieces, thresholds)
+    if len(track) < _FEWEST_BLOCKS:
+        return np.full(len(track), INITIALIZATION, dtype=object)
+    rapid = _find_rapid(track, lines, pieces, thresholds)
     names: Names = np.full(len(track), STABILIZATION, dtype=object)
     names[rapid] = RAPID
     learning = np.flatnonzero(rapid)
@@ -51,28 +56,39 @@ def name_blocks(
     _name_calm(track, lines, pieces, rapid, names, begin, thresholds)
     _absorb_short(names)
     first = min(_count_initial_blocks(track, thresholds), len(track))
+    if begin < len(track):
+        end = next(high for low, high in _runs(rapid) if low == begin)
+        if lines.x[begin] <= lines.x[end - 1] - lines.x[begin]:
+            # A wait that is shorter than the learning after it is none.
+            first = max(first, begin)
     names[:first] = INITIALIZATION
     return names
 
 
-def _find_rapid(track: Track, pieces: list[Piece], thresholds: PhaseAnalyzerThresholds) -> Mask:
+def _find_rapid(
+    track: Track, lines: Lines, pieces: list[Piece], thresholds: PhaseAnalyzerThresholds
+) -> Mask:
     rapid = np.zeros(len(track), dtype=np.bool_)
     top, lowest, steepest = pieces[0].start, np.inf, 0.0
     before: Piece | None = None
     for piece, after in zip(pieces, [*pieces[1:], None], strict=True):
-        lowest = min(lowest, piece.end)
-        total = top - lowest
+        # What goes on for long is judged by its beginning, so that it keeps its name.
+        is_open = piece.low > 0 and piece.high - piece.low > _HEAD_BLOCKS
+        head = lines.fit(piece.low, piece.low + _HEAD_BLOCKS) if is_open else piece
+        total = top - min(lowest, head.end)
         noise = track.point_noise[piece.low]
         if before is not None:
             drop = before.end - piece.start
             if drop >= max(0.2 * total, 5.0 * float(track.noise[piece.low]), 1e-6):
                 rapid[before.high - 1 : piece.low + 2] = True
-        if total > 0 and _is_falling(piece, after):
-            if piece.fall >= 0.1 * total:
-                steepest = max(steepest, -piece.slope)
-            visible = piece.fall >= min(0.05 * total, 3.0 * noise)
-            if visible and -piece.slope >= _SLOWEST * steepest:
-                rapid[piece.low : piece.high] = True
+        if total > 0 and _is_falling(head, None if is_open else after):
+            if head.fall >= 0.1 * total:
+                steepest = max(steepest, -head.slope)
+            is_visible = head.fall >= min(max(0.05 * total, noise), 3.0 * noise)
+            is_steep = is_visible and -head.slope >= _STEEP * steepest
+            is_long = head.fall >= 0.25 * total and -head.slope >= _SLOWEST * steepest
+            rapid[piece.low : piece.high] |= is_steep or is_long
+        lowest = min(lowest, piece.end)
         before = piece
     for low, high in _runs(rapid):
         if not _is_large(track, pieces, low, high, thresholds):
@@ -86,8 +102,8 @@ def _is_falling(piece: Piece, after: Piece | None) -> bool:
         return True
     if after is None or piece.certainty > -0.5 * _SIGNIFICANT:
         return False
-    error = float(np.hypot(piece.mean_error, after.mean_error))
-    return piece.mean - after.mean >= _SIGNIFICANT * error
+    error = float(np.hypot(piece.mean_error, 2.0 * after.mean_error))  # of a line's end: twice
+    return piece.mean - max(after.start, after.mean) >= _SIGNIFICANT * error
 
 
 def _is_large(
@@ -142,6 +158,7 @@ def _name_calm(
             is_flat = _is_flat(track, lines, since, block + 1, fallen, thresholds, is_flat)
             if is_flat:
                 names[block] = STAGNATION
+                is_early = False
             elif is_early:
                 names[block] = INITIALIZATION
 
@@ -189,9 +206,11 @@ def _is_flat(
     noise = float(track.point_noise[end - 1])
     largest = max(_TINY * fallen, 0.5 * scale, _INVISIBLE * noise)
     if was_flat:
-        return change - 2.0 * error <= largest
+        return change - _SIGNIFICANT * error <= largest
     points = int(track.points[since:end].sum())
     is_long = length >= _FLAT_SHARE * float(x[since]) and points >= _FLAT_POINTS
+    if change < 2.0 * error:
+        largest *= 2.0
     return is_long and change + error < largest
 
 

@@ -54,7 +54,7 @@ class Rise:
 def find_non_finite(curve: Curve) -> int | None:
     """First step of the NaN and infinite values that a curve ends with, or None.
 
-    One or two of them at the end of a longer curve say nothing.
+    One or two of them say nothing, unless there is hardly anything before them.
     """
     bad = ~np.isfinite(curve.value)
     if not bad.any() or not bad[-1]:
@@ -62,7 +62,7 @@ def find_non_finite(curve: Curve) -> int | None:
     good = np.flatnonzero(~bad)
     first = int(good[-1]) + 1 if len(good) else 0
     count = len(curve) - first
-    if count < _NON_FINITE_POINTS and len(good) > 2 * count:
+    if count < _NON_FINITE_POINTS and not 0 < len(good) <= 2 * count:
         return None
     return int(curve.step[first])
 
@@ -97,7 +97,7 @@ def find_divergence(
     best = float(calm[best_at])
     rise = tail - best
     error = float(np.median(noise[begin:])) * np.sqrt(1.0 / third + 1.0 / 3.0)
-    strength = rise / error
+    strength = float(rise / error)
     level = float(np.median(track.level[max(0, best_at - 1) : best_at + 2]))
     final = float(np.median(track.level[-third:]))
     start = float(np.median(track.level[: max(1, min(5, best_at + 1))]))
@@ -153,11 +153,11 @@ def find_overfitting(
     third = max(2, after // 3)
     tail = float(np.median(calm[-third:]))
     rise = tail - best
-    strength = rise / (noise * np.sqrt(1.0 / third + 1.0 / 3.0))
+    strength = rise / float(noise * np.sqrt(1.0 / third + 1.0 / 3.0))
     around = slice(max(0, best_at - 1), best_at + 2)
     level = float(np.median(validation.level[around]))
     final = float(np.median(validation.level[-third:]))
-    start = float(np.median(validation.level[: min(3, best_at + 1)]))
+    start = _first_level(validation, train, best_at)
     regression = (final - level) / max(abs(level), 1e-300)
     won = (final - level) / max(start - level, 1e-300)
     if validation.is_accuracy:
@@ -166,7 +166,7 @@ def find_overfitting(
     limit = thresholds.limit("overfitting_min_validation_regression")
     if limit is not None and regression < limit:
         return None
-    if strength < _SIGNIFICANT or regression < 4.0 * scale or won < 2.0 * scale:
+    if strength < _SIGNIFICANT or regression < 6.0 * scale or won < 4.0 * scale:
         return None
     if after < 8 and strength < 2.0 * _SIGNIFICANT and regression < 10.0 * scale:
         return None
@@ -182,6 +182,14 @@ def find_overfitting(
         _show(validation, final), int(validation.step[best_at]), regression, strength, scale,
         change,
     )  # fmt: skip
+
+
+def _first_level(validation: Track, train: Track | None, best_at: int) -> float:
+    """The validation curve before learning, which the training curve may show better."""
+    start = float(np.median(validation.level[: min(3, best_at + 1)]))
+    if train is None or train.is_accuracy != validation.is_accuracy:
+        return start
+    return max(start, float(np.median(train.level[:3])))
 
 
 def _share_of_fall(rise: float, fall: float, error: float) -> float:

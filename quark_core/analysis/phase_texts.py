@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from quark_core.analysis.curves import Curve
-from quark_core.analysis.phase_cuts import Piece
+from quark_core.analysis.phase_config import PhaseAnalyzerThresholds
+from quark_core.analysis.phase_cuts import Lines
 from quark_core.analysis.phase_signs import Rise
 from quark_core.analysis.phase_tracks import Track
 from quark_core.json_object import JsonObject
@@ -19,7 +20,7 @@ _TELLING = {
     "initialization_adaptation": "{key} {change} before learning set in",
     "rapid_learning": "{key} {change}, {noise} times its noise",
     "stabilization": "{key} {change}, slowly or no more",
-    "stagnation": "{key} did not change by more than its noise: it {change}",
+    "stagnation": "{key} hardly changes any more: it {change}, {noise} times its noise",
 }
 
 
@@ -55,41 +56,64 @@ class _Course:
 
 
 def describe(
-    segment: Segment, curve: Curve, track: Track | None, pieces: list[Piece], rise: Rise | None
+    segment: Segment,
+    curve: Curve,
+    track: Track | None,
+    rise: Rise | None,
+    thresholds: PhaseAnalyzerThresholds,
 ) -> PhaseText:
     """Say what a phase is and what shows it."""
-    unit = curve.unit
-    where = f"{unit}s {segment.start} to {segment.end}"
-    if segment.start == segment.end:
-        where = f"{unit} {segment.start}"
-    course = None if track is None else _follow(track, pieces, segment)
+    where = _tell_place(segment, curve.unit)
     if segment.name == "divergence" and rise is None:
         return _describe_non_finite(segment, curve, where)
+    course = None if track is None else _follow(track, segment)
     evidence: list[EvidenceRecord] = []
-    metadata: dict[str, object] = {"curve": curve.key, "unit": unit}
+    metadata: dict[str, object] = {"curve": curve.key, "unit": curve.unit}
+    summary = f"{curve.key} has no point of its own in {where}."
     if rise is not None:
-        summary, made = _describe_rise(segment, rise, where)
+        summary, made = _describe_rise(segment, rise, where, curve.unit)
         evidence += made
-    elif course is None:
-        summary = f"{curve.key} has no point in {where}."
-    else:
+    elif course is not None:
         words = _TELLING[segment.name].format(
             key=curve.key, change=_tell_change(course), noise=_figure(course.noise)
         )
         summary = f"{words} ({where})."
-    if course is not None and track is not None:
-        bounds = _steps(segment, unit)
-        evidence.append(
-            EvidenceRecord(
-                "metric",
-                curve.key,
-                f"{curve.key} {_tell_change(course)} over {where}, {course.points} points: "
-                f"{_figure(course.noise)} times the noise of one point.",
-                course.relative,
-                None,
-                *bounds,
-            )
+    if course is not None:
+        evidence += _describe_course(segment, curve, course, where, thresholds)
+        metadata |= {
+            "points": course.points,
+            "relative_change": _plain(course.relative),
+            "change_over_noise": _plain(course.noise),
+            f"height_per_{curve.unit}": _plain(course.slope),
+        }
+    return PhaseText(summary, tuple(evidence), JsonObject(metadata))
+
+
+def _describe_course(
+    segment: Segment,
+    curve: Curve,
+    course: _Course,
+    where: str,
+    thresholds: PhaseAnalyzerThresholds,
+) -> list[EvidenceRecord]:
+    threshold = None
+    if segment.name == "rapid_learning":
+        threshold = float(thresholds.rapid_learning_min_relative_change)
+    elif segment.name == "stagnation":
+        threshold = float(thresholds.stagnation_max_relative_change)
+    bounds = _bounds(segment, curve.unit)
+    evidence = [
+        EvidenceRecord(
+            "metric",
+            curve.key,
+            f"{curve.key} {_tell_change(course)} over {where}, {course.points} points: "
+            f"{_figure(course.noise)} times the noise of one point.",
+            course.relative,
+            threshold,
+            *bounds,
         )
+    ]
+    if np.isfinite(course.certainty):
         evidence.append(
             EvidenceRecord(
                 "slope",
@@ -100,19 +124,15 @@ def describe(
                 *bounds,
             )
         )
-        metadata |= {
-            "points": course.points,
-            "relative_change": _plain(course.relative),
-            "change_over_noise": _plain(course.noise),
-            f"height_per_{unit}": _plain(course.slope),
-        }
-    return PhaseText(summary, tuple(evidence), JsonObject(metadata))
+    return evidence
 
 
-def _describe_rise(segment: Segment, rise: Rise, where: str) -> tuple[str, list[EvidenceRecord]]:
+def _describe_rise(
+    segment: Segment, rise: Rise, where: str, unit: str
+) -> tuple[str, list[EvidenceRecord]]:
     levels = (
         f"{rise.key} is at {_figure(rise.final)} at the end, "
-        f"{_figure(rise.best)} at its best ({where.split(' ')[0].rstrip('s')} {rise.best_step})"
+        f"{_figure(rise.best)} at its best ({unit} {rise.best_step})"
     )
     if segment.name == "divergence":
         summary = f"{levels}, and does not come back ({where})."
@@ -124,14 +144,16 @@ def _describe_rise(segment: Segment, rise: Rise, where: str) -> tuple[str, list[
         summary += f" ({where})."
         fact = f"It rose by {_percent(rise.size)} of its lowest level."
     evidence = [
-        EvidenceRecord("metric", rise.key, fact, rise.size, rise.threshold, *_steps(segment)),
+        EvidenceRecord(
+            "metric", rise.key, fact, rise.size, rise.threshold, *_bounds(segment, unit)
+        ),
         EvidenceRecord(
             "noise",
             rise.key,
             f"The rise is {_figure(rise.strength)} times the standard error of the levels.",
             rise.strength,
             5.0,
-            *_steps(segment),
+            *_bounds(segment, unit),
         ),
     ]
     return summary, evidence
@@ -142,33 +164,37 @@ def _describe_non_finite(segment: Segment, curve: Curve, where: str) -> PhaseTex
     count = int((~np.isfinite(inside.value)).sum())
     summary = f"{curve.key} is NaN or infinite until the end: {count} values ({where})."
     evidence = EvidenceRecord(
-        "metric", curve.key, summary, float(count), 0.0, *_steps(segment, curve.unit)
+        "metric", curve.key, summary, float(count), 0.0, *_bounds(segment, curve.unit)
     )
     metadata = JsonObject({"curve": curve.key, "unit": curve.unit, "non_finite": count})
     return PhaseText(summary, (evidence,), metadata)
 
 
-def _follow(track: Track, pieces: list[Piece], segment: Segment) -> _Course | None:
+def _tell_place(segment: Segment, unit: str) -> str:
+    if segment.start == segment.end:
+        return f"{unit} {segment.start}"
+    return f"{unit}s {segment.start} to {segment.end}"
+
+
+def _follow(track: Track, segment: Segment) -> _Course | None:
     low = int(np.searchsorted(track.step, segment.start, side="left"))
     high = int(np.searchsorted(track.step, segment.end, side="right"))
     if high <= low:
         return None
-    inside = [piece for piece in pieces if piece.low < high and piece.high > low]
-    main = max(inside, key=lambda piece: min(piece.high, high) - max(piece.low, low))
     width = max(1, min(3, (high - low) // 2))
     start, end = track.read(low, low + width), track.read(high - width, high)
-    relative = (end - start) / abs(start) if start else 0.0
     height = track.height
     moved = float(np.median(height[high - width : high]) - np.median(height[low : low + width]))
     span = float(track.middle[-1] - track.middle[0])
+    line = Lines(track).fit(low, high)
     return _Course(
         points=int(track.points[low:high].sum()),
         start=start,
         end=end,
-        relative=relative,
+        relative=(end - start) / abs(start) if start else 0.0,
         noise=abs(moved) / float(np.median(track.point_noise[low:high])),
-        slope=main.slope / span if span else 0.0,
-        certainty=main.certainty,
+        slope=line.slope / span if span else 0.0,
+        certainty=line.certainty if high - low > 2 else np.nan,
     )
 
 
@@ -181,7 +207,7 @@ def _tell_change(course: _Course) -> str:
     return f"{verb} from {_figure(course.start)} to {_figure(course.end)}{amount}"
 
 
-def _steps(segment: Segment, unit: str = "step") -> tuple[int | None, int | None]:
+def _bounds(segment: Segment, unit: str) -> tuple[int | None, int | None]:
     return (segment.start, segment.end) if unit == "step" else (None, None)
 
 

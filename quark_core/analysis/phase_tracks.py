@@ -12,7 +12,7 @@ which is plain where the run learns and logarithmic where it explodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -74,6 +74,19 @@ class Track:
         inflation = np.where(self.points >= 3, np.sqrt(2.0 * self.points / np.pi), 1.0)
         return np.asarray(self.noise * inflation)
 
+    def before(self, step: int | None) -> Track | None:
+        """The blocks that begin before a step, all of them for None; None where there is none."""
+        count = len(self) if step is None else int(np.searchsorted(self.step, step))
+        if count == len(self):
+            return self
+        if not count:
+            return None
+        kept = {
+            name: getattr(self, name)[:count]
+            for name in ("step", "middle", "level", "height", "noise", "points")
+        }
+        return replace(self, last_step=int(self.step[count]) - 1, **kept)
+
     def read(self, low: int, high: int) -> float:
         """Median level of blocks low, ..., high - 1 in the metric's own unit."""
         value = float(np.median(self.level[low:high]))
@@ -95,9 +108,7 @@ def reduce_curve(curve: Curve | None, *, is_accuracy: bool = False) -> Track | N
     edges = _cut_blocks(count)
     middle, level = points.step.astype(np.float64), values
     if len(edges) <= count:
-        pairs = list(pairwise(edges))
-        middle = np.array([float(np.median(points.step[low:high])) for low, high in pairs])
-        level = np.array([float(np.median(values[low:high])) for low, high in pairs])
+        middle, level = (_take_medians(array, edges) for array in (middle, level))
     is_signed = float((values < 0).mean()) > _NEGATIVE_SHARE and not is_accuracy
     height = _lift_signed(level) if is_signed else _lift_positive(level)
     return Track(
@@ -163,9 +174,20 @@ def _measure_noise(height: Floats) -> Floats:
 
 def _median_so_far(values: Floats, count: int, ahead: int) -> Floats:
     """Median of all values up to some blocks after each of the curve's blocks."""
-    ends = np.minimum(np.arange(count) + ahead, len(values))
+    ends = np.minimum((np.arange(count) + ahead) // 8 * 8 + 8, len(values))
     medians = {end: float(np.median(values[:end])) for end in np.unique(ends).tolist()}
     return np.array([medians[end] for end in ends.tolist()])
+
+
+def _take_medians(values: Floats, edges: list[int]) -> Floats:
+    """Median of each block; those of one size that follow each other are taken at once."""
+    sizes = np.diff(edges)
+    changes = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
+    parts = []
+    for low, high in pairwise(changes):
+        block = values[edges[low] : edges[high]].reshape(high - low, int(sizes[low]))
+        parts.append(block[:, 0] if block.shape[1] == 1 else np.median(block, axis=1))
+    return np.concatenate(parts)
 
 
 def _cut_blocks(count: int) -> list[int]:

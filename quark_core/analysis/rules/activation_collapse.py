@@ -52,7 +52,7 @@ class ActivationCollapse:
             if (finding := _look(item, case, is_hidden=item.order < last)) is not None
         ]
         if found:
-            return Verdict(findings=(_join(found), *limited))
+            return Verdict(findings=(_join(found, case.run.last_step or 0), *limited))
         if limited:
             return Verdict(findings=limited)
         highest = max(float(np.nan_to_num(item["dead_unit_ratio"]).max()) for item in layers)
@@ -179,22 +179,31 @@ def _describe(
     )
 
 
-def _join(found: list[Finding]) -> Finding:
-    """One alert for all layers, in the name of the one where it began."""
-    first = min(found, key=lambda item: item.step or 0)
+def _join(found: list[Finding], span: int) -> Finding:
+    """One alert for all layers, in the name of the worst of those where it began."""
+    begin = min(item.step or 0 for item in found)
+    early = [item for item in found if (item.step or 0) <= begin + 0.1 * span]
+    worst = max(early, key=_badness)
     if len(found) == 1:
-        return first
-    others = tuple(item.culprit for item in found if item is not first and item.culprit)
+        return worst
+    others = tuple(item.culprit for item in found if item is not worst and item.culprit)
     pieces = tuple(piece for item in found[:6] for piece in item.evidence)
     return Finding(
-        culprit=first.culprit,
-        severity=first.severity,
-        title=first.title,
-        fact=f"{first.fact} {len(others)} more layers collapse: {', '.join(others[:5])}.",
-        inference=first.inference,
-        suggested_check=first.suggested_check,
+        culprit=worst.culprit,
+        severity=worst.severity,
+        title=worst.title,
+        fact=f"{worst.fact} {len(others)} more layers collapse: {', '.join(others[:5])}.",
+        inference=worst.inference,
+        suggested_check=worst.suggested_check,
         evidence=pieces,
-        step=first.step,
-        step_end=first.step_end,
+        step=begin,
+        step_end=worst.step_end,
         affected=others,
     )
+
+
+def _badness(finding: Finding) -> float:
+    """How far a layer is gone, 0 to 1: a share of units, or what a deviation has lost."""
+    piece = finding.evidence[0]
+    level = piece.observed_value or 0.0
+    return 1.0 - level if (piece.threshold_value or 0.0) < _DEAD else level

@@ -19,6 +19,7 @@ from quark_core.analysis.observations import (
     say_steps,
 )
 from quark_core.analysis.rule import Finding, Verdict, grade
+from quark_core.analysis.rules.depth_growth import read_depth
 from quark_core.analysis_records import AlertCategory, AlertSeverity, EvidenceRecord
 
 __all__ = ["ExplodingGradients"]
@@ -28,7 +29,6 @@ _EARLY_FACTOR = 3.0  # times the level of the first probes: late noise about not
 _LEAST_PROBES = 2
 _WINDOW = 20
 _LOSS_FACTOR = 5.0
-_DEPTH_FACTOR = 1e4
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class ExplodingGradients:
     A surge is ten times the median of the probes before and three times the
     level of the first ones, in two probes in a row, or in the last one before
     the loss ceases to be finite. Without gradients the loss itself is read: it
-    explodes, or ends as NaN after growth.
+    explodes, or ends as NaN after growth. A network that is too large from its
+    start has no history of its own: there, gradients that grow from layer to
+    layer on their way back, as the activations do on theirs, count.
     """
 
     rule_id = "exploding_gradients"
@@ -61,8 +63,9 @@ class ExplodingGradients:
         surges = [surge for item in series if (surge := _find_surge(item, case)) is not None]
         if surges:
             return Verdict(findings=(_describe(surges, case), *limited))
-        if (finding := _read_loss(case, series)) is not None:
-            return Verdict(findings=(finding, *limited))
+        for read in (_read_loss, read_depth):
+            if (finding := read(case, series)) is not None:
+                return Verdict(findings=(finding, *limited))
         if limited:
             return Verdict(findings=limited)
         if not series and case.train_loss is None:

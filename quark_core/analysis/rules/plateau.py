@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from quark_core.analysis.case import Case
 from quark_core.analysis.observations import format_number, observe
 from quark_core.analysis.outcome import measure_progress, negate
@@ -12,6 +14,7 @@ __all__ = ["Plateau"]
 
 _LEAST_POINTS = 30
 _RELATIVE = 0.02
+_CERTAIN = 0.06
 
 
 class Plateau:
@@ -49,6 +52,16 @@ class Plateau:
             return quiet
         if progress.regression > 0.5 and progress.final - progress.best > 8 * progress.error:
             return quiet
+        if abs(progress.drift) + 2.0 * progress.drift_error > _CERTAIN * abs(progress.start):
+            return Verdict(
+                reason="the loss is too noisy to tell a plateau from a slow fall",
+                observed=progress.relative_fall, threshold=_RELATIVE,
+            )  # fmt: skip
+        if self._knows_something(case, progress.start):
+            return Verdict(
+                reason="it starts with more right answers than an untrained model has at that loss",
+                observed=progress.relative_fall, threshold=_RELATIVE,
+            )  # fmt: skip
         if progress.final <= 0:
             return Verdict(
                 reason="a loss that may be negative says nothing by its level alone",
@@ -83,6 +96,16 @@ class Plateau:
         )  # fmt: skip
 
     @staticmethod
+    def _knows_something(case: Case, start: float) -> bool:
+        """Whether the accuracy is twice that of guesses with this cross-entropy, exp(-loss)."""
+        curve = case.train_accuracy or case.validation_accuracy
+        if curve is None or not len(curve.finite):
+            return False
+        level = float(np.median(curve.finite.value[:20]))
+        share = level / 100.0 if level > 1.5 else level
+        return share > 2.0 * float(np.exp(-min(start, 50.0))) + 0.02 and share > 0.2
+
+    @staticmethod
     def _improves_otherwise(case: Case) -> bool:
         """Whether something that is no loss gets better: the training accuracy, or a reward."""
         if case.train_accuracy is not None:
@@ -92,6 +115,12 @@ class Plateau:
             return True
         accuracy = case.validation_accuracy
         if accuracy is None:
-            return False
+            # With little left to win the training's noise hides what the validation shows.
+            validation = case.outcome.validation
+            return (
+                validation is not None
+                and validation.has_fallen
+                and validation.relative_fall > _RELATIVE
+            )
         progress = measure_progress(negate(accuracy))
         return progress is not None and progress.has_fallen and progress.fall > 0.2

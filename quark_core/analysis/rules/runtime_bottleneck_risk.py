@@ -26,7 +26,8 @@ _STALL = 3.0  # times the usual step
 _LOST = 0.2  # share of the time
 _DRIFT = 1.5
 _JITTER = 0.35
-_SMALLEST_MS = 2.0  # below it the clock and the machine speak, not the training
+_SMALLEST_MS = 8.0  # below it the clock and the machine speak, not the training
+_SMALLEST_WAIT_MS = 1.0
 
 
 class RuntimeBottleneckRisk:
@@ -143,7 +144,7 @@ def _windows(count: int) -> list[slice]:
 
 
 def _look_at_data(times: _Times, case: Case) -> Finding | None:
-    if times.data is None or times.usual < 0.2:
+    if times.data is None:
         return None
     known = np.isfinite(times.data)
     if known.sum() < _LEAST_STEPS:
@@ -151,12 +152,13 @@ def _look_at_data(times: _Times, case: Case) -> Finding | None:
     step, total, data = times.step[known], times.total[known], times.data[known]
     windows = _windows(len(step))
     shares = np.array([data[part].sum() / max(total[part].sum(), 1e-9) for part in windows])
+    waits = np.array([data[part].mean() >= _SMALLEST_WAIT_MS for part in windows])
     middles = np.array([np.median(data[part] / np.maximum(total[part], 1e-9)) for part in windows])
     scale = case.thresholds
     limit = scale.runtime_warning_data_fraction
     # By the sum, single long waits count; they have to come back to be a habit.
     busy = np.where(middles >= limit, True, (shares >= limit) & (_repeats(data, windows)))
-    stretch = find_sustained(busy, min(2, len(busy)))
+    stretch = find_sustained(busy & waits, min(2, len(busy)))
     if stretch is None:
         return None
     first = int(step[windows[stretch[0]].start])
@@ -261,7 +263,7 @@ def _is_periodic(steps: NDArray[np.int64], case: Case) -> NDArray[np.bool_]:
 
 
 def _look_at_jitter(times: _Times, case: Case) -> Finding | None:
-    if times.usual < 5.0 or len(times.total) < 30:
+    if times.is_tiny or len(times.total) < 30:
         return None
     windows = _windows(len(times.total))
     scale = case.thresholds
@@ -270,7 +272,7 @@ def _look_at_jitter(times: _Times, case: Case) -> Finding | None:
          for part in windows]
     )  # fmt: skip
     high = values >= _JITTER
-    stretch = find_sustained(high, max(2, len(high) // 4))
+    stretch = find_sustained(high, max(2, len(high) // 3))
     if stretch is None:
         return None
     first = int(times.step[windows[stretch[0]].start])

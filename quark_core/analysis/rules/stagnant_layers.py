@@ -15,6 +15,7 @@ __all__ = ["StagnantLayers"]
 
 _LEAST_PROBES = 3
 _RATIO = 1e-3  # of the other weights' median update ratio
+_PULL = 0.02  # of their median gradient, relative to the weights
 
 
 class StagnantLayers:
@@ -45,10 +46,11 @@ class StagnantLayers:
                 reason="it needs summaries of parameters (ParameterDiagnostics or quark.watch)",
                 missing=() if limited else ("parameter summaries",),
             )
-        moving = _median_ratio(trained)
+        moving = _take_medians(trained, "update_to_parameter_ratio")
+        pulling = _take_medians(trained, "gradient_norm", over="value_norm")
         found: dict[str, tuple[int, int, int, str, list[str], float]] = {}
         for item in trained:
-            judged = _judge(item, trained, moving)
+            judged = _judge(item, trained, moving, pulling)
             if judged is None:
                 continue
             first, last, probes, reason, ratio = judged
@@ -69,13 +71,16 @@ class StagnantLayers:
         )
 
 
-def _median_ratio(trained: list[ParameterHistory]) -> dict[int, float]:
-    """Step -> median update ratio over the weights that move."""
+def _take_medians(
+    trained: list[ParameterHistory], figure: str, *, over: str | None = None
+) -> dict[int, float]:
+    """Step -> median of a figure over the weights that have more than nothing of it."""
     values: dict[int, list[float]] = {}
     for item in trained:
         if item.role != "weight":
             continue
-        ratios = item["update_to_parameter_ratio"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = item[figure] if over is None else item[figure] / item[over]
         for step, ratio in zip(item.step.tolist(), ratios.tolist(), strict=True):
             if ratio > 0 and np.isfinite(ratio):
                 values.setdefault(step, []).append(ratio)
@@ -83,7 +88,10 @@ def _median_ratio(trained: list[ParameterHistory]) -> dict[int, float]:
 
 
 def _judge(
-    item: ParameterHistory, trained: list[ParameterHistory], moving: dict[int, float]
+    item: ParameterHistory,
+    trained: list[ParameterHistory],
+    moving: dict[int, float],
+    pulling: dict[int, float],
 ) -> tuple[int, int, int, str, float] | None:
     """First and last step, probes, reason and ratio, where a parameter stands still."""
     steps = item.step
@@ -108,6 +116,9 @@ def _judge(
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = ratios / median
         stands = (relative <= _RATIO) & (gradients > 0)
+        # A gradient that is as small as the update has vanished: that is another rule's.
+        pulls = np.array([pulling.get(step, np.nan) for step in steps.tolist()])
+        stands &= gradients / item["value_norm"] > _PULL * pulls
     # A matrix that starts at zero has no ratio; its update says whether it moves.
     stands &= ~((item["value_norm"] == 0) & (item["update_norm"] > 0))
     known = np.isfinite(relative)

@@ -117,6 +117,9 @@ def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
         lowest = np.nanmin(np.where(np.isnan(ratios), np.inf, ratios)[:first_half], axis=0)
     nothing = largest == 0  # no layer gets any: an underflow, or a loss that is flat
     vanished = (lowest <= _RATIO) | nothing
+    broken = case.outcome.non_finite_step
+    if broken is not None:
+        vanished &= depth.steps < broken
     stretch = find_sustained(vanished, max(_LEAST_PROBES, round(0.2 * len(vanished))))
     usual = float(np.median(lowest[np.isfinite(lowest)])) if np.isfinite(lowest).any() else None
     if stretch is None or not case.outcome.is_poor:

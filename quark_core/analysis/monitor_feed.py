@@ -1,0 +1,226 @@
+"""What a run has so far, taken up as it is logged: every row is read once."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quark_core import settings
+from quark_core.analysis.run_data import RunData
+from quark_core.codec import decode_body
+from quark_core.columns import Columns
+from quark_core.delivery.journal_folder import journal_directory
+from quark_core.errors import SessionStoreError
+from quark_core.query import Query
+from quark_core.records import (
+    BatchDiagnosticRecord,
+    EventRecord,
+    LayerSummaryRecord,
+    MetricRecord,
+    ParameterSummaryRecord,
+    SystemTelemetryRecord,
+)
+
+if TYPE_CHECKING:
+    from quark_core.backend import Batch
+    from quark_core.open_run import OpenRun
+
+__all__ = ["KINDS", "RunFeed"]
+
+KINDS = tuple(
+    record_type.KIND
+    for record_type in (
+        MetricRecord,
+        BatchDiagnosticRecord,
+        LayerSummaryRecord,
+        ParameterSummaryRecord,
+        SystemTelemetryRecord,
+    )
+)
+"""What analyzers look at."""
+
+_WAITING_BYTES = 64 * 1024 * 1024
+
+
+class RunFeed:
+    """Collects what a run has: once from its store, then from the delivery thread.
+
+    The delivery thread puts each batch that it closes into a queue, and that is
+    all it does. Batches are decoded by `poll` on the caller's thread. Where more
+    than 64 MiB wait, they are let go and the store is read again.
+
+    One thread uses it after `open`.
+
+    Args:
+        run: A run that takes records, of this process.
+
+    Attributes:
+        step: Step of the newest row that has one, or None.
+        epoch: Likewise.
+        is_alarmed: Whether a metric stopped being finite since this was last set to False.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._stream = run.stream
+        self._writer_id = run.origin.writer_id
+        self._waiting: deque[Batch] = deque()
+        self._came_bytes = 0
+        self._taken_bytes = 0
+        self._overflowed = False
+        self._base: dict[str, Columns] = {}
+        self._parts: dict[str, list[Columns]] = {kind: [] for kind in KINDS}
+        self._config: dict[str, Any] | None = None
+        self._other_writers = False
+        self._journals = _find_journals(run)
+        self.step: int | None = None
+        self.epoch: int | None = None
+        self.is_alarmed = False
+
+    def open(self) -> None:
+        """Begin to listen, then read what the run has already.
+
+        Raises:
+            SessionStoreError: The store does not answer; what is logged from now on is
+                collected all the same.
+        """
+        for kind in (*KINDS, EventRecord.KIND):
+            self._stream.channel(kind).on_batch = self._take
+        reader = self._run.reader
+        if reader is not None:
+            stored = reader.load_run(self._run.context.run_id or "")
+            self._config = None if stored.config is None else dict(stored.config.values)
+        self.read_again()
+
+    def close(self) -> None:
+        """Listen no more."""
+        for kind in (*KINDS, EventRecord.KIND):
+            self._stream.channel(kind).on_batch = None
+        self._waiting.clear()
+
+    def poll(self) -> None:
+        """Take up what was logged since the last call.
+
+        Raises:
+            SessionStoreError: More came than may wait, and the store cannot be read.
+        """
+        if self._overflowed:
+            self.read_again()
+            return
+        for kind, columns in self._decode_waiting().items():
+            self._add(kind, columns)
+
+    def load(self, *, ended: bool) -> RunData:
+        """The run as far as it was taken up.
+
+        Args:
+            ended: Whether nothing comes after it.
+        """
+        return RunData(self._read, self._run.context.run_id or "", ended=ended, config=self._config)
+
+    @property
+    def has_other_writers(self) -> bool:
+        """Whether another process, such as a forked worker, was ever seen to log as well."""
+        if not self._other_writers:
+            try:
+                names = os.listdir(self._journals)
+            except OSError:
+                return False
+            self._other_writers = any(name != self._writer_id for name in names)
+        return self._other_writers
+
+    def read_again(self) -> None:
+        """Take everything from the store, that of other writers too, and go on from there.
+
+        Raises:
+            SessionStoreError: The store cannot be read; nothing is changed.
+        """
+        run, reader = self._run, self._run.reader
+        run_id = run.context.run_id
+        if reader is None or run_id is None:
+            return
+        self._overflowed = False
+        try:
+            # What is framed before we read is then in what we read or waits in the queue.
+            self._stream.flush(settings.persistence_timeout_s(), sync=False)
+            base = {kind: reader.read(run_id, kind, Query()) for kind in KINDS}
+        except SessionStoreError:
+            self._overflowed = True
+            raise
+        came = self._decode_waiting()
+        for kind in KINDS:
+            self._base[kind], self._parts[kind] = base[kind], []
+            self._note_place(base[kind])
+            if kind in came:
+                self._add(kind, _leave_out(came[kind], base[kind], self._writer_id))
+
+    def _take(self, batch: Batch) -> None:
+        """Called by the delivery thread."""
+        if self._came_bytes - self._taken_bytes > _WAITING_BYTES:
+            self._overflowed = True
+            return
+        self._came_bytes += len(batch.body)
+        self._waiting.append(batch)
+
+    def _decode_waiting(self) -> dict[str, Columns]:
+        found: dict[str, list[Columns]] = {}
+        for _ in range(len(self._waiting)):
+            batch = self._waiting.popleft()
+            self._taken_bytes += len(batch.body)
+            # Not `batch.decoded`, which would be kept as long as the batch is.
+            body = decode_body(batch.body)
+            if batch.kind == EventRecord.KIND:
+                if "non_finite_metric" in body.to_list("event_type"):
+                    self.is_alarmed = True
+                continue
+            origin = {
+                "run_id": batch.run_id,
+                "writer_id": batch.writer_id,
+                "attempt": batch.attempt,
+                "rank": batch.rank,
+            }
+            found.setdefault(batch.kind, []).append(Columns.from_body(body, origin))
+        return {kind: Columns.concatenate(kind, parts) for kind, parts in found.items()}
+
+    def _add(self, kind: str, columns: Columns) -> None:
+        if not columns.count:
+            return
+        self._note_place(columns)
+        parts = self._parts[kind]
+        parts.append(columns.make_all())
+        # Each part is more than twice the one after it, so that a row is copied seldom.
+        while len(parts) > 1 and parts[-2].count <= 2 * parts[-1].count:
+            last, before = parts.pop(), parts.pop()
+            parts.append(Columns.concatenate(kind, [before, last]).make_all())
+
+    def _note_place(self, columns: Columns) -> None:
+        for name in ("step", "epoch"):
+            known = columns[name] >= 0
+            if columns.count and bool(known.any()):
+                setattr(self, name, int(columns[name][known][-1]))
+
+    def _read(self, kind: str, query: Query) -> Columns:
+        parts = [part for part in (self._base.get(kind), *self._parts[kind]) if part is not None]
+        return Columns.concatenate(kind, [part for part in parts if part.count]).select(query)
+
+
+def _find_journals(run: OpenRun) -> Path:
+    """Where every process that logs to the run has a folder while it does."""
+    context, run_id = run.context, run.context.run_id or ""
+    path = Path(context.run.run_path)
+    if "://" in context.run.run_path:
+        path = context.storage_dir / ".quark" / "runs" / run_id
+    return journal_directory(path, run_id)
+
+
+def _leave_out(columns: Columns, base: Columns, writer_id: str) -> Columns:
+    """Rows of this process's writer that the store has not given already."""
+    if not base.count or not columns.count:
+        return columns
+    own = np.asarray(base["writer_id"] == writer_id, dtype=np.bool_)
+    known = base["sequence"][own]
+    return columns.take(~np.isin(columns["sequence"], known))
