@@ -11,8 +11,8 @@ from quark_core.analysis.rule import Finding
 
 __all__ = ["read_depth"]
 
-_GROWTH = 30.0
-_LEAST_LAYERS = 4
+_GROWTH = 15.0
+_LEAST_LAYERS = 6
 _PROBES = 5
 
 
@@ -20,7 +20,8 @@ def read_depth(case: Case, _series: list[Curve]) -> Finding | None:
     """Gradients that explode with the depth, at the first probes; None where they do not.
 
     Both the activations, forward, and the gradients, backward, have to grow
-    thirtyfold between the first and the last third of the layers.
+    fifteenfold between the first and the last of the hidden layers; the output
+    has the scale of the targets.
     """
     names = [
         name
@@ -32,9 +33,10 @@ def read_depth(case: Case, _series: list[Curve]) -> Finding | None:
     with np.errstate(invalid="ignore"):
         forward = np.array([_median(case.run.activations[name]["std"]) for name in names])
         backward = np.array([_median(case.run.gradients[name]["rms"]) for name in names])
-    third = max(1, len(names) // 3)
-    grown = _divide(np.nanmedian(forward[-third:]), np.nanmedian(forward[:third]))
-    back = _divide(np.nanmedian(backward[:third]), np.nanmedian(backward[-third:]))
+    few = max(1, len(names) // 5)
+    hidden = slice(-1 - few, -1)
+    grown = _divide(np.nanmedian(forward[hidden]), np.nanmedian(forward[1 : 1 + few]))
+    back = _divide(np.nanmedian(backward[1 : 1 + few]), np.nanmedian(backward[hidden]))
     if grown < _GROWTH or back < _GROWTH:
         return None
     culprit = names[int(np.nanargmax(backward))]
