@@ -175,7 +175,7 @@ class HookEngine(LayerRecording):
         finally:
             probed.close()
         self._probes += 1
-        if compiled is None and not probed.calls:
+        if compiled is None and not probed.tape.calls:
             self._tell_of_no_calls()
         if probed.measurements.dropped:
             self._tell(
@@ -184,7 +184,7 @@ class HookEngine(LayerRecording):
                 f"{probed.measurements.dropped} tensors of step {probed.moment[0]} were not "
                 "measured: the device was still busy with the ones before",
             )
-        self._overhead.end_probe(probed.spent_ns + perf_counter_ns() - began)
+        self._overhead.end_probe(probed.tape.spent_ns + perf_counter_ns() - began)
         self._check_overhead()
 
     def step(self, step: int, *, epoch: int | None = None) -> _StepScope:
@@ -266,7 +266,7 @@ class HookEngine(LayerRecording):
             self._compiled.poll(must_wait=False)
             self._compiled.open()
         self._probed = probed
-        probed.spent_ns += perf_counter_ns() - began
+        probed.tape.spent_ns += perf_counter_ns() - began
 
     def _end_left_open(self) -> None:
         probed = self._probed

@@ -24,12 +24,15 @@ __all__ = [
     "measure_dense",
     "measure_dense_many",
     "measure_dense_update",
+    "pack_limits",
     "read_dense",
+    "read_result",
 ]
 
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _JOB = struct.Struct("=qqqqqdddqqqQ")
 _RESULT = struct.Struct("=qqqqqqddddd")
+_LIMITS = struct.Struct("=qdddQ")
 _NEAR_ZERO, _SATURATION = 1, 2
 _LARGEST_SINGLE = float(np.finfo(np.float32).max)
 
@@ -98,12 +101,7 @@ class DenseRows:
     def conclude(self, row: DenseRow) -> TensorStatistics | None:
         """Statistics of a tensor that was read; None where there was no memory for its units."""
         result = _RESULT.unpack_from(self._space.memory, row.place * _RESULT.size)
-        units = None
-        if row.units is not None:
-            if result[5] < 0:
-                return None
-            units = (row.units, result[5])
-        return conclude(_partial(result), row.element_count, row.wanted, units=units)
+        return read_result(result, row.element_count, row.units, row.wanted)
 
 
 class DenseRow(NamedTuple):
@@ -223,6 +221,22 @@ def _job(tensor: Tensor, wanted: Wanted, before: int = 0) -> bytes | None:
         inner,
         limits.near_zero_bits,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def pack_limits(wanted: Wanted) -> bytes:
+    """What is wanted, for each dtype that the kernel knows, as `probing.c` takes it."""
+    return b"".join([_LIMITS.pack(*_limits(code, wanted)) for code in range(len(_CODES))])
+
+
+def read_result(
+    result: tuple[Any, ...], element_count: int, units: int | None, wanted: Wanted
+) -> TensorStatistics | None:
+    """Statistics of a result; None where there was no memory for the units."""
+    if units is not None and result[5] < 0:
+        return None
+    dead = None if units is None else (units, result[5])
+    return conclude(_partial(result), element_count, wanted, units=dead)
 
 
 def _partial(row: tuple[Any, ...]) -> Partial:

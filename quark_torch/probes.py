@@ -13,6 +13,7 @@ in the first run: both are known by the autograd function that runs them.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -25,15 +26,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from quark_torch.kernel_reading import pack_limits
+from quark_torch.kernels.loader import find_kernel
 from quark_torch.layer_filter import SelectedModule, describe_type
 from quark_torch.layer_recording import GradientScale, LayerReading, LayerRecording
 from quark_torch.layer_traits import Layout, choose_unit_dim
 from quark_torch.outputs import find_tensors
+from quark_torch.probe_tape import OF_GRADIENTS, PlainTape, TapeReading, find_hooks
 from quark_torch.statistics import Probe, Wanted
 
 __all__ = ["ForwardHook", "GradientHook", "InertHook", "ProbedStep", "Site"]
 
-_OF_GRADIENTS = Wanted(near_zero=0.0)
+_LAYOUTS = {None: 0, "channels": 1, "features": 2}
 _MAX_FRAMES = 400
 
 _is_compiling = torch.compiler.is_compiling
@@ -103,28 +107,36 @@ class InertHook:
 class ForwardHook:
     """Hook of one module in one probed step. A copy of it is inert."""
 
-    __slots__ = ("_probed", "_site")
+    __slots__ = ("_probed", "_site", "_take")
 
-    def __init__(self, site: Site, probed: ProbedStep) -> None:
+    def __init__(self, site: Site, probed: ProbedStep, take: Any = None) -> None:
         self._site = site
         self._probed = probed
+        self._take = take
 
     def __call__(self, module: nn.Module, _args: object, output: object) -> None:
         """Take the statistics; returns None, since anything else would replace the output."""
         if _is_compiling():
             return
         site, probed = self._site, self._probed
+        if self._take is not None:
+            try:
+                if self._take(module, output):
+                    return
+            except Exception as error:  # noqa: BLE001 - it must not reach the user's forward
+                probed.fail(site, "forward hook", error)
+                return
         # A shallow copy shares the hooks; replicas of DataParallel are the module itself.
         if site.module() is not module and not getattr(module, "_is_replica", False):
             return
-        if probed.is_open and not site.failed:
+        if probed.tape.is_open and not site.failed:
             began = perf_counter_ns()
             try:
                 probed.take_output(site, output)
             except Exception as error:  # noqa: BLE001 - it must not reach the user's forward
                 probed.fail(site, "forward hook", error)
             finally:
-                probed.spent_ns += perf_counter_ns() - began
+                probed.tape.spent_ns += perf_counter_ns() - began
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
         return InertHook()
@@ -153,34 +165,55 @@ class GradientHook:
         if _is_compiling():
             return
         site, probed = self._site, self._probed
-        if probed.is_open and not site.failed:
+        if probed.tape.is_open and not site.failed:
             began = perf_counter_ns()
             try:
-                reading = LayerReading(
-                    probed.recording,
-                    site.identity,
-                    "backward",
-                    probed.moment,
-                    self._call_index,
-                    None if gradient.is_nested else tuple(gradient.shape),
-                    self._path,
-                    self._micro_batch,
-                    self._fired,
-                    probed.scale,
+                fired, self._fired = self._fired, self._fired + 1
+                probed.take_gradient(
+                    site, gradient, self._call_index, self._path, self._micro_batch, fired
                 )
-                self._fired += 1
-                probed.saw_backward = True
-                probed.measure(gradient, _OF_GRADIENTS, reading)
             except Exception as error:  # noqa: BLE001 - it must not reach the user's backward
                 probed.fail(site, "gradient hook", error)
             finally:
-                probed.spent_ns += perf_counter_ns() - began
+                probed.tape.spent_ns += perf_counter_ns() - began
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
         return InertHook()
 
     def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
         return InertHook, ()
+
+
+@functools.cache
+def find_gradient_type() -> Any:
+    """The hook that a compiled forward hook sets. A copy of it is inert."""
+
+    class TapedGradientHook(find_hooks().Gradient):  # type: ignore[misc]
+        __slots__ = ()
+
+        def __call__(self, gradient: Tensor) -> None:
+            if _is_compiling():
+                return
+            site, probed = self.site, self.probed
+            try:
+                if self.take(gradient):
+                    return
+                fired, self.fired = self.fired, self.fired + 1
+                began = perf_counter_ns()
+                probed.take_gradient(
+                    site, gradient, self.call_index, None, self.micro_batch, fired
+                )
+                probed.tape.spent_ns += perf_counter_ns() - began
+            except Exception as error:  # noqa: BLE001 - it must not reach the user's backward
+                probed.fail(site, "gradient hook", error)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
+            return InertHook()
+
+        def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
+            return InertHook, ()
+
+    return TapedGradientHook
 
 
 class ProbedStep:
@@ -191,10 +224,7 @@ class ProbedStep:
         moment: Step and epoch.
         measurements: Where tensors are measured.
         scale: What tells the scale of the gradients, or None.
-        is_open: Whether hooks still take anything.
-        spent_ns: Time that the hooks took.
-        calls: Calls of modules that were seen.
-        saw_backward: Whether gradients came since the last forward.
+        tape: What its hooks share.
     """
 
     def __init__(
@@ -212,20 +242,17 @@ class ProbedStep:
         self.moment = moment
         self.measurements = Probe()
         self.scale = scale
-        self.is_open = True
-        self.spent_ns = 0
-        self.calls = 0
-        self.saw_backward = False
         self._forward = forward
         self._backward = backward
         self._every_output = every_output
         self._raises = raises
         # The scale may be another one when the record is made, and what fails then raises nowhere.
         self._later = scale is None and not raises
-        self._micro_batch = 0
         self._lock = threading.Lock()
         self._handles: list[RemovableHandle] = []
         self._unfinished: dict[tuple[int, Site], deque[tuple[int, int]]] = {}
+        self._hooks = find_hooks() if self._later else None
+        self.tape: Any = PlainTape() if self._hooks is None else self._open_tape()
 
     def install(self, sites: list[Site]) -> None:
         """Register the forward hooks."""
@@ -236,15 +263,42 @@ class ProbedStep:
             if site.failed or module is None:
                 continue
             try:
-                handles.append(module.register_forward_hook(ForwardHook(site, self)))
+                hook = ForwardHook(site, self, self._make_taker(site))
+                handles.append(module.register_forward_hook(hook))
             except Exception as error:  # noqa: BLE001 - such as a scripted module, which takes none
                 self.fail(site, "registering a forward hook", error)
 
+    def _open_tape(self) -> Any:
+        kernel = find_kernel()
+        assert kernel is not None
+        reading = TapeReading(self.recording, self.moment)
+        tape = self._hooks.Tape(
+            self.measurements.order,
+            reading,
+            find_gradient_type(),
+            kernel.address,
+            kernel.level,
+            self._forward,
+            self._backward,
+            pack_limits(OF_GRADIENTS),
+        )
+        reading.tape = tape
+        return tape
+
+    def _make_taker(self, site: Site) -> Any:
+        if self._hooks is None:
+            return None
+        limits = pack_limits(Wanted(site.near_zero, site.saturation))
+        layout = _LAYOUTS[site.layout]
+        return self._hooks.Call(
+            self.tape, self, site, site.module, site.calls, layout, limits
+        ).take
+
     def close(self) -> None:
         """Remove every hook and end the measurements; a second call does nothing."""
-        if not self.is_open:
+        if not self.tape.is_open:
             return
-        self.is_open = False
+        self.tape.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -267,6 +321,31 @@ class ProbedStep:
             with self._lock:
                 self.measurements.add(tensor, wanted, reading, later=self._later)
 
+    def take_gradient(
+        self,
+        site: Site,
+        gradient: Tensor,
+        call_index: int,
+        path: str | None,
+        micro_batch: int,
+        backward_index: int,
+    ) -> None:
+        """Measure a gradient of what a module gave."""
+        reading = LayerReading(
+            self.recording,
+            site.identity,
+            "backward",
+            self.moment,
+            call_index,
+            None if gradient.is_nested else tuple(gradient.shape),
+            path,
+            micro_batch,
+            backward_index,
+            self.scale,
+        )
+        self.tape.saw_backward = True
+        self.measure(gradient, OF_GRADIENTS, reading)
+
     def take_output(self, site: Site, output: object) -> None:
         """Measure what a module gave, and have its gradient measured when it comes."""
         if _is_tracing() is not None or _peek_transforms() is not None:
@@ -279,12 +358,12 @@ class ProbedStep:
                 return
             call_index, micro_batch = found
         else:
-            if self.saw_backward:
-                self.saw_backward = False
-                self._micro_batch += 1
+            if self.tape.saw_backward:
+                self.tape.saw_backward = False
+                self.tape.micro_batch += 1
             site.was_called = True
-            self.calls += 1
-            call_index, micro_batch = next(site.calls), self._micro_batch
+            self.tape.calls += 1
+            call_index, micro_batch = next(site.calls), self.tape.micro_batch
             if not grad_enabled and self._backward:
                 self._note_first_call(site, call_index, micro_batch)
         if type(output) is Tensor:
