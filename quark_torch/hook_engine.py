@@ -13,6 +13,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.query import check_index
 from quark_torch.compiled_hooks import CompiledHooks
 from quark_torch.hook_config import HookEngineConfig
+from quark_torch.hook_site import Site
 from quark_torch.layer_filter import (
     LayerFilterConfig,
     SelectedModule,
@@ -24,7 +25,7 @@ from quark_torch.layer_recording import LayerRecording, read_gradient_scale
 from quark_torch.layer_traits import Layout, find_layouts, find_saturation
 from quark_torch.overhead import Overhead
 from quark_torch.parameter_list import list_optimizers
-from quark_torch.probes import ProbedStep, Site
+from quark_torch.probes import ProbedStep
 from quark_torch.schedule import HookScheduleConfig
 
 __all__ = ["HookEngine", "HookEngineConfig", "HookScheduleConfig", "LayerFilterConfig"]

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quark_torch.kernel_reading import read_result
-from quark_torch.kernels.loader import find_kernel, find_probing
+from quark_torch.kernels.loader import find_probing
 from quark_torch.layer_recording import LayerReading, LayerRecording
 from quark_torch.partials import Wanted
 
 if TYPE_CHECKING:
-    from quark_torch.device_probe import Probe
-    from quark_torch.probes import Site
+    pass
 
 __all__ = ["OF_GRADIENTS", "PlainTape", "TapeReading", "find_hooks"]
 

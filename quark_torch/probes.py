@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import weakref
 from collections import deque
 from itertools import count
 from time import perf_counter_ns
@@ -26,75 +25,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from quark_torch.hook_site import Site
 from quark_torch.kernel_reading import pack_limits
 from quark_torch.kernels.loader import find_kernel
-from quark_torch.layer_filter import SelectedModule, describe_type
 from quark_torch.layer_recording import GradientScale, LayerReading, LayerRecording
-from quark_torch.layer_traits import Layout, choose_unit_dim
+from quark_torch.layer_traits import choose_unit_dim
 from quark_torch.outputs import find_tensors
 from quark_torch.probe_tape import OF_GRADIENTS, PlainTape, TapeReading, find_hooks
 from quark_torch.statistics import Probe, Wanted
 
-__all__ = ["ForwardHook", "GradientHook", "InertHook", "ProbedStep", "Site"]
+__all__ = ["ForwardHook", "GradientHook", "InertHook", "ProbedStep"]
 
-_LAYOUTS = {None: 0, "channels": 1, "features": 2}
 _MAX_FRAMES = 400
 
 _is_compiling = torch.compiler.is_compiling
 _find_graph_task = torch._C._current_graph_task_id
 _is_tracing = torch._C._get_tracing_state
 _peek_transforms = torch._C._functorch.peek_interpreter_stack
-
-
-class Site:
-    """One instrumented module.
-
-    Attributes:
-        name, kind, aliases: Its name, class and other names.
-        module: The module, weakly.
-        layout: Where its output has its units.
-        near_zero: Epsilon of its activations.
-        saturation: Its bounds, or None.
-        calls: Counts its calls in the step.
-        was_called: Whether it ever was.
-        failed: Whether its hooks failed, and so do nothing any more.
-    """
-
-    __slots__ = (
-        "aliases",
-        "calls",
-        "failed",
-        "kind",
-        "layout",
-        "module",
-        "name",
-        "near_zero",
-        "saturation",
-        "was_called",
-    )
-
-    def __init__(
-        self,
-        selected: SelectedModule,
-        layout: Layout | None,
-        near_zero: float,
-        saturation: tuple[float, float] | None,
-    ) -> None:
-        self.name = selected.name
-        self.kind = describe_type(selected.module)
-        self.aliases = selected.aliases
-        self.module = weakref.ref(selected.module)
-        self.layout = layout
-        self.near_zero = near_zero
-        self.saturation = saturation
-        self.calls = count()
-        self.was_called = False
-        self.failed = False
-
-    @property
-    def identity(self) -> tuple[str, str, tuple[str, ...]]:
-        """Name, class and other names."""
-        return self.name, self.kind, self.aliases
 
 
 class InertHook:
@@ -107,36 +54,17 @@ class InertHook:
 class ForwardHook:
     """Hook of one module in one probed step. A copy of it is inert."""
 
-    __slots__ = ("_probed", "_site", "_take")
+    __slots__ = ("_probed", "_site")
 
-    def __init__(self, site: Site, probed: ProbedStep, take: Any = None) -> None:
+    def __init__(self, site: Site, probed: ProbedStep) -> None:
         self._site = site
         self._probed = probed
-        self._take = take
 
     def __call__(self, module: nn.Module, _args: object, output: object) -> None:
         """Take the statistics; returns None, since anything else would replace the output."""
         if _is_compiling():
             return
-        site, probed = self._site, self._probed
-        if self._take is not None:
-            try:
-                if self._take(module, output):
-                    return
-            except Exception as error:  # noqa: BLE001 - it must not reach the user's forward
-                probed.fail(site, "forward hook", error)
-                return
-        # A shallow copy shares the hooks; replicas of DataParallel are the module itself.
-        if site.module() is not module and not getattr(module, "_is_replica", False):
-            return
-        if probed.tape.is_open and not site.failed:
-            began = perf_counter_ns()
-            try:
-                probed.take_output(site, output)
-            except Exception as error:  # noqa: BLE001 - it must not reach the user's forward
-                probed.fail(site, "forward hook", error)
-            finally:
-                probed.tape.spent_ns += perf_counter_ns() - began
+        self._probed.see_output(self._site, module, output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
         return InertHook()
@@ -164,18 +92,10 @@ class GradientHook:
         """Take the statistics; returns None, since anything else would replace the gradient."""
         if _is_compiling():
             return
-        site, probed = self._site, self._probed
-        if probed.tape.is_open and not site.failed:
-            began = perf_counter_ns()
-            try:
-                fired, self._fired = self._fired, self._fired + 1
-                probed.take_gradient(
-                    site, gradient, self._call_index, self._path, self._micro_batch, fired
-                )
-            except Exception as error:  # noqa: BLE001 - it must not reach the user's backward
-                probed.fail(site, "gradient hook", error)
-            finally:
-                probed.tape.spent_ns += perf_counter_ns() - began
+        fired, self._fired = self._fired, self._fired + 1
+        self._probed.see_gradient(
+            self._site, gradient, self._call_index, self._path, self._micro_batch, fired
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
         return InertHook()
@@ -185,35 +105,47 @@ class GradientHook:
 
 
 @functools.cache
-def find_gradient_type() -> Any:
-    """The hook that a compiled forward hook sets. A copy of it is inert."""
+def _make_hook_types(hooks: Any) -> tuple[Any, Any]:
+    """As `ForwardHook` and `GradientHook`, which ask compiled code first."""
 
-    class TapedGradientHook(find_hooks().Gradient):  # type: ignore[misc]
+    class TapedForwardHook(hooks.Call):  # type: ignore[misc]
+        __slots__ = ()
+
+        def __call__(self, module: nn.Module, _args: object, output: object) -> None:
+            if _is_compiling():
+                return
+            try:
+                if self.take(module, output):
+                    return
+            except Exception as error:  # noqa: BLE001 - it must not reach the user's forward
+                self.probed.fail(self.site, "forward hook", error)
+                return
+            self.probed.see_output(self.site, module, output)
+
+        __deepcopy__ = ForwardHook.__deepcopy__
+        __reduce__ = ForwardHook.__reduce__
+
+    class TapedGradientHook(hooks.Gradient):  # type: ignore[misc]
         __slots__ = ()
 
         def __call__(self, gradient: Tensor) -> None:
             if _is_compiling():
                 return
-            site, probed = self.site, self.probed
             try:
                 if self.take(gradient):
                     return
-                fired, self.fired = self.fired, self.fired + 1
-                began = perf_counter_ns()
-                probed.take_gradient(
-                    site, gradient, self.call_index, None, self.micro_batch, fired
-                )
-                probed.tape.spent_ns += perf_counter_ns() - began
             except Exception as error:  # noqa: BLE001 - it must not reach the user's backward
-                probed.fail(site, "gradient hook", error)
+                self.probed.fail(self.site, "gradient hook", error)
+                return
+            fired, self.fired = self.fired, self.fired + 1
+            self.probed.see_gradient(
+                self.site, gradient, self.call_index, None, self.micro_batch, fired
+            )
 
-        def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
-            return InertHook()
+        __deepcopy__ = GradientHook.__deepcopy__
+        __reduce__ = GradientHook.__reduce__
 
-        def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-            return InertHook, ()
-
-    return TapedGradientHook
+    return TapedForwardHook, TapedGradientHook
 
 
 class ProbedStep:
@@ -250,21 +182,32 @@ class ProbedStep:
         self._later = scale is None and not raises
         self._lock = threading.Lock()
         self._handles: list[RemovableHandle] = []
+        self._places: list[tuple[dict[int, Any], int]] = []
         self._unfinished: dict[tuple[int, Site], deque[tuple[int, int]]] = {}
         self._hooks = find_hooks() if self._later else None
         self.tape: Any = PlainTape() if self._hooks is None else self._open_tape()
 
     def install(self, sites: list[Site]) -> None:
-        """Register the forward hooks."""
-        handles = self._handles
+        """Put the forward hooks in place."""
+        places = self._places
+        make = None if self._hooks is None else self.tape.make_call
         for site in sites:
-            site.calls = count()
             module = site.module()
             if site.failed or module is None:
                 continue
+            calls = site.calls = count()
+            if make is None:
+                hook: Any = ForwardHook(site, self)
+            else:
+                hook = make(self, site, site.module, calls, site.layout_code, site.limits)
             try:
-                hook = ForwardHook(site, self, self._make_taker(site))
-                handles.append(module.register_forward_hook(hook))
+                if site.key is None:
+                    self._handles.append(site.register(module, hook))
+                else:
+                    # As registering it does, at a quarter of its price, with the key it had.
+                    hooks = module._forward_hooks
+                    hooks[site.key] = hook
+                    places.append((hooks, site.key))
             except Exception as error:  # noqa: BLE001 - such as a scripted module, which takes none
                 self.fail(site, "registering a forward hook", error)
 
@@ -275,7 +218,7 @@ class ProbedStep:
         tape = self._hooks.Tape(
             self.measurements.order,
             reading,
-            find_gradient_type(),
+            *_make_hook_types(self._hooks),
             kernel.address,
             kernel.level,
             self._forward,
@@ -285,15 +228,6 @@ class ProbedStep:
         reading.tape = tape
         return tape
 
-    def _make_taker(self, site: Site) -> Any:
-        if self._hooks is None:
-            return None
-        limits = pack_limits(Wanted(site.near_zero, site.saturation))
-        layout = _LAYOUTS[site.layout]
-        return self._hooks.Call(
-            self.tape, self, site, site.module, site.calls, layout, limits
-        ).take
-
     def close(self) -> None:
         """Remove every hook and end the measurements; a second call does nothing."""
         if not self.tape.is_open:
@@ -302,6 +236,9 @@ class ProbedStep:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for hooks, key in self._places:
+            hooks.pop(key, None)
+        self._places.clear()
         self._unfinished.clear()
         self.measurements.finish()
 
@@ -320,6 +257,41 @@ class ProbedStep:
         else:
             with self._lock:
                 self.measurements.add(tensor, wanted, reading, later=self._later)
+
+    def see_output(self, site: Site, module: nn.Module, output: object) -> None:
+        """Take what a module gave; never raises, unless failures are to be raised."""
+        # A shallow copy shares the hooks; replicas of DataParallel are the module itself.
+        if site.module() is not module and not getattr(module, "_is_replica", False):
+            return
+        tape = self.tape
+        if tape.is_open and not site.failed:
+            began = perf_counter_ns()
+            try:
+                self.take_output(site, output)
+            except Exception as error:  # noqa: BLE001 - it must not reach the user's forward
+                self.fail(site, "forward hook", error)
+            finally:
+                tape.spent_ns += perf_counter_ns() - began
+
+    def see_gradient(
+        self,
+        site: Site,
+        gradient: Tensor,
+        call_index: int,
+        path: str | None,
+        micro_batch: int,
+        backward_index: int,
+    ) -> None:
+        """Take a gradient; never raises, unless failures are to be raised."""
+        tape = self.tape
+        if tape.is_open and not site.failed:
+            began = perf_counter_ns()
+            try:
+                self.take_gradient(site, gradient, call_index, path, micro_batch, backward_index)
+            except Exception as error:  # noqa: BLE001 - it must not reach the user's backward
+                self.fail(site, "gradient hook", error)
+            finally:
+                tape.spent_ns += perf_counter_ns() - began
 
     def take_gradient(
         self,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from quark_torch.kernels.building import SOURCE, KernelBuildError, build_kernel, build_probing, cache_folder
+from quark_torch.kernels.building import (
+    SOURCE,
+    KernelBuildError,
+    build_kernel,
+    cache_folder,
+)
 from quark_torch.kernels.loader import load_library
 
 

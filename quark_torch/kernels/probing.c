@@ -93,7 +93,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *order, *emit, *gradient_type;
+    PyObject *order, *emit, *call_type, *gradient_type;
     Measure measure;
     Row **pages;
     Py_ssize_t used, page_count;
@@ -119,7 +119,7 @@ typedef struct {
     long long call_index, micro_batch, fired;
 } Gradient;
 
-static PyTypeObject *tape_type, *gradient_type;
+static PyTypeObject *tape_type, *gradient_type, *call_type;
 
 static int64_t clock_ns(clockid_t clock)
 {
@@ -268,6 +268,7 @@ static int tape_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(tape->order);
     Py_VISIT(tape->emit);
+    Py_VISIT(tape->call_type);
     Py_VISIT(tape->gradient_type);
     for (Py_ssize_t index = 0; index < tape->used; index++)
         Py_VISIT(tape->pages[index / ROWS][index % ROWS].site);
@@ -280,6 +281,7 @@ static int tape_clear(PyObject *self)
     tape->is_open = 0;
     Py_CLEAR(tape->order);
     Py_CLEAR(tape->emit);
+    Py_CLEAR(tape->call_type);
     Py_CLEAR(tape->gradient_type);
     return 0;
 }
@@ -306,27 +308,25 @@ static int take_limits(Limits *limits, const char *bytes, Py_ssize_t size)
     return 0;
 }
 
-/* Tape(order, emit, gradient_type, measure, level, forward, backward, gradient_limits) */
+/* Tape(order, emit, call_type, gradient_type, measure, level, forward, backward, gradient_limits) */
 static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *order, *emit, *gradients;
+    PyObject *order, *emit, *calls, *gradients;
     unsigned long long measure;
     int level, forward, backward;
     const char *bytes;
     Py_ssize_t size;
-    if (!exchange) {
-        PyErr_SetString(PyExc_RuntimeError, "prepare() was not called");
+    if (!exchange || (names && PyDict_Size(names))) {
+        PyErr_SetString(PyExc_TypeError, "prepare() comes first, and no names are taken");
         return NULL;
     }
-    if (names && PyDict_Size(names)) {
-        PyErr_SetString(PyExc_TypeError, "no names are taken");
+    if (!PyArg_ParseTuple(args, "O!OO!O!Kippy#", &PyList_Type, &order, &emit, &PyType_Type, &calls,
+                          &PyType_Type, &gradients, &measure, &level, &forward, &backward, &bytes,
+                          &size))
         return NULL;
-    }
-    if (!PyArg_ParseTuple(args, "O!OO!Kippy#", &PyList_Type, &order, &emit, &PyType_Type, &gradients,
-                          &measure, &level, &forward, &backward, &bytes, &size))
-        return NULL;
-    if (!PyType_IsSubtype((PyTypeObject *)gradients, gradient_type)) {
-        PyErr_SetString(PyExc_TypeError, "gradients are taken by a Gradient");
+    if (!PyType_IsSubtype((PyTypeObject *)gradients, gradient_type)
+        || !PyType_IsSubtype((PyTypeObject *)calls, call_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Call and a Gradient are needed");
         return NULL;
     }
     Tape *tape = (Tape *)PyType_GenericAlloc(type, 0);
@@ -334,6 +334,7 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *names)
     tape->is_open = 1;
     tape->order = Py_NewRef(order);
     tape->emit = Py_NewRef(emit);
+    tape->call_type = Py_NewRef(calls);
     tape->gradient_type = Py_NewRef(gradients);
     tape->measure = (Measure)(uintptr_t)measure;
     tape->level = level;
@@ -341,6 +342,30 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *names)
     tape->backward = (char)backward;
     if (take_limits(tape->gradient_limits, bytes, size)) Py_CLEAR(tape);
     return (PyObject *)tape;
+}
+
+/* make_call(probed, site, module, calls, layout, limits); `module` is a weak reference */
+static PyObject *tape_make_call(PyObject *self, PyObject *const *args, Py_ssize_t given)
+{
+    Tape *tape = (Tape *)self;
+    char *bytes;
+    Py_ssize_t size;
+    if (given != 6 || !tape->call_type || !PyWeakref_CheckRef(args[2]) || !PyIter_Check(args[3])) {
+        PyErr_SetString(PyExc_TypeError, "make_call() got something else");
+        return NULL;
+    }
+    long layout = PyLong_AsLong(args[4]);
+    if ((layout == -1 && PyErr_Occurred()) || PyBytes_AsStringAndSize(args[5], &bytes, &size)) return NULL;
+    Call *call = (Call *)PyType_GenericAlloc((PyTypeObject *)tape->call_type, 0);
+    if (!call) return NULL;
+    call->tape = (Tape *)Py_NewRef(self);
+    call->probed = Py_NewRef(args[0]);
+    call->site = Py_NewRef(args[1]);
+    call->module = Py_NewRef(args[2]);
+    call->calls = Py_NewRef(args[3]);
+    call->layout = (int)layout;
+    if (take_limits(call->limits, bytes, size)) Py_CLEAR(call);
+    return (PyObject *)call;
 }
 
 static PyObject *tape_close(PyObject *self, PyObject *unused)
@@ -391,6 +416,7 @@ static PyMemberDef tape_members[] = {
 };
 
 static PyMethodDef tape_methods[] = {
+    {"make_call", (PyCFunction)(void (*)(void))tape_make_call, METH_FASTCALL, "A forward hook."},
     {"close", tape_close, METH_NOARGS, "Take no more."},
     {"read", tape_read, METH_O, "A row, by its number."},
     {NULL, NULL, 0, NULL},
@@ -579,36 +605,6 @@ static void call_dealloc(PyObject *self)
     release(self);
 }
 
-/* Call(tape, probed, site, module, calls, layout, limits); `module` is a weak reference */
-static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *names)
-{
-    PyObject *tape, *probed, *site, *module, *calls;
-    int layout;
-    const char *bytes;
-    Py_ssize_t size;
-    if (names && PyDict_Size(names)) {
-        PyErr_SetString(PyExc_TypeError, "no names are taken");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(args, "O!OOOOiy#", tape_type, &tape, &probed, &site, &module, &calls,
-                          &layout, &bytes, &size))
-        return NULL;
-    if (!PyWeakref_CheckRef(module) || !PyIter_Check(calls)) {
-        PyErr_SetString(PyExc_TypeError, "a weak reference and an iterator are needed");
-        return NULL;
-    }
-    Call *call = (Call *)PyType_GenericAlloc(type, 0);
-    if (!call) return NULL;
-    call->tape = (Tape *)Py_NewRef(tape);
-    call->probed = Py_NewRef(probed);
-    call->site = Py_NewRef(site);
-    call->module = Py_NewRef(module);
-    call->calls = Py_NewRef(calls);
-    call->layout = layout;
-    if (take_limits(call->limits, bytes, size)) Py_CLEAR(call);
-    return (PyObject *)call;
-}
-
 /* Whether everything around is ordinary; says whether gradients will be wanted. */
 static int is_ordinary(int *grad_enabled)
 {
@@ -702,6 +698,12 @@ fail:
     return NULL;
 }
 
+static PyMemberDef call_members[] = {
+    {"probed", T_OBJECT_EX, offsetof(Call, probed), READONLY, NULL},
+    {"site", T_OBJECT_EX, offsetof(Call, site), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyMethodDef call_methods[] = {
     {"take", (PyCFunction)(void (*)(void))call_take, METH_FASTCALL,
      "Read what a module gave; False where Python must."},
@@ -710,16 +712,17 @@ static PyMethodDef call_methods[] = {
 
 static PyType_Slot call_slots[] = {
     {Py_tp_doc, "Takes what one module gives in one probed step."},
-    {Py_tp_new, call_new},
     {Py_tp_dealloc, call_dealloc},
     {Py_tp_traverse, call_traverse},
     {Py_tp_clear, call_clear},
+    {Py_tp_members, call_members},
     {Py_tp_methods, call_methods},
     {0, NULL},
 };
 
 static PyType_Spec call_spec = {"quark_torch.kernels.probing.Call", sizeof(Call), 0,
-                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, call_slots};
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+                                call_slots};
 
 /* ---- The module. ---- */
 
@@ -801,8 +804,9 @@ PyMODINIT_FUNC PyInit_probing(void)
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
     gradient_type = add_type(module, &gradient_spec, "Gradient");
-    tape_type = gradient_type ? add_type(module, &tape_spec, "Tape") : NULL;
-    if (!tape_type || !add_type(module, &call_spec, "Call")
+    call_type = gradient_type ? add_type(module, &call_spec, "Call") : NULL;
+    tape_type = call_type ? add_type(module, &tape_spec, "Tape") : NULL;
+    if (!tape_type
         || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0)
         Py_CLEAR(module);
     return module;
