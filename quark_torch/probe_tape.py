@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from quark_torch.kernel_reading import read_result
-from quark_torch.kernels.loader import find_probing
 from quark_torch.layer_recording import LayerReading, LayerRecording
 from quark_torch.partials import Wanted
 
 if TYPE_CHECKING:
     pass
 
-__all__ = ["OF_GRADIENTS", "PlainTape", "TapeReading", "find_hooks"]
+__all__ = ["OF_GRADIENTS", "PlainTape", "TapeReading"]
 
-_log = logging.getLogger("quark.torch")
 OF_GRADIENTS = Wanted(near_zero=0.0)
-_REGISTERING = {"_backward_hooks", "OrderedDict", "grad_fn", "_register_hook_dict", "requires_grad"}
+
 
 class PlainTape:
     """Counters of a probed step, as the compiled tape has them too.
@@ -93,37 +86,3 @@ class TapeReading:
             time_us,
         )
         self._recording._put(reading, found)
-
-
-@functools.cache
-def find_hooks() -> Any:
-    """The compiled hooks, ready for this PyTorch; or None."""
-    probing = find_probing()
-    if probing is None:
-        return None
-    try:
-        _prepare(probing)
-    except Exception as error:  # noqa: BLE001 - a PyTorch that nobody has seen yet; Python does it
-        _log.debug("The compiled hooks are not for this PyTorch: %s", error)
-        return None
-    return probing
-
-
-def _prepare(probing: Any) -> None:
-    missing = _REGISTERING - set(torch.Tensor.register_hook.__code__.co_names)
-    if missing:
-        raise RuntimeError(f"Tensor.register_hook is another one, without {missing}")
-    probing.prepare(
-        torch.Tensor.__dlpack_c_exchange_api__,
-        torch.Tensor,
-        torch.Tensor.is_neg,
-        torch._C._get_tracing_state,
-        torch._C._functorch.peek_interpreter_stack,
-        torch._C._is_torch_function_mode_enabled,
-        torch._C._current_graph_task_id,
-        torch.is_grad_enabled,
-        OrderedDict,
-    )
-    tensor = torch.zeros(2, 3, device="cpu", dtype=torch.float32)
-    if probing.look(tensor) != (tensor.data_ptr(), 6, 0, (2, 3)):
-        raise RuntimeError("tensors are seen wrongly")

@@ -25,13 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from quark_torch.compiled_probing import find_hooks
 from quark_torch.hook_site import Site
 from quark_torch.kernel_reading import pack_limits
 from quark_torch.kernels.loader import find_kernel
 from quark_torch.layer_recording import GradientScale, LayerReading, LayerRecording
 from quark_torch.layer_traits import choose_unit_dim
 from quark_torch.outputs import find_tensors
-from quark_torch.probe_tape import OF_GRADIENTS, PlainTape, TapeReading, find_hooks
+from quark_torch.probe_tape import OF_GRADIENTS, PlainTape, TapeReading
 from quark_torch.statistics import Probe, Wanted
 
 __all__ = ["ForwardHook", "GradientHook", "InertHook", "ProbedStep"]

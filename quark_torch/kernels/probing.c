@@ -67,7 +67,7 @@ typedef struct Exchange {
 
 /* ---- What is asked of PyTorch; set once by prepare(). ---- */
 
-static PyObject *tensor_type, *get_tracing, *peek_transforms, *has_function_mode, *get_graph_task,
+static PyObject *tensor_type, *parameter_type, *get_tracing, *peek_transforms, *has_function_mode, *get_graph_task,
     *is_grad_enabled, *is_neg, *ordered_dict;
 static Exchange *exchange;
 static int64_t next_hook = -1;
@@ -177,7 +177,8 @@ static int64_t count_dense(const View *view)
 /* 1 of a tensor that the kernel may read; 0 of another; -1 with an exception. */
 static int look_at(PyObject *tensor, View *view, int64_t *count, int *dtype)
 {
-    if ((PyObject *)Py_TYPE(tensor) != tensor_type) return 0;
+    PyObject *type = (PyObject *)Py_TYPE(tensor);
+    if (type != tensor_type && type != parameter_type) return 0;
     memset(view, 0, sizeof *view);
     if (exchange->view(tensor, view) != 0) return leave();
     if (view->device_type != 1 || view->ndim > DIMS || (view->ndim && (!view->shape || !view->strides)))
@@ -378,6 +379,24 @@ static PyObject *tape_close(PyObject *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+static PyObject *describe_result(const Result *of)
+{
+    return Py_BuildValue("(LLLLLLddddd)", (long long)of->finite, (long long)of->nan, (long long)of->inf,
+                         (long long)of->near_zero, (long long)of->saturated, (long long)of->dead,
+                         of->mean, of->squares, of->minimum, of->maximum, of->before_squares);
+}
+
+static PyObject *describe_shape(const int64_t *sizes, int dims)
+{
+    PyObject *shape = PyTuple_New(dims);
+    for (int dim = 0; shape && dim < dims; dim++) {
+        PyObject *size = PyLong_FromLongLong(sizes[dim]);
+        if (!size) Py_CLEAR(shape);
+        else PyTuple_SetItem(shape, dim, size);
+    }
+    return shape;
+}
+
 /* A row as (site, is_forward, call_index, micro_batch, fired, time_us, shape, count, units, result). */
 static PyObject *tape_read(PyObject *self, PyObject *argument)
 {
@@ -389,21 +408,11 @@ static PyObject *tape_read(PyObject *self, PyObject *argument)
         return NULL;
     }
     Row *row = &tape->pages[index / ROWS][index % ROWS];
-    PyObject *shape = PyTuple_New(row->ndim);
-    for (int dim = 0; shape && dim < row->ndim; dim++) {
-        PyObject *size = PyLong_FromLongLong(row->shape[dim]);
-        if (!size) Py_CLEAR(shape);
-        else PyTuple_SetItem(shape, dim, size);
-    }
-    if (!shape) return NULL;
-    Result *of = &row->result;
-    return Py_BuildValue("(OOLLLLNLL(LLLLLLddddd))", row->site, row->is_forward ? Py_True : Py_False,
+    return Py_BuildValue("(OOLLLLNLLN)", row->site, row->is_forward ? Py_True : Py_False,
                          (long long)row->call_index, (long long)row->micro_batch,
-                         (long long)row->fired, (long long)row->time_us, shape,
-                         (long long)row->count, (long long)row->units, (long long)of->finite,
-                         (long long)of->nan, (long long)of->inf, (long long)of->near_zero,
-                         (long long)of->saturated, (long long)of->dead, of->mean, of->squares,
-                         of->minimum, of->maximum, of->before_squares);
+                         (long long)row->fired, (long long)row->time_us,
+                         describe_shape(row->shape, row->ndim), (long long)row->count,
+                         (long long)row->units, describe_result(&row->result));
 }
 
 static PyMemberDef tape_members[] = {
@@ -726,16 +735,16 @@ static PyType_Spec call_spec = {"quark_torch.kernels.probing.Call", sizeof(Call)
 
 /* ---- The module. ---- */
 
-/* prepare(table, Tensor, is_neg, get_tracing, peek_transforms, has_function_mode, get_graph_task,
+/* prepare(table, Tensor, Parameter, is_neg, get_tracing, peek_transforms, has_function_mode, get_graph_task,
    is_grad_enabled, OrderedDict) */
 static PyObject *prepare(PyObject *self, PyObject *args)
 {
     (void)self;
-    PyObject *table, *found[8];
-    PyObject **places[8] = {&tensor_type, &is_neg, &get_tracing, &peek_transforms,
+    PyObject *table, *found[9];
+    PyObject **places[9] = {&tensor_type, &parameter_type, &is_neg, &get_tracing, &peek_transforms,
                             &has_function_mode, &get_graph_task, &is_grad_enabled, &ordered_dict};
-    if (!PyArg_ParseTuple(args, "OOOOOOOOO", &table, &found[0], &found[1], &found[2], &found[3],
-                          &found[4], &found[5], &found[6], &found[7]))
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOO", &table, &found[0], &found[1], &found[2], &found[3],
+                          &found[4], &found[5], &found[6], &found[7], &found[8]))
         return NULL;
     Exchange *offered = PyCapsule_GetPointer(table, "dlpack_exchange_api");
     if (!offered) return NULL;
@@ -744,7 +753,7 @@ static PyObject *prepare(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_RuntimeError, "another version of DLPack");
         return NULL;
     }
-    for (int each = 0; each < 8; each++) {
+    for (int each = 0; each < 9; each++) {
         PyObject *old = *places[each];
         *places[each] = Py_NewRef(found[each]);
         Py_XDECREF(old);
@@ -763,19 +772,112 @@ static PyObject *look(PyObject *self, PyObject *tensor)
     if (!exchange) Py_RETURN_NONE;
     if ((answer = look_at(tensor, &view, &count, &dtype)) < 0) return NULL;
     if (!answer) Py_RETURN_NONE;
-    PyObject *shape = PyTuple_New(view.ndim);
-    for (int dim = 0; shape && dim < view.ndim; dim++) {
-        PyObject *size = PyLong_FromLongLong(view.shape[dim]);
-        if (!size) Py_CLEAR(shape);
-        else PyTuple_SetItem(shape, dim, size);
+    return Py_BuildValue("(KLiN)", (unsigned long long)(uintptr_t)view.data, (long long)count, dtype,
+                         describe_shape(view.shape, view.ndim));
+}
+
+static int is_same_memory(const View *one, const View *other)
+{
+    if (one->ndim != other->ndim) return 0;
+    for (int dim = 0; dim < one->ndim; dim++)
+        if (one->shape[dim] != other->shape[dim]
+            || (one->shape[dim] > 1 && one->strides[dim] != other->strides[dim]))
+            return 0;
+    return 1;
+}
+
+/* Jobs of the tensors that may be read, and where they are in the list; how many, or -1. */
+static Py_ssize_t make_jobs(PyObject *tensors, PyObject *befores, const Limits *limits, Job *jobs,
+                            Py_ssize_t *places, int64_t *total)
+{
+    Py_ssize_t used = 0, given = PyTuple_Size(tensors);
+    for (Py_ssize_t place = 0; place < given; place++) {
+        View view, before = {0};
+        int64_t count, before_count;
+        int dtype, before_dtype;
+        int answer = look_at(PyTuple_GetItem(tensors, place), &view, &count, &dtype);
+        if (answer > 0 && befores) {
+            answer = look_at(PyTuple_GetItem(befores, place), &before, &before_count, &before_dtype);
+            if (answer > 0) answer = dtype == before_dtype && is_same_memory(&view, &before);
+        }
+        if (answer < 0) return -1;
+        if (!answer) continue;
+        const Limits *own = &limits[dtype];
+        jobs[used] = (Job){view.data, before.data, count, dtype, own->wanted, own->near_zero, own->low,
+                           own->high, 0, 0, 0, own->near_zero_bits};
+        places[used++] = place;
+        *total += count;
     }
-    return shape ? Py_BuildValue("(KLiN)", (unsigned long long)(uintptr_t)view.data, (long long)count, dtype, shape)
-                 : NULL;
+    return used;
+}
+
+/* measure(tensors, befores or None, measure, level, limits) -> list of (count, result, that of the
+   tensor where the first is of an update), or None for a tensor that Python must read */
+static PyObject *measure(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *tensors, *befores, *found = NULL;
+    unsigned long long address;
+    int level;
+    Limits limits[DTYPES];
+    const char *bytes;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "O!OKiy#", &PyTuple_Type, &tensors, &befores, &address, &level, &bytes, &size)
+        || take_limits(limits, bytes, size))
+        return NULL;
+    Py_ssize_t given = PyTuple_Size(tensors);
+    if (befores == Py_None) befores = NULL;
+    if (!exchange || (befores && (!PyTuple_Check(befores) || PyTuple_Size(befores) != given))) {
+        PyErr_SetString(PyExc_TypeError, "prepare() comes first, and each tensor has one before it");
+        return NULL;
+    }
+    Py_ssize_t each = befores ? 2 : 1;
+    Job *jobs = malloc((size_t)(given + 1) * sizeof *jobs);
+    Py_ssize_t *places = malloc((size_t)(given + 1) * sizeof *places);
+    Result *results = malloc((size_t)(given * each + 1) * sizeof *results);
+    if (!jobs || !places || !results) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    int64_t total = 0;
+    Py_ssize_t used = make_jobs(tensors, befores, limits, jobs, places, &total);
+    if (used < 0) goto end;
+    /* The tuples keep the tensors meanwhile. */
+    if (total < FEW) {
+        ((Measure)(uintptr_t)address)(jobs, results, used, level);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        ((Measure)(uintptr_t)address)(jobs, results, used, level);
+        Py_END_ALLOW_THREADS
+    }
+    if (!(found = PyList_New(given))) goto end;
+    for (Py_ssize_t place = 0, row = 0; place < given; place++) {
+        PyObject *item = Py_NewRef(Py_None);
+        if (row < used && places[row] == place) {
+            Py_DECREF(item);
+            const Result *of = results + row * each;
+            item = befores ? Py_BuildValue("(LNN)", (long long)jobs[row].count, describe_result(of),
+                                           describe_result(of + 1))
+                           : Py_BuildValue("(LN)", (long long)jobs[row].count, describe_result(of));
+            row++;
+        }
+        if (!item) {
+            Py_CLEAR(found);
+            goto end;
+        }
+        PyList_SetItem(found, place, item);
+    }
+end:
+    free(jobs);
+    free(places);
+    free(results);
+    return found;
 }
 
 static PyMethodDef functions[] = {
     {"prepare", prepare, METH_VARARGS, "Take up what is asked of PyTorch."},
     {"look", look, METH_O, "What is seen of a tensor."},
+    {"measure", measure, METH_VARARGS, "Read tensors, or the updates that made them."},
     {NULL, NULL, 0, NULL},
 };
 
