@@ -13,7 +13,6 @@ in the first run: both are known by the autograd function that runs them.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections import deque
@@ -34,6 +33,7 @@ from quark_torch.layer_traits import choose_unit_dim
 from quark_torch.outputs import find_tensors
 from quark_torch.probe_tape import OF_GRADIENTS, PlainTape, TapeReading
 from quark_torch.statistics import Probe, Wanted
+from quark_torch.taped_hooks import InertHook, make_hook_types
 
 __all__ = ["ForwardHook", "GradientHook", "InertHook", "ProbedStep"]
 
@@ -43,13 +43,6 @@ _is_compiling = torch.compiler.is_compiling
 _find_graph_task = torch._C._current_graph_task_id
 _is_tracing = torch._C._get_tracing_state
 _peek_transforms = torch._C._functorch.peek_interpreter_stack
-
-
-class InertHook:
-    """What a copy or a pickle of a model has in the place of a hook; does nothing."""
-
-    def __call__(self, *_: object, **__: object) -> None:
-        """Do nothing."""
 
 
 class ForwardHook:
@@ -105,50 +98,6 @@ class GradientHook:
         return InertHook, ()
 
 
-@functools.cache
-def _make_hook_types(hooks: Any) -> tuple[Any, Any]:
-    """As `ForwardHook` and `GradientHook`, which ask compiled code first."""
-
-    class TapedForwardHook(hooks.Call):  # type: ignore[misc]
-        __slots__ = ()
-
-        def __call__(self, module: nn.Module, _args: object, output: object) -> None:
-            if _is_compiling():
-                return
-            try:
-                if self.take(module, output):
-                    return
-            except Exception as error:  # noqa: BLE001 - it must not reach the user's forward
-                self.probed.fail(self.site, "forward hook", error)
-                return
-            self.probed.see_output(self.site, module, output)
-
-        __deepcopy__ = ForwardHook.__deepcopy__
-        __reduce__ = ForwardHook.__reduce__
-
-    class TapedGradientHook(hooks.Gradient):  # type: ignore[misc]
-        __slots__ = ()
-
-        def __call__(self, gradient: Tensor) -> None:
-            if _is_compiling():
-                return
-            try:
-                if self.take(gradient):
-                    return
-            except Exception as error:  # noqa: BLE001 - it must not reach the user's backward
-                self.probed.fail(self.site, "gradient hook", error)
-                return
-            fired, self.fired = self.fired, self.fired + 1
-            self.probed.see_gradient(
-                self.site, gradient, self.call_index, None, self.micro_batch, fired
-            )
-
-        __deepcopy__ = GradientHook.__deepcopy__
-        __reduce__ = GradientHook.__reduce__
-
-    return TapedForwardHook, TapedGradientHook
-
-
 class ProbedStep:
     """One step between `begin_step` and `end_step` whose layers are looked at.
 
@@ -185,7 +134,7 @@ class ProbedStep:
         self._handles: list[RemovableHandle] = []
         self._places: list[tuple[dict[int, Any], int]] = []
         self._unfinished: dict[tuple[int, Site], deque[tuple[int, int]]] = {}
-        self._hooks = find_hooks() if self._later else None
+        self._hooks: Any = find_hooks() if self._later else None
         self.tape: Any = PlainTape() if self._hooks is None else self._open_tape()
 
     def install(self, sites: list[Site]) -> None:
@@ -219,7 +168,7 @@ class ProbedStep:
         tape = self._hooks.Tape(
             self.measurements.order,
             reading,
-            *_make_hook_types(self._hooks),
+            *make_hook_types(self._hooks),
             kernel.address,
             kernel.level,
             self._forward,

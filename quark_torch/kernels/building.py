@@ -51,8 +51,10 @@ def library_name(source: Path | None = None) -> str:
     so is never loaded by mistake.
     """
     source = source or SOURCE
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
-    return f"{source.stem}-{digest}-{sys.platform}-{platform.machine().lower()}.so"
+    digest = hashlib.sha256(source.read_bytes())
+    for part in sorted(source.parent.glob(f"{source.stem}_*.h")):
+        digest.update(part.read_bytes())
+    return f"{source.stem}-{digest.hexdigest()[:12]}-{sys.platform}-{platform.machine().lower()}.so"
 
 
 def cache_folder() -> Path:
