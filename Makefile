@@ -40,7 +40,7 @@ clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The base environment: Quark with PyTorch, and what the demo needs.
-$(VENV)/demo.stamp: pyproject.toml .ci/constraints.txt .ci/make_venv.sh hatch_build.py quark_torch/kernels/lean.c
+$(VENV)/demo.stamp: pyproject.toml .ci/constraints.txt .ci/make_venv.sh hatch_build.py quark_torch/kernels/lean.c $(wildcard quark_torch/kernels/probing*.[ch])
 	@PYTHON="$(PYTHON)" sh .ci/make_venv.sh $(VENV)
 	@echo "Installing Quark, PyTorch and scikit-learn into $(VENV) ..."
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt "torch>=2.4"

@@ -1,4 +1,4 @@
-"""Compiles the kernel into the wheel where there is a compiler; without one the wheel is pure."""
+"""Compiles kernel and hooks into the wheel where there is a compiler; without one it is pure."""
 
 from __future__ import annotations
 
@@ -24,25 +24,30 @@ class KernelBuildHook(BuildHookInterface[Any]):
         if self.target_name != "wheel" or os.environ.get("QUARK_BUILD_KERNEL", "").strip() == "0":
             return
         try:
-            library = self._build()
+            libraries = self._build()
             tag = f"py3-none-{_platform_tag()}"
         except Exception as error:  # noqa: BLE001  # whatever it is, the package works without
             self.app.display_warning(f"Quark's kernel was not compiled: {error}")
             return
-        build_data["artifacts"].append(f"/{KERNELS.as_posix()}/{library.name}")
+        build_data["artifacts"] += [f"/{KERNELS.as_posix()}/{each.name}" for each in libraries]
         build_data["pure_python"] = False
-        # Any Python of this platform: the kernel knows nothing of the interpreter.
+        # Any Python of this platform: the kernel knows nothing of the interpreter, and the
+        # hooks are of the stable ABI, and looked for only by an interpreter that has it.
         build_data["tag"] = tag
 
-    def _build(self) -> Path:
+    def _build(self) -> list[Path]:
         folder = Path(self.root) / KERNELS
         spec = importlib.util.spec_from_file_location("building", folder / "building.py")
         assert spec is not None
         assert spec.loader is not None
         building = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(building)
-        library: Path = building.build_kernel(folder)
-        return library
+        libraries: list[Path] = [building.build_kernel(folder)]
+        try:
+            libraries.append(building.build_probing(folder))
+        except building.KernelBuildError as error:
+            self.app.display_warning(f"Quark's hooks were not compiled: {error}")
+        return libraries
 
 
 def _platform_tag() -> str:

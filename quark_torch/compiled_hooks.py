@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from quark_torch.hook_site import Site
 from quark_torch.layer_recording import GradientScale, LayerReading, LayerRecording
 from quark_torch.layer_traits import Layout, choose_unit_dim
 from quark_torch.partials import TensorStatistics
-from quark_torch.probes import InertHook, Site
+from quark_torch.taped_hooks import InertHook
 
 __all__ = ["CompiledHook", "CompiledHooks", "Switch", "summarize"]
 

@@ -6,8 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 
 __all__ = ["conclude_later", "wait_for_conclusions"]
 
@@ -20,44 +20,40 @@ class _Conclusions:
     """Work that is done in order on one daemon thread, which is started by the first of it."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: deque[Work] = deque()
-        self._busy = False
+        self._starting = threading.Lock()
+        self._waiting: SimpleQueue[Work] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Work) -> None:
         """Have it done soon; at once where no thread is to be had."""
-        with self._changed:
+        if self._thread is None and not self._start():
+            _do(work)
+        else:
+            self._waiting.put(work)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until all that was submitted until now is done; whether it is."""
+        if self._thread is None or self._thread is threading.current_thread():
+            return True
+        done = threading.Event()
+        self._waiting.put(done.set)
+        return done.wait(timeout_s)
+
+    def _start(self) -> bool:
+        with self._starting:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="quark-probes", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:
                     _log.debug("records are made on the training thread: %s", error)
-                else:
-                    self._thread = thread
-            if self._thread is not None:
-                self._waiting.append(work)
-                self._changed.notify_all()
-                return
-        _do(work)
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Wait until all that was submitted is done; whether it is."""
-        with self._changed:
-            if self._thread is threading.current_thread():
-                return True
-            return self._changed.wait_for(lambda: not (self._waiting or self._busy), timeout_s)
+                    return False
+                self._thread = thread
+            return True
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: bool(self._waiting))
-                work = self._waiting.popleft()
-                self._busy = True
-            _do(work)
+            _do(self._waiting.get())
 
 
 def _do(work: Work) -> None:

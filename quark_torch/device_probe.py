@@ -24,7 +24,10 @@ __all__ = ["Emit", "Probe", "wait_for_probes"]
 _log = logging.getLogger("quark.torch")
 _ROWS = 128
 
-Emit = Callable[[TensorStatistics], None]
+Emit = Callable[[Any], None]
+
+
+_Read = tuple[DenseRow | TensorStatistics | int, Emit]
 
 
 class _Entry(NamedTuple):
@@ -65,7 +68,15 @@ class Probe:
         self._pages: dict[torch.device, list[_Page]] = {}
         self._streams: dict[torch.device, dict[int, Any]] = {}
         self._rows: DenseRows | None = None
-        self._read_rows: list[tuple[DenseRow | TensorStatistics, Emit]] = []
+        self._read_rows: list[_Read] = []
+
+    @property
+    def order(self) -> list[_Read]:
+        """What was read until now, in order, to which a number may be added.
+
+        Its receiver then gets that number, in its turn, after `finish`.
+        """
+        return self._read_rows
 
     def add(self, tensor: Tensor, wanted: Wanted, emit: Emit, *, later: bool = False) -> bool:
         """Measure a tensor; `emit` gets its statistics.
@@ -194,7 +205,7 @@ def wait_for_probes(timeout_s: float | None = None) -> bool:
         return False
 
 
-def _emit_rows(read: list[tuple[DenseRow | TensorStatistics, Emit]]) -> None:
+def _emit_rows(read: list[_Read]) -> None:
     for found, emit in read:
         try:
             statistics = found.rows.conclude(found) if isinstance(found, DenseRow) else found

@@ -13,6 +13,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.query import check_index
 from quark_torch.compiled_hooks import CompiledHooks
 from quark_torch.hook_config import HookEngineConfig
+from quark_torch.hook_site import Site
 from quark_torch.layer_filter import (
     LayerFilterConfig,
     SelectedModule,
@@ -24,7 +25,7 @@ from quark_torch.layer_recording import LayerRecording, read_gradient_scale
 from quark_torch.layer_traits import Layout, find_layouts, find_saturation
 from quark_torch.overhead import Overhead
 from quark_torch.parameter_list import list_optimizers
-from quark_torch.probes import ProbedStep, Site
+from quark_torch.probes import ProbedStep
 from quark_torch.schedule import HookScheduleConfig
 
 __all__ = ["HookEngine", "HookEngineConfig", "HookScheduleConfig", "LayerFilterConfig"]
@@ -175,7 +176,7 @@ class HookEngine(LayerRecording):
         finally:
             probed.close()
         self._probes += 1
-        if compiled is None and not probed.calls:
+        if compiled is None and not probed.tape.calls:
             self._tell_of_no_calls()
         if probed.measurements.dropped:
             self._tell(
@@ -184,7 +185,7 @@ class HookEngine(LayerRecording):
                 f"{probed.measurements.dropped} tensors of step {probed.moment[0]} were not "
                 "measured: the device was still busy with the ones before",
             )
-        self._overhead.end_probe(probed.spent_ns + perf_counter_ns() - began)
+        self._overhead.end_probe(probed.tape.spent_ns + perf_counter_ns() - began)
         self._check_overhead()
 
     def step(self, step: int, *, epoch: int | None = None) -> _StepScope:
@@ -266,7 +267,7 @@ class HookEngine(LayerRecording):
             self._compiled.poll(must_wait=False)
             self._compiled.open()
         self._probed = probed
-        probed.spent_ns += perf_counter_ns() - began
+        probed.tape.spent_ns += perf_counter_ns() - began
 
     def _end_left_open(self) -> None:
         probed = self._probed

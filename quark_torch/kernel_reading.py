@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quark_torch.compiled_probing import find_hooks
 from quark_torch.kernels.loader import find_kernel
 from quark_torch.partials import Partial, TensorStatistics, Wanted, conclude
 from quark_torch.tensor_forms import is_plain, memory_order
@@ -24,12 +25,17 @@ __all__ = [
     "measure_dense",
     "measure_dense_many",
     "measure_dense_update",
+    "measure_dense_updates",
+    "pack_limits",
     "read_dense",
+    "read_result",
 ]
 
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _JOB = struct.Struct("=qqqqqdddqqqQ")
 _RESULT = struct.Struct("=qqqqqqddddd")
+_LIMITS = struct.Struct("=qdddQ")
+_tracing_state = torch._C._get_tracing_state
 _NEAR_ZERO, _SATURATION = 1, 2
 _LARGEST_SINGLE = float(np.finfo(np.float32).max)
 
@@ -98,12 +104,7 @@ class DenseRows:
     def conclude(self, row: DenseRow) -> TensorStatistics | None:
         """Statistics of a tensor that was read; None where there was no memory for its units."""
         result = _RESULT.unpack_from(self._space.memory, row.place * _RESULT.size)
-        units = None
-        if row.units is not None:
-            if result[5] < 0:
-                return None
-            units = (row.units, result[5])
-        return conclude(_partial(result), row.element_count, row.wanted, units=units)
+        return read_result(result, row.element_count, row.units, row.wanted)
 
 
 class DenseRow(NamedTuple):
@@ -122,6 +123,12 @@ def measure_dense_many(tensors: Sequence[Tensor], wanted: Wanted) -> list[Tensor
     kernel = find_kernel()
     if kernel is None:
         return found
+    hooks = find_hooks() if wanted.units is None else None
+    if hooks is not None and _tracing_state() is None:
+        rows = hooks.measure(
+            tuple(tensors), None, kernel.address, kernel.level, pack_limits(wanted)
+        )
+        return [None if row is None else read_result(row[1], row[0], None, wanted) for row in rows]
     jobs = [_job(tensor, wanted) for tensor in tensors]
     mine = [index for index, job in enumerate(jobs) if job is not None]
     space = _Space(len(mine))
@@ -168,6 +175,35 @@ def measure_dense_update(
     if update is None or value is None or (squares == 0 and after.dtype == torch.float64):
         return None
     return update, value, math.sqrt(squares)
+
+
+def measure_dense_updates(
+    befores: Sequence[Tensor], afters: Sequence[Tensor], wanted: Wanted
+) -> list[tuple[TensorStatistics, TensorStatistics, float] | None]:
+    """As `measure_dense_update`, of each, with one call of compiled code where there is any."""
+    kernel, hooks = find_kernel(), find_hooks()
+    if kernel is None or hooks is None or _tracing_state() is not None:
+        return [
+            measure_dense_update(before, after, wanted)
+            for before, after in zip(befores, afters, strict=True)
+        ]
+    rows = hooks.measure(
+        tuple(afters), tuple(befores), kernel.address, kernel.level, pack_limits(wanted)
+    )
+    found: list[tuple[TensorStatistics, TensorStatistics, float] | None] = []
+    for row in rows:
+        if row is None:
+            found.append(None)
+            continue
+        count, update, after = row
+        found.append(
+            (
+                conclude(_partial(update), count, wanted),
+                conclude(_partial(after), count, wanted),
+                math.sqrt(update[10]),
+            )
+        )
+    return found
 
 
 def read_dense(flat: Tensor, wanted: Wanted) -> Partial | None:
@@ -223,6 +259,22 @@ def _job(tensor: Tensor, wanted: Wanted, before: int = 0) -> bytes | None:
         inner,
         limits.near_zero_bits,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def pack_limits(wanted: Wanted) -> bytes:
+    """What is wanted, for each dtype that the kernel knows, as `probing.c` takes it."""
+    return b"".join([_LIMITS.pack(*_limits(code, wanted)) for code in range(len(_CODES))])
+
+
+def read_result(
+    result: tuple[Any, ...], element_count: int, units: int | None, wanted: Wanted
+) -> TensorStatistics | None:
+    """Statistics of a result; None where there was no memory for the units."""
+    if units is not None and result[5] < 0:
+        return None
+    dead = None if units is None else (units, result[5])
+    return conclude(_partial(result), element_count, wanted, units=dead)
 
 
 def _partial(row: tuple[Any, ...]) -> Partial:

@@ -74,6 +74,7 @@ class LayerReading:
         micro_batch: int = 0,
         backward_index: int = 0,
         scale: GradientScale | None = None,
+        time_us: int | None = None,
     ) -> None:
         self.recording = recording
         self.name, self.kind, self.aliases = module
@@ -85,7 +86,7 @@ class LayerReading:
         self.micro_batch = micro_batch
         self.backward_index = backward_index
         self.scale = scale
-        self.time_us = time_ns() // 1000
+        self.time_us = time_ns() // 1000 if time_us is None else time_us
 
     def __call__(self, statistics: TensorStatistics) -> None:
         """Make the record; from the training thread or a background one."""

@@ -20,13 +20,14 @@ from quark_torch.kernel_reading import (
     measure_dense,
     measure_dense_many,
     measure_dense_update,
+    measure_dense_updates,
     read_dense,
 )
 from quark_torch.partials import Partial, TensorStatistics, Wanted, conclude, merge
 from quark_torch.tensor_forms import Form, open_form, walk, without_repeats
 from quark_torch.torch_reading import extreme_exponent, read_difference, read_flat
 
-__all__ = ["UpdateStatistics", "measure", "measure_many", "measure_update"]
+__all__ = ["UpdateStatistics", "measure", "measure_many", "measure_update", "measure_updates"]
 
 _log = logging.getLogger("quark.torch")
 _PIECE = 65_536
@@ -100,6 +101,22 @@ def measure_update(
     except Exception as error:  # noqa: BLE001 - as above
         _log.debug("An update of a %s was not measured: %s", type(after).__name__, error)
         return None
+
+
+def measure_updates(
+    befores: Sequence[Tensor], afters: Sequence[Tensor], wanted: Wanted = _NOTHING_MORE
+) -> list[UpdateStatistics | None]:
+    """As `measure_update`, of each; cheaper than that for many small ones."""
+    wanted = wanted._replace(units=None)
+    try:
+        dense = measure_dense_updates(befores, afters, wanted)
+    except Exception as error:  # noqa: BLE001 - as above; each by itself then
+        _log.debug("Updates were not measured together: %s", error)
+        dense = [None] * len(afters)
+    return [
+        measure_update(before, after, wanted) if found is None else UpdateStatistics(*found)
+        for before, after, found in zip(befores, afters, dense, strict=True)
+    ]
 
 
 def _measure_any(tensor: Tensor, wanted: Wanted) -> TensorStatistics | None:

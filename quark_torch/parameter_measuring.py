@@ -18,7 +18,7 @@ from quark_torch.statistics import (
     Wanted,
     measure_histogram,
     measure_many,
-    measure_update,
+    measure_updates,
 )
 from quark_torch.tensor_forms import memory_order
 
@@ -212,7 +212,7 @@ def _read_updates(
     config: ParameterDiagnosticsConfig,
 ) -> None:
     """Read before and after together, which gives the value's statistics too."""
-    wanted = Wanted(near_zero=config.near_zero_epsilon)
+    copied: list[tuple[ParameterReading, torch.Tensor]] = []
     for reading in group:
         parameter = reading.listed.parameter
         if not parameter.requires_grad or not reading.local.numel():
@@ -220,14 +220,21 @@ def _read_updates(
         before = steps.find_before(index, parameter, reading.local)
         if before is None:
             reading.metadata["update_missing"] = "not_copied"
-            continue
-        if config.capture_summaries:
-            found = measure_update(before, reading.local, wanted)
+        else:
+            copied.append((reading, before))
+    if config.capture_summaries:
+        measured = measure_updates(
+            [before for _, before in copied],
+            [reading.local for reading, _ in copied],
+            Wanted(near_zero=config.near_zero_epsilon),
+        )
+        for (reading, _), found in zip(copied, measured, strict=True):
             if found is not None:
                 reading.update, reading.value, reading.before_norm = found
             else:
                 reading.metadata["update_missing"] = "cannot_be_measured"
-        if _wants(config, "update"):
+    if _wants(config, "update"):
+        for reading, before in copied:
             histogram = _take_difference(before, reading.local, config)
             if histogram is not None:
                 reading.histograms["update"] = histogram

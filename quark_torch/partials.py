@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from math import isfinite
 from typing import NamedTuple
 
 import msgspec
@@ -140,13 +141,15 @@ def conclude(
     maximum: float | None = None
     if count:
         minimum, maximum = part.minimum, part.maximum
-        scaled_mean = _scaled(part.mean, part.exponent)
-        if scaled_mean is not None:
+        mean, variance, exponent = part.mean, part.squares / count, part.exponent
+        norm = math.sqrt(part.squares + count * mean * mean) * math.sqrt(repeats)
+        # The usual case without calls, since this is done for every tensor.
+        if exponent or not (isfinite(mean) and isfinite(variance) and isfinite(norm)):
+            mean = _scaled(mean, exponent)
+            variance, norm = _scaled(variance, 2 * exponent), _scaled(norm, exponent)
+        if mean is not None and not minimum <= mean <= maximum:
             # Rounding may leave the mean of near-equal elements just outside.
-            mean = min(max(scaled_mean, minimum), maximum)
-        variance = _scaled(part.squares / count, 2 * part.exponent)
-        norm = math.sqrt(part.squares + count * part.mean * part.mean) * math.sqrt(repeats)
-        norm = _scaled(norm, part.exponent)
+            mean = min(max(mean, minimum), maximum)
     return TensorStatistics(
         element_count,
         count * repeats,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections import deque
 from itertools import count
 from time import perf_counter_ns
@@ -25,79 +24,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from quark_torch.layer_filter import SelectedModule, describe_type
+from quark_torch.compiled_probing import find_hooks
+from quark_torch.hook_site import Site
+from quark_torch.kernel_reading import pack_limits
+from quark_torch.kernels.loader import find_kernel
 from quark_torch.layer_recording import GradientScale, LayerReading, LayerRecording
-from quark_torch.layer_traits import Layout, choose_unit_dim
+from quark_torch.layer_traits import choose_unit_dim
 from quark_torch.outputs import find_tensors
+from quark_torch.probe_tape import OF_GRADIENTS, PlainTape, TapeReading
 from quark_torch.statistics import Probe, Wanted
+from quark_torch.taped_hooks import InertHook, make_hook_types
 
-__all__ = ["ForwardHook", "GradientHook", "InertHook", "ProbedStep", "Site"]
+__all__ = ["ForwardHook", "GradientHook", "InertHook", "ProbedStep"]
 
-_OF_GRADIENTS = Wanted(near_zero=0.0)
 _MAX_FRAMES = 400
 
 _is_compiling = torch.compiler.is_compiling
 _find_graph_task = torch._C._current_graph_task_id
 _is_tracing = torch._C._get_tracing_state
 _peek_transforms = torch._C._functorch.peek_interpreter_stack
-
-
-class Site:
-    """One instrumented module.
-
-    Attributes:
-        name, kind, aliases: Its name, class and other names.
-        module: The module, weakly.
-        layout: Where its output has its units.
-        near_zero: Epsilon of its activations.
-        saturation: Its bounds, or None.
-        calls: Counts its calls in the step.
-        was_called: Whether it ever was.
-        failed: Whether its hooks failed, and so do nothing any more.
-    """
-
-    __slots__ = (
-        "aliases",
-        "calls",
-        "failed",
-        "kind",
-        "layout",
-        "module",
-        "name",
-        "near_zero",
-        "saturation",
-        "was_called",
-    )
-
-    def __init__(
-        self,
-        selected: SelectedModule,
-        layout: Layout | None,
-        near_zero: float,
-        saturation: tuple[float, float] | None,
-    ) -> None:
-        self.name = selected.name
-        self.kind = describe_type(selected.module)
-        self.aliases = selected.aliases
-        self.module = weakref.ref(selected.module)
-        self.layout = layout
-        self.near_zero = near_zero
-        self.saturation = saturation
-        self.calls = count()
-        self.was_called = False
-        self.failed = False
-
-    @property
-    def identity(self) -> tuple[str, str, tuple[str, ...]]:
-        """Name, class and other names."""
-        return self.name, self.kind, self.aliases
-
-
-class InertHook:
-    """What a copy or a pickle of a model has in the place of a hook; does nothing."""
-
-    def __call__(self, *_: object, **__: object) -> None:
-        """Do nothing."""
 
 
 class ForwardHook:
@@ -113,18 +58,7 @@ class ForwardHook:
         """Take the statistics; returns None, since anything else would replace the output."""
         if _is_compiling():
             return
-        site, probed = self._site, self._probed
-        # A shallow copy shares the hooks; replicas of DataParallel are the module itself.
-        if site.module() is not module and not getattr(module, "_is_replica", False):
-            return
-        if probed.is_open and not site.failed:
-            began = perf_counter_ns()
-            try:
-                probed.take_output(site, output)
-            except Exception as error:  # noqa: BLE001 - it must not reach the user's forward
-                probed.fail(site, "forward hook", error)
-            finally:
-                probed.spent_ns += perf_counter_ns() - began
+        self._probed.see_output(self._site, module, output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
         return InertHook()
@@ -152,29 +86,10 @@ class GradientHook:
         """Take the statistics; returns None, since anything else would replace the gradient."""
         if _is_compiling():
             return
-        site, probed = self._site, self._probed
-        if probed.is_open and not site.failed:
-            began = perf_counter_ns()
-            try:
-                reading = LayerReading(
-                    probed.recording,
-                    site.identity,
-                    "backward",
-                    probed.moment,
-                    self._call_index,
-                    None if gradient.is_nested else tuple(gradient.shape),
-                    self._path,
-                    self._micro_batch,
-                    self._fired,
-                    probed.scale,
-                )
-                self._fired += 1
-                probed.saw_backward = True
-                probed.measure(gradient, _OF_GRADIENTS, reading)
-            except Exception as error:  # noqa: BLE001 - it must not reach the user's backward
-                probed.fail(site, "gradient hook", error)
-            finally:
-                probed.spent_ns += perf_counter_ns() - began
+        fired, self._fired = self._fired, self._fired + 1
+        self._probed.see_gradient(
+            self._site, gradient, self._call_index, self._path, self._micro_batch, fired
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
         return InertHook()
@@ -191,10 +106,7 @@ class ProbedStep:
         moment: Step and epoch.
         measurements: Where tensors are measured.
         scale: What tells the scale of the gradients, or None.
-        is_open: Whether hooks still take anything.
-        spent_ns: Time that the hooks took.
-        calls: Calls of modules that were seen.
-        saw_backward: Whether gradients came since the last forward.
+        tape: What its hooks share.
     """
 
     def __init__(
@@ -212,42 +124,71 @@ class ProbedStep:
         self.moment = moment
         self.measurements = Probe()
         self.scale = scale
-        self.is_open = True
-        self.spent_ns = 0
-        self.calls = 0
-        self.saw_backward = False
         self._forward = forward
         self._backward = backward
         self._every_output = every_output
         self._raises = raises
         # The scale may be another one when the record is made, and what fails then raises nowhere.
         self._later = scale is None and not raises
-        self._micro_batch = 0
         self._lock = threading.Lock()
         self._handles: list[RemovableHandle] = []
+        self._places: list[tuple[dict[int, Any], int]] = []
         self._unfinished: dict[tuple[int, Site], deque[tuple[int, int]]] = {}
+        self._hooks: Any = find_hooks() if self._later else None
+        self.tape: Any = PlainTape() if self._hooks is None else self._open_tape()
 
     def install(self, sites: list[Site]) -> None:
-        """Register the forward hooks."""
-        handles = self._handles
+        """Put the forward hooks in place."""
+        places = self._places
+        make = None if self._hooks is None else self.tape.make_call
         for site in sites:
-            site.calls = count()
             module = site.module()
             if site.failed or module is None:
                 continue
+            calls = site.calls = count()
+            if make is None:
+                hook: Any = ForwardHook(site, self)
+            else:
+                hook = make(self, site, site.module, calls, site.layout_code, site.limits)
             try:
-                handles.append(module.register_forward_hook(ForwardHook(site, self)))
+                if site.key is None:
+                    self._handles.append(site.register(module, hook))
+                else:
+                    # As registering it does, at a quarter of its price, with the key it had.
+                    hooks = module._forward_hooks
+                    hooks[site.key] = hook
+                    places.append((hooks, site.key))
             except Exception as error:  # noqa: BLE001 - such as a scripted module, which takes none
                 self.fail(site, "registering a forward hook", error)
 
+    def _open_tape(self) -> Any:
+        kernel = find_kernel()
+        assert kernel is not None
+        reading = TapeReading(self.recording, self.moment)
+        tape = self._hooks.Tape(
+            self.measurements.order,
+            reading,
+            *make_hook_types(self._hooks),
+            kernel.address,
+            kernel.level,
+            self._forward,
+            self._backward,
+            pack_limits(OF_GRADIENTS),
+        )
+        reading.tape = tape
+        return tape
+
     def close(self) -> None:
         """Remove every hook and end the measurements; a second call does nothing."""
-        if not self.is_open:
+        if not self.tape.is_open:
             return
-        self.is_open = False
+        self.tape.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for hooks, key in self._places:
+            hooks.pop(key, None)
+        self._places.clear()
         self._unfinished.clear()
         self.measurements.finish()
 
@@ -267,6 +208,66 @@ class ProbedStep:
             with self._lock:
                 self.measurements.add(tensor, wanted, reading, later=self._later)
 
+    def see_output(self, site: Site, module: nn.Module, output: object) -> None:
+        """Take what a module gave; never raises, unless failures are to be raised."""
+        # A shallow copy shares the hooks; replicas of DataParallel are the module itself.
+        if site.module() is not module and not getattr(module, "_is_replica", False):
+            return
+        tape = self.tape
+        if tape.is_open and not site.failed:
+            began = perf_counter_ns()
+            try:
+                self.take_output(site, output)
+            except Exception as error:  # noqa: BLE001 - it must not reach the user's forward
+                self.fail(site, "forward hook", error)
+            finally:
+                tape.spent_ns += perf_counter_ns() - began
+
+    def see_gradient(
+        self,
+        site: Site,
+        gradient: Tensor,
+        call_index: int,
+        path: str | None,
+        micro_batch: int,
+        backward_index: int,
+    ) -> None:
+        """Take a gradient; never raises, unless failures are to be raised."""
+        tape = self.tape
+        if tape.is_open and not site.failed:
+            began = perf_counter_ns()
+            try:
+                self.take_gradient(site, gradient, call_index, path, micro_batch, backward_index)
+            except Exception as error:  # noqa: BLE001 - it must not reach the user's backward
+                self.fail(site, "gradient hook", error)
+            finally:
+                tape.spent_ns += perf_counter_ns() - began
+
+    def take_gradient(
+        self,
+        site: Site,
+        gradient: Tensor,
+        call_index: int,
+        path: str | None,
+        micro_batch: int,
+        backward_index: int,
+    ) -> None:
+        """Measure a gradient of what a module gave."""
+        reading = LayerReading(
+            self.recording,
+            site.identity,
+            "backward",
+            self.moment,
+            call_index,
+            None if gradient.is_nested else tuple(gradient.shape),
+            path,
+            micro_batch,
+            backward_index,
+            self.scale,
+        )
+        self.tape.saw_backward = True
+        self.measure(gradient, OF_GRADIENTS, reading)
+
     def take_output(self, site: Site, output: object) -> None:
         """Measure what a module gave, and have its gradient measured when it comes."""
         if _is_tracing() is not None or _peek_transforms() is not None:
@@ -279,12 +280,12 @@ class ProbedStep:
                 return
             call_index, micro_batch = found
         else:
-            if self.saw_backward:
-                self.saw_backward = False
-                self._micro_batch += 1
+            if self.tape.saw_backward:
+                self.tape.saw_backward = False
+                self.tape.micro_batch += 1
             site.was_called = True
-            self.calls += 1
-            call_index, micro_batch = next(site.calls), self._micro_batch
+            self.tape.calls += 1
+            call_index, micro_batch = next(site.calls), self.tape.micro_batch
             if not grad_enabled and self._backward:
                 self._note_first_call(site, call_index, micro_batch)
         if type(output) is Tensor:

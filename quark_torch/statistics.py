@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from quark_torch.device_probe import Probe, wait_for_probes
 from quark_torch.histograms import Histogram, measure_histogram
-from quark_torch.measuring import UpdateStatistics, measure, measure_many, measure_update
+from quark_torch.measuring import (
+    UpdateStatistics,
+    measure,
+    measure_many,
+    measure_update,
+    measure_updates,
+)
 from quark_torch.partials import TensorStatistics, Wanted
 
 __all__ = [
@@ -23,5 +29,6 @@ __all__ = [
     "measure_histogram",
     "measure_many",
     "measure_update",
+    "measure_updates",
     "wait_for_probes",
 ]

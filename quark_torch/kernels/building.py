@@ -1,4 +1,4 @@
-"""Compiling the kernel, with nothing but the standard library.
+"""Compiling the kernel and the hooks, with nothing but the standard library.
 
 The package's build runs this file by its path, before anything is installed.
 """
@@ -12,12 +12,22 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
-__all__ = ["SOURCE", "KernelBuildError", "build_kernel", "cache_folder", "library_name"]
+__all__ = [
+    "PROBING_SOURCE",
+    "SOURCE",
+    "KernelBuildError",
+    "build_kernel",
+    "build_probing",
+    "cache_folder",
+    "library_name",
+]
 
 SOURCE = Path(__file__).with_name("lean.c")
+PROBING_SOURCE = SOURCE.with_name("probing.c")
 _TIMEOUT_S = 120
 _COMMON = ("-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-fno-math-errno")
 _SIMD = ("-fno-trapping-math", "-ffp-contract=fast")
@@ -34,14 +44,17 @@ class KernelBuildError(Exception):
     """The kernel could not be compiled; everything works without it, more slowly."""
 
 
-def library_name() -> str:
-    """File name of the library of this source on this machine.
+def library_name(source: Path | None = None) -> str:
+    """File name of the library of a source, by default the kernel's, on this machine.
 
     A library of another source, system or architecture has another name, and
     so is never loaded by mistake.
     """
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
-    return f"lean-{digest}-{sys.platform}-{platform.machine().lower()}.so"
+    source = source or SOURCE
+    digest = hashlib.sha256(source.read_bytes())
+    for part in sorted(source.parent.glob(f"{source.stem}_*.h")):
+        digest.update(part.read_bytes())
+    return f"{source.stem}-{digest.hexdigest()[:12]}-{sys.platform}-{platform.machine().lower()}.so"
 
 
 def cache_folder() -> Path:
@@ -82,12 +95,38 @@ def build_kernel(folder: Path) -> Path:
     return target
 
 
+def build_probing(folder: Path) -> Path:
+    """Compile the hooks, an extension module for every Python from 3.11, into a folder.
+
+    Raises:
+        KernelBuildError: As of `build_kernel`; or Python's headers are not there.
+    """
+    headers = sysconfig.get_paths()["include"]
+    if not Path(headers, "Python.h").is_file():
+        raise KernelBuildError(f"there is no Python.h in {headers}: install Python's headers")
+    compiler = _find_compiler()
+    target = folder / library_name(PROBING_SOURCE)
+    # macOS leaves what Python has to be found when the library is loaded only if told so.
+    links = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
+    with tempfile.TemporaryDirectory() as name:
+        library = Path(name, "probing.so")
+        _run(
+            [
+                *(*compiler, "-O2", "-fPIC", "-fvisibility=hidden", "-shared", *links),
+                *(f"-I{headers}", str(PROBING_SOURCE), "-o", str(library)),
+            ]
+        )
+        _put(library, target)
+    return target
+
+
 def _put(library: Path, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         suffix = f"-{sys.platform}-{platform.machine().lower()}.so"
         # The cache is shared with other versions of this package, its own folder is not.
-        stale = target.parent.glob(f"lean-*{suffix}") if target.parent == SOURCE.parent else ()
+        stem = target.name.partition("-")[0]
+        stale = target.parent.glob(f"{stem}-*{suffix}") if target.parent == SOURCE.parent else ()
         for old in stale:
             if old != target:
                 old.unlink(missing_ok=True)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.machinery
+import importlib.util
 import logging
 import os
 import struct
+import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from quark_torch.kernels.building import SOURCE, cache_folder, library_name
+from quark_torch.kernels.building import PROBING_SOURCE, SOURCE, cache_folder, library_name
 
-__all__ = ["INTERFACE", "Kernel", "find_kernel", "load_library"]
+__all__ = ["INTERFACE", "Kernel", "find_kernel", "find_probing", "load_library", "load_probing"]
 
 INTERFACE = 1
 """Layout of jobs and results; that of the library must be the same."""
@@ -29,11 +33,13 @@ class Kernel(NamedTuple):
             number and a level; releases the interpreter's lock meanwhile.
         level: Best level of this processor: 0 base, 1 AVX2, 2 AVX-512.
         path: Of the library.
+        address: Of the function behind `measure`.
     """
 
     measure: Callable[[bytes, int, int, int], None]
     level: int
     path: Path
+    address: int
 
 
 @functools.cache
@@ -74,7 +80,48 @@ def load_library(path: Path) -> Kernel | None:
         return None
     measure.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
     measure.restype = None
-    return Kernel(measure, level, path)
+    address = ctypes.cast(measure, ctypes.c_void_p).value
+    return None if address is None else Kernel(measure, level, path, address)
+
+
+@functools.cache
+def find_probing() -> Any:
+    """The compiled hooks of this process, or None: then Python does what they do.
+
+    It is None without the kernel, if `QUARK_TORCH_PROBING` is 0, and where no
+    library of this source is there or this is no CPython with a lock that it knows.
+    """
+    if os.environ.get("QUARK_TORCH_PROBING", "").strip() == "0" or find_kernel() is None:
+        return None
+    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
+    try:
+        name = library_name(PROBING_SOURCE)
+        for folder in (PROBING_SOURCE.parent, cache_folder()):
+            path = folder / name
+            if path.is_file() and (module := load_probing(path)):
+                return module
+    except (OSError, RuntimeError) as error:
+        _log.debug("No compiled hooks were looked for: %s", error)
+    return None
+
+
+def load_probing(path: Path) -> Any:
+    """Load compiled hooks, or say at level debug why not."""
+    try:
+        if _is_cut(path):
+            _log.debug("The compiled hooks %s are damaged and are not used.", path)
+            return None
+        name = "quark_torch.kernels.probing"
+        loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except (ImportError, OSError) as error:
+        _log.debug("The compiled hooks %s cannot be loaded: %s", path, error)
+        return None
+    return module
 
 
 def _is_cut(path: Path) -> bool:

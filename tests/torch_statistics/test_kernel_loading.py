@@ -9,10 +9,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from quark_torch.kernels import building
-from quark_torch.kernels.building import KernelBuildError, build_kernel, library_name
-from quark_torch.kernels.loader import find_kernel, load_library
+from quark_torch.kernels.building import (
+    PROBING_SOURCE,
+    KernelBuildError,
+    build_kernel,
+    build_probing,
+    library_name,
+)
+from quark_torch.kernels.loader import find_kernel, load_library, load_probing
 
 ROOT = Path(__file__).parents[2]
 MEASURE = (
@@ -73,6 +80,65 @@ def test_another_source_has_another_name(tmp_path, monkeypatch):
     assert library_name() != name
 
 
+HOOKS = (
+    "import torch; from quark_torch.compiled_probing import find_hooks;"
+    "print(find_hooks() is not None)"
+)
+
+
+def test_the_hooks_can_be_turned_off():
+    assert run(HOOKS, QUARK_TORCH_PROBING="0") == ["False"]
+    assert run(HOOKS, QUARK_TORCH_KERNEL="0") == ["False"]
+
+
+def test_hooks_without_the_table_of_pytorch_are_not_used():
+    code = f"import torch; del torch.Tensor.__dlpack_c_exchange_api__; {HOOKS}"
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        assert run(code) == ["False"]
+
+
+def test_a_part_of_the_hooks_changes_their_name(tmp_path):
+    for path in PROBING_SOURCE.parent.glob("probing*.[ch]"):
+        shutil.copy(path, tmp_path)
+    source = tmp_path / PROBING_SOURCE.name
+    assert library_name(source) == library_name(PROBING_SOURCE)
+    part = tmp_path / "probing_view.h"
+    part.write_text(part.read_text() + "\n")
+    assert library_name(source) != library_name(PROBING_SOURCE)
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "cut", "other"])
+def test_hooks_that_cannot_be_loaded_are_passed_over(tmp_path, kernel, damage, caplog):
+    path = tmp_path / "probing.so"
+    data = hooks_library(tmp_path / "built").read_bytes()
+    path.write_bytes(
+        {
+            "empty": b"",
+            "text": b"no library",
+            "cut": data[:3000],
+            "other": kernel.path.read_bytes(),
+        }[damage]
+    )
+    with caplog.at_level(logging.DEBUG, "quark.torch"):
+        assert load_probing(path) is None
+    assert len(caplog.records) == 1
+
+
+def test_no_headers_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(building.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(KernelBuildError, match=r"no Python\.h"):
+        build_probing(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def hooks_library(folder):
+    """Compiled hooks, or a skip where there are no headers of Python."""
+    try:
+        return build_probing(folder)
+    except KernelBuildError as error:
+        pytest.skip(f"no compiled hooks: {error}")
+
+
 @pytest.mark.parametrize(
     "compiler", ["false", "/no/such/compiler", "sh -c 'echo broken >&2; exit 3'"]
 )
@@ -98,6 +164,7 @@ def test_the_command_says_what_it_did(tmp_path, kernel):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (package / "kernels" / library_name()).is_file()
+    assert (package / "kernels" / library_name(PROBING_SOURCE)).is_file()
     environment["CC"] = "false"
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 1
@@ -122,4 +189,5 @@ def test_wheels_are_of_a_platform_only_with_the_kernel(tmp_path, kernel, compile
     [wheel] = tmp_path.glob("*.whl")
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
     assert ("none-any" in wheel.name) is not compiles
-    assert libraries == ([f"quark_torch/kernels/{library_name()}"] if compiles else [])
+    names = (library_name(), library_name(PROBING_SOURCE)) if compiles else ()
+    assert sorted(libraries) == sorted(f"quark_torch/kernels/{name}" for name in names)

@@ -9,7 +9,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from statistics_reference import check
 
-from quark_torch.statistics import Wanted, measure, measure_many
+from quark_torch.statistics import (
+    Wanted,
+    measure,
+    measure_many,
+    measure_update,
+    measure_updates,
+)
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -172,3 +178,32 @@ def dtype_like(value, dtype):
 @given(st.lists(tensors([*FLOATS, torch.int32], 300), max_size=6), wanteds)
 def test_many_are_as_each(several, wanted):
     assert measure_many(several, wanted) == [measure(tensor, wanted) for tensor in several]
+
+
+def test_many_updates_are_each_by_itself(way):
+    torch.manual_seed(0)
+    shape = (8, 3, 5, 5)
+    afters = [torch.randn(shape).to(dtype) for dtype in FLOATS]
+    afters += [
+        torch.nn.Parameter(torch.randn(40)),
+        torch.randn(shape).to(memory_format=torch.channels_last),
+        torch.randn(9, 8)[:, ::2],
+        torch.tensor([math.nan, math.inf, 1.0]),
+        torch.randn(1 << 19),
+        torch.arange(4),
+        torch.empty(0),
+        torch.ones(3, device="meta"),
+    ]
+    befores = [after.detach().clone() for after in afters]
+    for before in befores[:-3]:
+        before.add_(0.25)
+    befores[1] = befores[1].float()
+    befores[5] = befores[5].contiguous()
+    befores.append(torch.ones(2, 3))
+    afters.append(torch.ones(3, 2))
+    wanted = Wanted(0.01)
+    many = measure_updates(befores, afters, wanted)
+    each = [measure_update(*pair, wanted) for pair in zip(befores, afters, strict=True)]
+    assert [repr(found) for found in many] == [repr(found) for found in each]
+    assert [found is None for found in many[-2:]] == [True, True]
+    assert measure_updates([], [], wanted) == []
