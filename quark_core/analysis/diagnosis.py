@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import xxhash
 
 from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
@@ -87,7 +88,9 @@ def analyze_run(
     if config.mode == "absolute":
         rules = tuple(rule for rule in rules if rule.rule_id in DOCUMENTED_RULES)
     case = Case(run, config)
-    verdicts = {rule.rule_id: _ask(rule, case) for rule in rules}
+    # Figures may be anything that a run logs: what overflows or is 0/0 is part of the judgement.
+    with np.errstate(all="ignore"):
+        verdicts = {rule.rule_id: _ask(rule, case) for rule in rules}
     found = [
         (rule.rule_id, finding) for rule in rules for finding in verdicts[rule.rule_id].findings
     ]

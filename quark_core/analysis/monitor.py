@@ -74,7 +74,7 @@ class TrainingMonitor:
     It looks whenever the newest step has moved by `every_n_steps`, a metric has stopped
     being finite, or, in a run that counts epochs only, an epoch has passed. Looks take at
     most a twentieth of the time; where they would take more they come later, which is
-    logged once. Calls that log cost the same with a monitor and without.
+    logged once. What other processes log to the run is seen too, some 10 s later. Calls that log cost the same with a monitor and without.
 
     What is critical is raised at once, anything else when two looks in a row have found
     it, and what the last look finds. An alert that was raised
@@ -146,7 +146,7 @@ class TrainingMonitor:
         self._halted = False
         self._looked_at: tuple[int | None, int | None] = (None, None)
         self._spent_s = 0.0
-        self._others_due = 0.0
+        self._others_due = time.monotonic() + _OTHERS_S
         self._told: set[str] = set()
         self._ending = threading.Event()
         self._run_ends = False
@@ -305,11 +305,10 @@ class TrainingMonitor:
         if not self._pace.is_due(now):
             return False
         feed, (step, epoch) = self._feed, self._looked_at
-        if feed.is_alarmed:
+        if feed.is_alarmed or (now >= self._others_due and feed.has_other_writers):
             return True
         if feed.step is None:
-            others = feed.has_other_writers and now >= self._others_due
-            return feed.epoch != epoch or others
+            return feed.epoch != epoch
         # A counter that starts again moves too.
         return step is None or abs(feed.step - step) >= self._every
 

@@ -124,7 +124,7 @@ def describe_alert(alert: AlertRecord) -> JsonObject:
 
 
 def _identify(alert: AlertRecord) -> _Key:
-    return alert.rule_id, alert.culprit, bool((alert.metadata or {}).get("hard_limit"))
+    return alert.rule_id, alert.culprit, bool(dict(alert.metadata or {}).get("hard_limit"))
 
 
 def _link(alert: AlertRecord, alert_id: str, given: dict[str, str], known: set[str]) -> AlertRecord:

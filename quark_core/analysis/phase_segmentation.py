@@ -87,9 +87,19 @@ def _find_rapid(
             is_visible = head.fall >= min(max(0.05 * total, noise), 3.0 * noise)
             is_steep = is_visible and -head.slope >= _STEEP * steepest
             is_long = head.fall >= 0.25 * total and -head.slope >= _SLOWEST * steepest
-            rapid[piece.low : piece.high] |= is_steep or is_long
+            is_major = head.fall >= 0.4 * total  # whatever small thing fell steeply before
+            rapid[piece.low : piece.high] |= is_steep or is_long or is_major
         lowest = min(lowest, piece.end)
         before = piece
+    for low, high in _runs(rapid):
+        inside = [piece for piece in pieces if low <= piece.low < high]
+        fastest = max((-piece.slope for piece in inside), default=0.0)
+        for piece in inside:
+            # Before the steep part comes what only leads to it.
+            whole = inside[0].start - inside[-1].end
+            if -piece.slope >= _SLOWEST * fastest or piece.fall >= 0.25 * whole:
+                break
+            rapid[piece.low : piece.high] = False
     for low, high in _runs(rapid):
         if not _is_large(track, pieces, low, high, thresholds):
             rapid[low:high] = False
@@ -151,7 +161,11 @@ def _name_calm(
             since, is_flat = None, False
         since = piece.low if since is None else since
         fallen = max(0.0, pieces[0].start - piece.start)
-        is_early = piece.low < begin and _is_beginning(pieces, number, begin < len(track))
+        is_early = (
+            piece.low < begin
+            and STAGNATION not in names[: piece.low]
+            and _is_beginning(pieces, number, begin < len(track))
+        )
         for block in range(piece.low, piece.high):
             if rapid[block]:
                 continue
@@ -193,10 +207,13 @@ def _is_flat(
 ) -> bool:
     """Whether a visible change from a block to another can be ruled out, or, if it was, still."""
     x = lines.x
-    length = float(x[end - 1] - x[since])
-    blocks = end - since
-    if blocks < 2 or (not was_flat and blocks < _FLAT_BLOCKS):
+    # What has been flat from the first point on needs no time before to be held against.
+    begin = since and int(np.searchsorted(x, x[end - 1] / (1.0 + _FLAT_SHARE), side="right")) - 1
+    blocks = end - max(begin, since)
+    if blocks < 2 or (not was_flat and (begin < since or blocks < _FLAT_BLOCKS)):
         return was_flat
+    since = max(begin, since)
+    length = float(x[end - 1] - x[since])
     line = lines.fit(since, end)
     change, error = abs(line.slope) * length, line.slope_error * length
     limit = thresholds.limit("stagnation_max_relative_change")
@@ -208,10 +225,9 @@ def _is_flat(
     if was_flat:
         return change - _SIGNIFICANT * error <= largest
     points = int(track.points[since:end].sum())
-    is_long = length >= _FLAT_SHARE * float(x[since]) and points >= _FLAT_POINTS
     if change < 2.0 * error:
         largest *= 2.0
-    return is_long and change + error < largest
+    return points >= _FLAT_POINTS and change + error < largest
 
 
 def _count_initial_blocks(track: Track, thresholds: PhaseAnalyzerThresholds) -> int:

@@ -86,7 +86,8 @@ def find_divergence(
     above = calm - lowest
     noise = track.noise
     fall = float(calm[0] - lowest[-1])
-    near = np.maximum(3.0 * noise, 0.05 * fall)
+    # Where a curve breaks down, the noise about is no measure of what is near.
+    near = np.maximum(3.0 * np.minimum(noise, 3.0 * float(np.median(noise))), 0.05 * fall)
     last = int(np.flatnonzero(above <= near)[-1])
     begin, length = last + 1, count - last - 1
     if length < max(3, 0.04 * count) or int(track.points[begin:].sum()) < 4:
