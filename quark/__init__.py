@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quark_core.analysis.analyzer_config import AnalyzerEngineConfig as AnalyzerEngineConfig
     from quark_core.analysis.analyzer_config import AnalyzerThresholds as AnalyzerThresholds
+    from quark_core.analysis.comparison.config import ComparisonEngineConfig as ComparisonEngineConfig
+    from quark_core.analysis.comparison.config import MetricTargetSpec as MetricTargetSpec
+    from quark_core.analysis.comparison.engine import ComparisonEngine as ComparisonEngine
+    from quark_core.analysis.comparison.results import RunComparisonResult as RunComparisonResult
     from quark_core.analysis.diagnosis import AnalyzerResult as AnalyzerResult
     from quark_core.analysis.engine import AnalyzerEngine as AnalyzerEngine
     from quark_core.analysis.engine import RuleExplanation as RuleExplanation
+    from quark_core.analysis.monitor import TrainingMonitor as TrainingMonitor
+    from quark_core.analysis.monitor import monitor as monitor
     from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT as ARTIFACT_STORAGE_LAYOUT
     from quark_core.batch_metadata import BatchMetadata as BatchMetadata
     from quark_core.batch_metadata import BatchMetadataAdapter as BatchMetadataAdapter
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from quark_core.errors import SchemaMigrationError as SchemaMigrationError
     from quark_core.errors import SchemaValidationError as SchemaValidationError
     from quark_core.errors import SessionStoreError as SessionStoreError
+    from quark_core.errors import TrainingHalted as TrainingHalted
     from quark_core.logging_handler import LoggingHandler as LoggingHandler
     from quark_core.migration import migrate_store as migrate_store
     from quark_core.records import AlertRecord as AlertRecord
@@ -108,6 +115,8 @@ _HOMES = {
     "BatchMetadataAdapter": "quark_core.batch_metadata",
     "BatchOutlier": "quark_core.batch_summaries",
     "CURRENT_SCHEMA_VERSION": "quark_core.schema",
+    "ComparisonEngine": "quark_core.analysis.comparison.engine",
+    "ComparisonEngineConfig": "quark_core.analysis.comparison.config",
     "DataDiagnostics": "quark_core.writers.batches",
     "DataDiagnosticsConfig": "quark_core.writers.batches",
     "DataDiagnosticsSummary": "quark_core.batch_summaries",
@@ -132,6 +141,7 @@ _HOMES = {
     "MappingBatchMetadataAdapter": "quark_core.batch_metadata",
     "MetricRecord": "quark_core.records",
     "MetricSummary": "quark_core.run_summary",
+    "MetricTargetSpec": "quark_core.analysis.comparison.config",
     "MetricsLogger": "quark_core.writers.metrics",
     "ParameterDiagnostics": "quark_torch.parameter_diagnostics",
     "ParameterDiagnosticsConfig": "quark_torch.parameter_config",
@@ -142,6 +152,7 @@ _HOMES = {
     "QuarkError": "quark_core.errors",
     "RetentionHookError": "quark_core.errors",
     "RuleExplanation": "quark_core.analysis.engine",
+    "RunComparisonResult": "quark_core.analysis.comparison.results",
     "RunContext": "quark_core.context",
     "RunNotFoundError": "quark_core.errors",
     "RunRecord": "quark_core.records",
@@ -156,6 +167,8 @@ _HOMES = {
     "SystemTelemetry": "quark_core.writers.telemetry",
     "SystemTelemetryConfig": "quark_core.writers.telemetry",
     "SystemTelemetryRecord": "quark_core.records",
+    "TrainingHalted": "quark_core.errors",
+    "TrainingMonitor": "quark_core.analysis.monitor",
     "TrainingSession": "quark_core.session",
     "TrainingWatch": "quark_torch.watching",
     "__version__": "quark_core.version",
@@ -164,6 +177,7 @@ _HOMES = {
     "dump_record": "quark_core.schema",
     "end_run": "quark_core.shortcuts",
     "migrate_store": "quark_core.migration",
+    "monitor": "quark_core.analysis.monitor",
     "open_run": "quark_core.shortcuts",
     "resume_run": "quark_core.shortcuts",
     "search_runs": "quark_core.searching",
@@ -189,6 +203,8 @@ __all__ = [
     "BatchMetadataAdapter",
     "BatchOutlier",
     "CURRENT_SCHEMA_VERSION",
+    "ComparisonEngine",
+    "ComparisonEngineConfig",
     "DataDiagnostics",
     "DataDiagnosticsConfig",
     "DataDiagnosticsSummary",
@@ -213,6 +229,7 @@ __all__ = [
     "MappingBatchMetadataAdapter",
     "MetricRecord",
     "MetricSummary",
+    "MetricTargetSpec",
     "MetricsLogger",
     "ParameterDiagnostics",
     "ParameterDiagnosticsConfig",
@@ -223,6 +240,7 @@ __all__ = [
     "QuarkError",
     "RetentionHookError",
     "RuleExplanation",
+    "RunComparisonResult",
     "RunContext",
     "RunNotFoundError",
     "RunRecord",
@@ -237,6 +255,8 @@ __all__ = [
     "SystemTelemetry",
     "SystemTelemetryConfig",
     "SystemTelemetryRecord",
+    "TrainingHalted",
+    "TrainingMonitor",
     "TrainingSession",
     "TrainingWatch",
     "__version__",
@@ -245,6 +265,7 @@ __all__ = [
     "dump_record",
     "end_run",
     "migrate_store",
+    "monitor",
     "open_run",
     "resume_run",
     "search_runs",

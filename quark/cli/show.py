@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.store_access import (
+    describe_analysis,
     describe_unstored,
     find_run,
     json_option,
@@ -53,6 +54,8 @@ def show(run: str, storage_dir: Path | None, logs: int, as_json: bool) -> None:
         _print_as_json(store, stored, logs)
     else:
         print_run(store, stored, logs=logs)
+        if line := describe_analysis(store, str(stored.run.id)):
+            click.echo(line)
         if line := describe_unstored(store, storage_dir, str(stored.run.id)):
             click.echo(line)
 

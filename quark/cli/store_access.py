@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 import click
 
-from quark_core.backend import StoredRun, SupportsPrimary
+from quark_core.backend import StoredRun, SupportsGenerations, SupportsPrimary
 from quark_core.composition import open_reader
 from quark_core.errors import RunNotFoundError
 from quark_core.keeping import SupportsRemoval
 from quark_core.run_arguments import resolve_storage_dir
 
 __all__ = [
+    "describe_analysis",
     "describe_unstored",
     "find_run",
     "json_option",
@@ -24,6 +25,9 @@ __all__ = [
     "print_json",
     "storage_option",
 ]
+
+# As `quark_core.analysis.engine.ANALYZER_NAME`, which is too much to load for one line.
+_ANALYZER = "analyzer"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,6 +95,26 @@ def describe_unstored(store: SupportsPrimary, storage_dir: Path | None, run_id: 
     if not count_unstored(root, run_id, keeps_journal=keeps_journal):
         return None
     return f"not everything of this run is in the store yet: quark sync {shlex.quote(str(root))}"
+
+
+def describe_analysis(store: SupportsPrimary, run_id: str) -> str | None:
+    """A line on the alerts that are stored of a run, or None where it was not analyzed."""
+    if not isinstance(store, SupportsGenerations):
+        return None
+    from quark_core.records import AlertRecord, HealthScoreRecord
+
+    scores = store.read_outputs(run_id, HealthScoreRecord.KIND, _ANALYZER)
+    if not scores.count:
+        return None
+    severities = store.read_outputs(run_id, AlertRecord.KIND, _ANALYZER)["severity"].tolist()
+    counted = [
+        f"{severities.count(name)} {name}"
+        for name in ("critical", "error", "warning", "info")
+        if name in severities
+    ]
+    told = f"{len(severities)} ({', '.join(counted)})" if counted else "none"
+    number = str(scores["writer_id"][-1]).rpartition(".")[2]
+    return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
 
 
 def _find_in_trash(store: object, prefix: str) -> list[str]:

@@ -74,7 +74,8 @@ class TrainingMonitor:
     It looks whenever the newest step has moved by `every_n_steps`, a metric has stopped
     being finite, or, in a run that counts epochs only, an epoch has passed. Looks take at
     most a twentieth of the time; where they would take more they come later, which is
-    logged once. What other processes log to the run is seen too, some 10 s later. Calls that log cost the same with a monitor and without.
+    logged once. What other processes log to the run is seen too, some 10 s later. Calls
+    that log cost the same with a monitor and without.
 
     What is critical is raised at once, anything else when two looks in a row have found
     it, and what the last look finds. An alert that was raised

@@ -10,6 +10,7 @@ Until learning sets in, the run is initializing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -72,23 +73,26 @@ def _find_rapid(
     top, lowest, steepest = pieces[0].start, np.inf, 0.0
     before: Piece | None = None
     for piece, after in zip(pieces, [*pieces[1:], None], strict=True):
-        # What goes on for long is judged by its beginning, so that it keeps its name.
-        is_open = piece.low > 0 and piece.high - piece.low > _HEAD_BLOCKS
-        head = lines.fit(piece.low, piece.low + _HEAD_BLOCKS) if is_open else piece
-        total = top - min(lowest, head.end)
-        noise = track.point_noise[piece.low]
+        noise = float(track.point_noise[piece.low])
         if before is not None:
             drop = before.end - piece.start
+            total = top - min(lowest, piece.end)
             if drop >= max(0.2 * total, 5.0 * float(track.noise[piece.low]), 1e-6):
                 rapid[before.high - 1 : piece.low + 2] = True
-        if total > 0 and _is_falling(head, None if is_open else after):
+        # What goes on for long is judged by its beginnings, so that it keeps its name.
+        for head in _list_heads(lines, piece):
+            total = top - min(lowest, head.end)
+            if total <= 0 or not _is_falling(head, after if head is piece else None):
+                continue
             if head.fall >= 0.1 * total:
                 steepest = max(steepest, -head.slope)
             is_visible = head.fall >= min(max(0.05 * total, noise), 3.0 * noise)
             is_steep = is_visible and -head.slope >= _STEEP * steepest
             is_long = head.fall >= 0.25 * total and -head.slope >= _SLOWEST * steepest
             is_major = head.fall >= 0.4 * total  # whatever small thing fell steeply before
-            rapid[piece.low : piece.high] |= is_steep or is_long or is_major
+            if is_steep or is_long or is_major:
+                rapid[piece.low : piece.high] = True
+                break
         lowest = min(lowest, piece.end)
         before = piece
     for low, high in _runs(rapid):
@@ -104,6 +108,15 @@ def _find_rapid(
         if not _is_large(track, pieces, low, high, thresholds):
             rapid[low:high] = False
     return rapid
+
+
+def _list_heads(lines: Lines, piece: Piece) -> Iterable[Piece]:
+    """Beginnings of a piece, of twice as many blocks each, and the whole of it."""
+    size = _HEAD_BLOCKS
+    while piece.low and size < piece.high - piece.low:
+        yield lines.fit(piece.low, piece.low + size)
+        size *= 2
+    yield piece
 
 
 def _is_falling(piece: Piece, after: Piece | None) -> bool:

@@ -70,9 +70,7 @@ class Track:
     @cached_property
     def point_noise(self) -> Floats:
         """Deviation of a single point's height about each block; a median is quieter."""
-        # The median of n points deviates by sqrt(pi / 2n) of what they do.
-        inflation = np.where(self.points >= 3, np.sqrt(2.0 * self.points / np.pi), 1.0)
-        return np.asarray(self.noise * inflation)
+        return np.asarray(self.noise * _inflate(self.points))
 
     def before(self, step: int | None) -> Track | None:
         """The blocks that begin before a step, all of them for None; None where there is none."""
@@ -109,11 +107,12 @@ def reduce_curve(curve: Curve | None, *, is_accuracy: bool = False) -> Track | N
     middle, level = points.step.astype(np.float64), values
     if len(edges) <= count:
         middle, level = (_take_medians(array, edges) for array in (middle, level))
+    sizes = np.diff(edges)
     is_signed = float((values < 0).mean()) > _NEGATIVE_SHARE and not is_accuracy
     height = _lift_signed(level) if is_signed else _lift_positive(level)
     return Track(
         curve.key, points.step[np.array(edges[:-1])], middle, level, height,
-        _measure_noise(height), np.diff(edges), int(points.step[-1]), is_accuracy, is_signed,
+        _measure_noise(height, sizes), sizes, int(points.step[-1]), is_accuracy, is_signed,
     )  # fmt: skip
 
 
@@ -145,31 +144,36 @@ def _lift_signed(level: Floats) -> Floats:
     return np.arcsinh((level - start) / scale) if scale > 0 else np.zeros(len(level))
 
 
-def _measure_noise(height: Floats) -> Floats:
+def _inflate(sizes: Integers) -> Floats:
+    """By how much one point deviates more than the median of so many."""
+    return np.where(sizes >= 3, np.sqrt(2.0 * sizes / np.pi), 1.0)
+
+
+def _measure_noise(height: Floats, sizes: Integers) -> Floats:
     """Deviation of each block from the trend: of its surroundings, and never next to nothing.
 
     What comes much later does not change it.
     """
     count = len(height)
-    if not count:
-        return height
     lowest = np.minimum.accumulate(height)
     span = np.maximum.accumulate(height) - lowest
-    floor = np.maximum(np.maximum(0.003 * (height[0] - lowest), 1e-4 * span), 1e-9)
+    floor = np.maximum(np.maximum(0.003 * (height[0] - lowest), 1e-4 * span), 1e-6)
     if count < 5:
-        return np.full(count, floor[-1])
-    second = np.abs(np.diff(height, n=2)) * _NORMAL
+        return np.full(count, floor.max())
+    # In terms of one point, so that blocks of many sizes can be put together.
+    inflation = _inflate(sizes)
+    second = np.abs(np.diff(height, n=2)) * _NORMAL * inflation[1:-1]
     local = median_filter(np.concatenate([second[:1], second, second[-1:]]), 25)
     usual = _median_so_far(second, count, 12)
     noise = np.maximum(local, 0.3 * usual)
     if count > _SINGLE:
         # Noise that wanders has larger differences over a distance; so has the bend of a
         # curve, but not where its points are many.
-        wide = np.abs(height[:-6] - 2.0 * height[3:-3] + height[6:]) * _NORMAL
+        wide = np.abs(height[:-6] - 2.0 * height[3:-3] + height[6:]) * _NORMAL * inflation[3:-3]
         ratio = _median_so_far(wide, count, 12) / np.maximum(usual, floor)
         ratio[: _SINGLE // 2] = 1.0
         noise = noise * np.clip(ratio, 1.0, 3.0)
-    return np.asarray(np.maximum(noise, floor))
+    return np.asarray(np.maximum(noise / inflation, floor))
 
 
 def _median_so_far(values: Floats, count: int, ahead: int) -> Floats:

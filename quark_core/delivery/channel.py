@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_core import metric_rows
 from quark_core.codec import encode_columns
 from quark_core.fields import column_types
+
+if TYPE_CHECKING:
+    from quark_core.backend import Batch
 
 __all__ = ["FRAME_BYTES", "ITEM_BYTES", "Channel", "encode_frame_body"]
 
@@ -35,6 +38,8 @@ class Channel:
         take_sequence: The next sequence number. Atomic.
         sequence: The counter itself, for who needs several at once.
         frame_records: A batch is closed when it holds this many records.
+        on_batch: Called by the delivery thread with each batch that it closes, where it
+            is set; it must neither wait nor raise.
         lost: Records that went because memory ran out.
     """
 
@@ -48,6 +53,7 @@ class Channel:
         "items",
         "kind",
         "lost",
+        "on_batch",
         "sequence",
         "take_sequence",
     )
@@ -59,6 +65,7 @@ class Channel:
         self.sequence = itertools.count()
         self.take_sequence = self.sequence.__next__
         self.frame_records = _DEFAULT_FRAME_RECORDS
+        self.on_batch: Callable[[Batch], None] | None = None
         self.lost = 0
         self._fitted = False
         self._drained = 0

@@ -85,6 +85,9 @@ class Framer:
                 self._draining = 0
                 continue
             self._log.add(batch)
+            on_batch = channel.on_batch
+            if on_batch is not None:
+                on_batch(batch)
             self._draining = 0
             self._framed_bytes += len(batch.body)
             # Several small frames are one write.

@@ -32,7 +32,7 @@ NOT_YET = """
 
 
 PhaseAnalyzer PhaseAnalyzerConfig PhaseAnalyzerThresholds PhaseAnalysisResult
-ComparisonEngine ComparisonEngineConfig MetricTargetSpec RunComparisonResult
+
 """.split()
 
 # Ours, beyond the guide.
@@ -57,8 +57,11 @@ BEYOND = [
     "SequenceLengthSummary",
     "Series",
     "StepTelemetryScope",
+    "TrainingHalted",
+    "TrainingMonitor",
     "TrainingWatch",
     "__version__",
+    "monitor",
     "open_run",
     "search_runs",
     "series",

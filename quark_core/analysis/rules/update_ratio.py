@@ -15,6 +15,8 @@ __all__ = ["UpdateRatio"]
 _LEAST_PROBES = 3
 _LARGE = 0.1
 _LARGE_ALONE = 0.5
+_LARGE_FIRST = 0.3
+_TINY_START = 0.1  # of the other weights' size: what starts near zero is overwritten on purpose
 _SMALL = 1e-5
 _APART = 100.0  # times the other weights' median
 
@@ -22,7 +24,8 @@ _APART = 100.0  # times the other weights' median
 class UpdateRatio:
     """Fires where weights change by more than a tenth in a step, or by a hundred-thousandth.
 
-    The usual ratio of the norms of update and weight is about a thousandth.
+    The usual ratio of the norms of update and weight is about a thousandth. A
+    first step of a third of weights that had a usual size has overwritten them.
     Large ratios count after the first probes and where the loss does not like
     them, or where one layer is a hundred times apart from the others; small
     ones only where nothing is learned.
@@ -34,6 +37,7 @@ class UpdateRatio:
     def check(self, case: Case) -> Verdict:
         """See `quark_core.analysis.rule.Rule`."""
         levels: dict[str, float] = {}
+        first_steps = _read_first_steps(case)
         spans: dict[str, tuple[int, int]] = {}
         for item in case.run.parameters.values():
             ratios = item["update_to_parameter_ratio"]
@@ -54,6 +58,8 @@ class UpdateRatio:
         apart = len(levels) >= 3 and highest > _APART * middle and highest > 0.5 * _LARGE
         if highest >= _LARGE_ALONE or (highest >= _LARGE and suffers) or apart:
             return Verdict(findings=(self._describe_large(ranked, levels, spans, middle),))
+        if first_steps:
+            return Verdict(findings=(_describe_first(first_steps),))
         if suffers and not case.outcome.has_learned and middle <= _SMALL:
             return Verdict(findings=(self._describe_small(ranked, levels, spans, middle),))
         return Verdict(
@@ -137,3 +143,48 @@ def _read(steps: NDArray[np.int64], ratios: NDArray[np.float64]) -> tuple[float,
             return highest, (int(steps[begin]), int(steps[-1]))
     near = ratios >= 0.5 * usual
     return usual, (int(steps[int(np.argmax(near))]), int(steps[-1]))
+
+
+def _read_first_steps(case: Case) -> dict[str, tuple[float, int]]:
+    """Weights that their first seen update has overwritten: its ratio and its step."""
+    ratios: dict[str, tuple[float, int]] = {}
+    sizes: dict[str, float] = {}
+    for item in case.run.parameters.values():
+        known = np.flatnonzero(np.isfinite(item["update_to_parameter_ratio"]))
+        count = float(np.nanmax(item["element_count"], initial=0.0))
+        if item.role != "weight" or not len(known) or count <= 16 or known[0] > 1:
+            continue
+        row = int(known[0])
+        ratio = float(item["update_to_parameter_ratio"][row])
+        before = float(item["update_norm"][row]) / ratio if ratio > 0 else 0.0
+        sizes[item.name] = before / np.sqrt(count)
+        ratios[item.name] = (ratio, int(item.step[row]))
+    if len(sizes) < 2:
+        return {}
+    usual = float(np.median([size for size in sizes.values() if size > 0] or [0.0]))
+    return {
+        name: found
+        for name, found in ratios.items()
+        if found[0] >= _LARGE_FIRST and sizes[name] >= _TINY_START * usual
+    }
+
+
+def _describe_first(found: dict[str, tuple[float, int]]) -> Finding:
+    name = max(found, key=lambda other: found[other][0])
+    ratio, step = found[name]
+    return Finding(
+        culprit=name.removesuffix(".weight"),
+        severity=grade(ratio, 0.0, 0.5, 2.0),
+        title="The first updates overwrite the weights",
+        fact=f"At step {step} a single update of {name} is {format_number(ratio)} of its norm.",
+        inference="What the initialisation had set is gone; the training goes on from somewhere "
+        "else, with weights that are too large.",
+        suggested_check="Lower the rate of its parameter group, or warm up.",
+        evidence=tuple(
+            observe("layer", other, "norm of the first update over that of the weights",
+                    found[other][0], _LARGE_FIRST, found[other][1])
+            for other in list(found)[:4]
+        ),
+        step=step,
+        affected=tuple(other for other in found if other != name),
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""`quark analyze`: what is wrong with a run, where, since when, and how well it does."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from quark.cli.store_access import (
+    describe_unstored,
+    find_run,
+    json_option,
+    open_store,
+    print_json,
+    storage_option,
+)
+
+if TYPE_CHECKING:
+    from quark_core.analysis.diagnosis import AnalyzerResult
+    from quark_core.analysis.phases import PhaseAnalysisResult
+    from quark_core.session import TrainingSession
+
+__all__ = ["FAILED_CHECK", "analyze", "show_warnings"]
+
+FAILED_CHECK = 3
+"""Exit status where a check that was asked for did not hold; 1 and 2 are mistakes and errors."""
+
+_LEVELS = ("warning", "error", "critical")
+
+
+@click.command()
+@click.argument("run")
+@storage_option
+@click.option(
+    "--fail-on",
+    type=click.Choice(_LEVELS),
+    help="Exit with status 3 where an alert is as severe as this, or more.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(("adaptive", "absolute")),
+    default="adaptive",
+    show_default=True,
+    help="Judge the run by its own history, or read the documented thresholds literally.",
+)
+@click.option(
+    "--rule",
+    "rules",
+    metavar="ID",
+    multiple=True,
+    help="Ask only this rule; repeat for several. Stores nothing.",
+)
+@click.option(
+    "--explain",
+    metavar="ID|all",
+    help="Say only why a rule, or each of them, fired or did not. Stores nothing.",
+)
+@click.option("--no-store", is_flag=True, help="Do not keep what is found in the run's store.")
+@json_option
+def analyze(
+    run: str,
+    storage_dir: Path | None,
+    fail_on: str | None,
+    mode: str,
+    rules: tuple[str, ...],
+    explain: str | None,
+    no_store: bool,
+    as_json: bool,
+) -> None:
+    """Say what is wrong with RUN (its id, the beginning of it, or its name).
+
+    Shows health scores, alerts with what shows them, and the phases of the
+    training, and stores them with the run in place of those of an earlier
+    analysis. Works on a run that still goes on, too.
+
+    \b
+    Exit status:
+      0    analyzed; nothing is as severe as --fail-on, or it was not given
+      1    the run or its store cannot be read, or not be written
+      2    a mistake in the command line
+      3    an alert is as severe as --fail-on, or more
+    """  # noqa: D301 - click wants the character
+    from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
+    from quark_core.run_arguments import resolve_storage_dir
+    from quark_core.shortcuts import open_run
+
+    store = open_store(storage_dir)
+    stored = find_run(store, run)
+    run_id = str(stored.run.id)
+    session = open_run(run_id, resolve_storage_dir(storage_dir))
+    config = AnalyzerEngineConfig(
+        mode="absolute" if mode == "absolute" else "adaptive", rules=rules or None
+    )
+    is_partial = bool(rules) or explain is not None
+    with show_warnings():
+        _check_rules(rules, explain, mode)
+        result, phases = _analyze(session, config, keep=not (no_store or is_partial))
+    if as_json:
+        print_json(
+            {
+                **result.to_dict(),
+                "phases": [phase.to_dict() for phase in phases.phases],
+                "phase_notes": list(phases.notes),
+            }
+        )
+    elif explain is not None:
+        from quark.cli.analysis_view import print_explanations
+
+        print_explanations(result, None if explain == "all" else explain)
+    else:
+        from quark.cli.analysis_view import print_analysis
+        from quark_core.analysis.case import Case
+        from quark_core.analysis.outputs import open_analysis
+
+        # A view of its own: its columns are read only where a curve is drawn.
+        case = Case(open_analysis(session).load(), config)
+        print_analysis(stored, result, phases, case)
+        if line := describe_unstored(store, storage_dir, run_id):
+            click.echo(line)
+    if fail_on is not None and _reaches(result, fail_on):
+        sys.exit(FAILED_CHECK)
+
+
+@contextmanager
+def show_warnings() -> Iterator[None]:
+    """Print what analyzers warn of meanwhile as one line each, never with a traceback."""
+    logger, handler = logging.getLogger("quark"), _Lines(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        # That outputs are not stored is said in the report, with the reason.
+        if record.module != "outputs":
+            click.echo(f"quark: {record.getMessage()}", err=True)
+
+
+def _check_rules(rules: tuple[str, ...], explain: str | None, mode: str) -> None:
+    from quark_core.analysis.rules.registry import DOCUMENTED_RULES, list_rules
+
+    known = [rule.rule_id for rule in list_rules()]
+    if mode == "absolute":
+        known = [rule_id for rule_id in known if rule_id in DOCUMENTED_RULES]
+    has = f"there are {', '.join(known)}"
+    for name in rules:
+        if name not in known:
+            where = " in the absolute mode" if mode == "absolute" else ""
+            raise click.UsageError(f"--rule: there is no rule {name!r}{where}; {has}")
+    if explain is None or explain == "all":
+        return
+    if explain not in known:
+        raise click.UsageError(f"--explain: there is no rule {explain!r}; {has}, and all")
+    if rules and explain not in rules:
+        raise click.UsageError(f"--explain {explain}: --rule leaves it out")
+
+
+def _analyze(
+    session: TrainingSession, config: object, *, keep: bool
+) -> tuple[AnalyzerResult, PhaseAnalysisResult]:
+    from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
+    from quark_core.analysis.diagnosis import analyze_run
+    from quark_core.analysis.engine import AnalyzerEngine
+    from quark_core.analysis.outputs import open_analysis
+    from quark_core.analysis.phases import PhaseAnalyzer, analyze_phases
+
+    assert isinstance(config, AnalyzerEngineConfig)
+    if not keep:
+        data = open_analysis(session).load()
+        return analyze_run(data, config), analyze_phases(data)
+    result = AnalyzerEngine(session, config=config).analyze()
+    if not result.stored:
+        return result, analyze_phases(open_analysis(session).load())
+    return result, PhaseAnalyzer(session).analyze()
+
+
+def _reaches(result: AnalyzerResult, level: str) -> bool:
+    from quark_core.analysis_records import AlertSeverity
+
+    order = get_args(AlertSeverity)
+    return any(order.index(alert.severity) >= order.index(level) for alert in result.alerts)

@@ -1,0 +1,109 @@
+"""`quark compare`: what differs between two runs, or groups of runs, and what that means."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.analyze import FAILED_CHECK, show_warnings
+from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quark_core.analysis.comparison.config import ComparisonEngineConfig
+    from quark_core.backend import SupportsPrimary
+
+__all__ = ["compare"]
+
+
+@click.command()
+@click.argument("primary", metavar="RUN")
+@click.argument("reference", metavar="RUN")
+@storage_option
+@click.option("--baseline", is_flag=True, help="The second side is the baseline.")
+@click.option(
+    "-t",
+    "--target",
+    "targets",
+    type=(str, click.Choice(("at_least", "at_most")), float),
+    metavar="KEY at_least|at_most VALUE",
+    multiple=True,
+    help="Say when each side's metric reached a value; repeat for several.",
+)
+@click.option("--fail-on-worse", is_flag=True, help="Exit with status 3 where a metric is worse.")
+@json_option
+def compare(
+    primary: str,
+    reference: str,
+    storage_dir: Path | None,
+    baseline: bool,
+    targets: tuple[tuple[str, str, float], ...],
+    fail_on_worse: bool,
+    as_json: bool,
+) -> None:
+    """Compare a RUN, the primary, with another one, the reference.
+
+    Each is an id, the beginning of one, or a name; several by comma are a group,
+    such as the seeds of one configuration: quark compare a1,a2,a3 b1,b2,b3.
+    Better and worse are said of the primary, and only where more than chance
+    can be seen. Nothing is stored; a run that was not analyzed is analyzed in
+    memory.
+
+    \b
+    Exit status:
+      0    compared; nothing is worse, or --fail-on-worse was not given
+      1    a run or the store cannot be read
+      2    a mistake in the command line
+      3    a metric of the primary is worse
+    """  # noqa: D301 - click wants the character
+    from quark_core.analysis.comparison.engine import ComparisonEngine
+    from quark_core.run_arguments import resolve_storage_dir
+    from quark_core.shortcuts import open_run
+
+    config = _configure(targets)
+    sides = _split(primary), _split(reference)
+    store = open_store(storage_dir)
+    root = resolve_storage_dir(storage_dir)
+    first, second = (
+        [open_run(run_id, root) for run_id in _find_runs(store, side)] for side in sides
+    )
+    with show_warnings():
+        result = ComparisonEngine.compare_runs(first, second, baseline=baseline, config=config)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        from quark.cli.comparison_view import print_comparison
+
+        print_comparison(result, config.metric_targets)
+    if fail_on_worse and any(diff.verdict == "worse" for diff in result.metric_diffs):
+        sys.exit(FAILED_CHECK)
+
+
+def _configure(targets: Sequence[tuple[str, str, float]]) -> ComparisonEngineConfig:
+    from quark_core.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
+    from quark_core.errors import SchemaValidationError
+
+    try:
+        return ComparisonEngineConfig(
+            metric_targets=tuple(
+                MetricTargetSpec(key, value, "at_least" if word == "at_least" else "at_most")
+                for key, word, value in targets
+            )
+        )
+    except SchemaValidationError as error:
+        raise click.UsageError(f"--target: {error}") from None
+
+
+def _split(text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise click.UsageError(f"RUN {text!r}: between two commas there must be a run")
+    return parts
+
+
+def _find_runs(store: SupportsPrimary, side: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(str(find_run(store, part).run.id) for part in side))

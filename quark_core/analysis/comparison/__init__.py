@@ -1,0 +1,1 @@
+"""Comparison of runs: what changed, what differs, and whether that means anything."""

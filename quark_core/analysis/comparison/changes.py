@@ -1,0 +1,114 @@
+"""What was set differently: configuration, code, environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from quark_core.analysis.comparison.results import ChangeDiff
+from quark_core.backend import StoredRun
+
+__all__ = ["compare_settings", "find_seed", "is_seed"]
+
+_SEED = re.compile(r"(^|[._/-])seed$", re.IGNORECASE)
+# Different in every run, whatever is run.
+_PASSING = frozenset(
+    """
+    process.pid process.argv launch.rank launch.local_rank launch.source
+    variables.MASTER_PORT variables.SLURM_JOB_ID variables.SLURM_PROCID variables.RANK
+    variables.LOCAL_RANK variables.SLURM_RESTART_COUNT
+    """.split()
+)
+_MISSING = object()
+
+
+def compare_settings(
+    primary: Sequence[StoredRun], reference: Sequence[StoredRun]
+) -> tuple[ChangeDiff, ...]:
+    """Configuration first, then code, then environment, each by path.
+
+    Seeds are left out where each side has several runs: they are what the
+    runs of a side differ in.
+    """
+    seeds = len(primary) > 1 or len(reference) > 1
+    out: list[ChangeDiff] = []
+    for section, read in (("config", _config), ("code", _code), ("environment", _environment)):
+        sides = [[dict(_flatten(read(run))) for run in side] for side in (primary, reference)]
+        paths = sorted({path for side in sides for run in side for path in run})
+        for path in paths:
+            if section == "config" and seeds and is_seed(path):
+                continue
+            found = _compare(section, path, sides)
+            if found is not None:
+                out.append(found)
+    return tuple(out)
+
+
+def find_seed(run: StoredRun) -> str | None:
+    """The seeds of a run's configuration as one text, or None where it has none."""
+    seeds = {path: value for path, value in _flatten(_config(run)) if is_seed(path)}
+    if not seeds or any(value is None for value in seeds.values()):
+        return None
+    if len(seeds) == 1:
+        return str(next(iter(seeds.values())))
+    return ", ".join(f"{path}={seeds[path]}" for path in sorted(seeds))
+
+
+def is_seed(path: str) -> bool:
+    """Whether a path of the configuration holds a seed."""
+    return _SEED.search(path) is not None
+
+
+def _config(run: StoredRun) -> Mapping[str, Any]:
+    return {} if run.config is None else run.config.values
+
+
+def _code(run: StoredRun) -> Mapping[str, Any]:
+    environment = {} if run.environment is None else run.environment.values
+    git = environment.get("git") or {}
+    out = {"git": {"commit": run.run.git_commit, **git}} if git or run.run.git_commit else {}
+    arguments = (environment.get("process") or {}).get("argv")
+    return out if arguments is None else {**out, "argv": arguments}
+
+
+def _environment(run: StoredRun) -> Mapping[str, Any]:
+    return {} if run.environment is None else run.environment.values
+
+
+def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Paths with dots between, and the values there; a list is one value."""
+    if path in _PASSING:
+        return
+    if isinstance(value, Mapping) and (value or not path):
+        for key, item in value.items():
+            yield from _flatten(item, f"{path}.{key}" if path else str(key))
+    elif path:
+        yield path, value
+
+
+def _compare(
+    section: str, path: str, sides: Sequence[Sequence[Mapping[str, Any]]]
+) -> ChangeDiff | None:
+    if section == "environment" and (path == "git" or path.startswith("git.")):
+        return None
+    values = [[run.get(path, _MISSING) for run in side] for side in sides]
+    distinct = [{_encode(value): value for value in side} for side in values]
+    if distinct[0].keys() == distinct[1].keys():
+        return None
+    if any(len(side) > 1 for side in distinct):
+        lists = [[_shown(side[key]) for key in sorted(side)] for side in distinct]
+        return ChangeDiff(section, path, "varies", *lists)
+    primary, reference = values[0][0], values[1][0]
+    kind = "added" if reference is _MISSING else "removed" if primary is _MISSING else "changed"
+    return ChangeDiff(section, path, kind, _shown(primary), _shown(reference))
+
+
+def _encode(value: Any) -> bytes:
+    return b"" if value is _MISSING else msgspec.json.encode(value, order="sorted")
+
+
+def _shown(value: Any) -> Any:
+    return None if value is _MISSING else value

@@ -1,0 +1,137 @@
+"""How runs are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from quark_core.errors import SchemaValidationError
+
+__all__ = [
+    "ComparisonEngineConfig",
+    "MetricDirection",
+    "MetricTargetSpec",
+    "TargetDirection",
+]
+
+TargetDirection = Literal["at_least", "at_most"]
+MetricDirection = Literal["higher", "lower", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricTargetSpec:
+    """A value that a metric is meant to reach; the comparison says when each side did.
+
+    Attributes:
+        metric_key: The metric, as it was logged or as it is stored.
+        target_value: The value.
+        direction: at_least or at_most.
+
+    Raises:
+        SchemaValidationError: An argument that is none of these; the message names it.
+    """
+
+    metric_key: str
+    target_value: float
+    direction: TargetDirection
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metric_key, str) or not self.metric_key:
+            raise SchemaValidationError("metric_key must be a metric's name, a str that is not ''")
+        _check_number(self.target_value, "target_value")
+        if self.direction not in ("at_least", "at_most"):
+            raise SchemaValidationError(
+                f"direction must be 'at_least' or 'at_most', got {self.direction!r:.40}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonEngineConfig:
+    """Options of `ComparisonEngine`; the defaults suit runs of any kind.
+
+    Attributes:
+        metric_targets: Values to be reached. The first one's metric is the headline.
+        headline_metric: The metric that the runs are about, which gets
+            `headline_share` of the error that is allowed over all metrics.
+            None takes the first target's, else the validation loss, else the
+            training loss.
+        headline_share: Above 0, below 1.
+        directions: Metric -> higher, lower or none, over what its name says.
+        error_rate: How often all verdicts of one comparison together may say
+            better or worse where nothing differs.
+        relative_tolerance: Share of the reference within which a metric counts as equivalent.
+        rate_tolerance: The same for rates between 0 and 1, such as accuracy, as a difference.
+        tolerances: Metric -> the same as a difference in its own unit.
+        seed_deviations: Metric -> standard deviation between seeds, where it
+            is known from elsewhere. Lets single runs be told apart.
+        single_seed_factor: Factor by which the ends of two single runs must
+            differ to count as more than chance; for rates, of their odds.
+            Over the whole curve a third of it, on a log scale, must differ too.
+        tail_fraction: Last part of the common range whose median is "the end".
+        tail_points: The end has at least so many points, but at most half of a curve.
+        persistence: Points in a row that must meet a target.
+        pairing: auto pairs runs whose seeds match on both sides; never does not.
+        alert_window: Share of the common range within which alerts are the same.
+        layer_factor: Factor by which a layer must differ to be notable.
+
+    Raises:
+        SchemaValidationError: An option out of its range; the message names it.
+    """
+
+    metric_targets: tuple[MetricTargetSpec, ...] = ()
+    headline_metric: str | None = None
+    headline_share: float = 0.8
+    directions: Mapping[str, MetricDirection] = field(default_factory=dict)
+    error_rate: float = 0.05
+    relative_tolerance: float = 0.05
+    rate_tolerance: float = 0.01
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    seed_deviations: Mapping[str, float] = field(default_factory=dict)
+    single_seed_factor: float = 3.0
+    tail_fraction: float = 0.25
+    tail_points: int = 5
+    persistence: int = 3
+    pairing: Literal["auto", "never"] = "auto"
+    alert_window: float = 0.1
+    layer_factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        targets = self.metric_targets
+        if not isinstance(targets, (list, tuple)) or not all(
+            isinstance(target, MetricTargetSpec) for target in targets
+        ):
+            raise SchemaValidationError("metric_targets must be a tuple of MetricTargetSpec")
+        object.__setattr__(self, "metric_targets", tuple(targets))
+        for name in ("headline_share", "error_rate", "tail_fraction", "alert_window"):
+            value = _check_number(getattr(self, name), name)
+            if not 0 < value < 1:
+                raise SchemaValidationError(f"{name} must lie between 0 and 1, got {value}")
+        for name in ("relative_tolerance", "rate_tolerance"):
+            if _check_number(getattr(self, name), name) < 0:
+                raise SchemaValidationError(f"{name} must not be negative")
+        for name in ("single_seed_factor", "layer_factor"):
+            if _check_number(getattr(self, name), name) <= 1:
+                raise SchemaValidationError(f"{name} must be above 1")
+        for name in ("tail_points", "persistence"):
+            number = getattr(self, name)
+            if type(number) is not int or number < 1:
+                raise SchemaValidationError(f"{name} must be a positive integer")
+        if self.pairing not in ("auto", "never"):
+            raise SchemaValidationError(f"pairing must be 'auto' or 'never', got {self.pairing!r}")
+        for key, direction in self.directions.items():
+            if direction not in ("higher", "lower", "none"):
+                raise SchemaValidationError(
+                    f"directions[{key!r}] must be 'higher', 'lower' or 'none', got {direction!r}"
+                )
+        for name in ("tolerances", "seed_deviations"):
+            for key, value in getattr(self, name).items():
+                if _check_number(value, f"{name}[{key!r}]") < 0:
+                    raise SchemaValidationError(f"{name}[{key!r}] must not be negative")
+
+
+def _check_number(value: object, argument: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise SchemaValidationError(f"{argument} must be a finite number, got {value!r:.40}")
+    return float(value)
