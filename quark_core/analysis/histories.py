@@ -110,6 +110,7 @@ class ParameterHistory(History):
         role: weight, bias or other.
         requires_grad: Whether it is trained at all, at its last probe.
         in_optimizer: Whether an optimizer has it, at its last probe; None where not known.
+        optimizer: Class of its optimizer, or None.
         order: Place among the parameters, by first record.
     """
 
@@ -117,6 +118,7 @@ class ParameterHistory(History):
     role: str = "weight"
     requires_grad: bool = True
     in_optimizer: bool | None = None
+    optimizer: str | None = None
     order: int = 0
 
 
@@ -172,6 +174,7 @@ def collect_parameters(columns: Columns) -> dict[str, ParameterHistory]:
             role=str(columns["parameter_role"][last]),
             requires_grad=bool(columns["requires_grad"][last]),
             in_optimizer=None if known is None else bool(known),
+            optimizer=columns["optimizer_name"][last],
             order=len(out),
         )
     return out

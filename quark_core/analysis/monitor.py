@@ -337,7 +337,9 @@ class TrainingMonitor:
             f"({alert.rule_id}, {alert.severity}; this call was not accepted, the next one is)",
             alert,
         )
-        self._halted = self._run.halt(error) or self._halted
+        # What on_alert logs is not the training.
+        asked = self._run.halt(error, spared_thread=threading.get_ident())
+        self._halted = asked or self._halted
 
     def _emit(self, alert: AlertRecord) -> None:
         run = self._run

@@ -18,6 +18,7 @@ _LARGE_ALONE = 0.5
 _LARGE_FIRST = 0.3
 _TINY_START = 0.1  # of the other weights' size: what starts near zero is overwritten on purpose
 _SMALL = 1e-5
+_MANY_STEPS = ("LBFGS",)  # one call of these makes many steps
 _APART = 100.0  # times the other weights' median
 
 
@@ -153,6 +154,8 @@ def _read_first_steps(case: Case) -> dict[str, tuple[float, int]]:
         known = np.flatnonzero(np.isfinite(item["update_to_parameter_ratio"]))
         count = float(np.nanmax(item["element_count"], initial=0.0))
         if item.role != "weight" or not len(known) or count <= 16 or known[0] > 1:
+            continue
+        if item.optimizer in _MANY_STEPS:
             continue
         row = int(known[0])
         ratio = float(item["update_to_parameter_ratio"][row])

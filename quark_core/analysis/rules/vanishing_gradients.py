@@ -19,6 +19,7 @@ __all__ = ["VanishingGradients"]
 _RATIO = 1e-3  # of the layer with the largest gradient
 _LEAST_PROBES = 3
 _LEAST_LAYERS = 3
+_DEAD = 0.9
 _NO_DEPTH = ("Embedding", "EmbeddingBag", "LayerNorm", "BatchNorm1d", "BatchNorm2d", "RMSNorm")
 
 
@@ -58,7 +59,8 @@ class VanishingGradients:
                 missing=() if limited else ("layer gradients", "parameter gradients"),
             )
         best: float | None = None
-        for depth in depths:
+        # Gradients of weights say more than those of outputs, which have any scale.
+        for depth in depths[:1]:
             finding, ratio = _look(depth, case)
             if finding is not None:
                 return Verdict(findings=(finding, *limited))
@@ -108,6 +110,22 @@ def _align(
     return _Depth(tuple(name for name, _, _, _ in parts), steps, sizes)
 
 
+def _find_underflow(depth: _Depth, case: Case) -> NDArray[np.bool_] | None:
+    """Probes at which half of the layers get nothing at all and others do; None where few do.
+
+    Layers whose units are dead get nothing either, and are another rule's.
+    """
+    zero = depth.sizes == 0
+    share = zero.sum(axis=0) / len(depth.names)
+    found = (share >= 0.5) & (depth.sizes > 0).any(axis=0)
+    if found.mean() < 0.5:
+        return None
+    for item in case.run.activations.values():
+        if float(np.nanmedian(np.append(item["dead_unit_ratio"], 0.0))) > _DEAD:
+            return None
+    return np.asarray(found)
+
+
 def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
     first_half = max(1, len(depth.names) // 2)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -117,12 +135,15 @@ def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
         lowest = np.nanmin(np.where(np.isnan(ratios), np.inf, ratios)[:first_half], axis=0)
     nothing = largest == 0  # no layer gets any: an underflow, or a loss that is flat
     vanished = (lowest <= _RATIO) | nothing
+    underflows = _find_underflow(depth, case)
+    if underflows is not None:
+        vanished = underflows
     broken = case.outcome.non_finite_step
     if broken is not None:
         vanished &= depth.steps < broken
     stretch = find_sustained(vanished, max(_LEAST_PROBES, round(0.2 * len(vanished))))
     usual = float(np.median(lowest[np.isfinite(lowest)])) if np.isfinite(lowest).any() else None
-    if stretch is None or not case.outcome.is_poor:
+    if stretch is None or not (case.outcome.is_poor or underflows is not None):
         return None, usual
     rows = slice(stretch[0], stretch[1] + 1)
     begin, end = int(depth.steps[stretch[0]]), int(depth.steps[stretch[1]])
