@@ -1,8 +1,8 @@
 """Names the pieces of a curve, from the first to the last, by what came before them.
 
-Rapid learning is what falls significantly, at a good part of the steepest rate
-so far, and adds up to a fall that is large against noise and against the fall
-so far. What falls more slowly, or has just become flat, is
+Rapid learning is what falls significantly, at a good part of the mean rate
+since the start, and adds up to a fall that is large against noise and against
+the fall so far. What falls more slowly, or has just become flat, is
 stabilization. Stagnation begins when the curve has been flat for a share of
 the time before, with so many points that a visible change can be ruled out.
 Until learning sets in, the run is initializing.
@@ -31,8 +31,8 @@ STABILIZATION = "stabilization"
 STAGNATION = "stagnation"
 
 _SIGNIFICANT = 4.0
-_STEEP = 0.3  # of the steepest rate
-_SLOWEST = 0.1  # of it, for a piece that is a large part of the fall
+_STEEP = 0.4  # of the mean rate since the start
+_SLOWEST = 0.1  # of the steepest rate after it
 _TINY = 0.03  # of the fall so far
 _INVISIBLE = 0.75  # of the noise of one point
 _FLAT_SHARE = 0.4  # of the time until it became flat
@@ -70,7 +70,7 @@ def _find_rapid(
     track: Track, lines: Lines, pieces: list[Piece], thresholds: PhaseAnalyzerThresholds
 ) -> Mask:
     rapid = np.zeros(len(track), dtype=np.bool_)
-    top, lowest, steepest = pieces[0].start, np.inf, 0.0
+    top, lowest = pieces[0].start, np.inf
     before: Piece | None = None
     for piece, after in zip(pieces, [*pieces[1:], None], strict=True):
         noise = float(track.point_noise[piece.low])
@@ -84,13 +84,9 @@ def _find_rapid(
             total = top - min(lowest, head.end)
             if total <= 0 or not _is_falling(head, after if head is piece else None):
                 continue
-            if head.fall >= 0.1 * total:
-                steepest = max(steepest, -head.slope)
             is_visible = head.fall >= min(max(0.05 * total, noise), 3.0 * noise)
-            is_steep = is_visible and -head.slope >= _STEEP * steepest
-            is_long = head.fall >= 0.25 * total and -head.slope >= _SLOWEST * steepest
-            is_major = head.fall >= 0.4 * total  # whatever small thing fell steeply before
-            if is_steep or is_long or is_major:
+            usual = total / max(float(lines.x[head.high - 1]), 1e-12)
+            if is_visible and -head.slope >= _STEEP * usual:
                 rapid[piece.low : piece.high] = True
                 break
         lowest = min(lowest, piece.end)

@@ -11,7 +11,8 @@ from quark_core.analysis.rule import Finding
 
 __all__ = ["read_depth"]
 
-_GROWTH = 15.0
+_GROWTH = 8.0
+_GROWTH_TOGETHER = 200.0
 _LEAST_LAYERS = 6
 _PROBES = 5
 
@@ -20,8 +21,8 @@ def read_depth(case: Case, _series: list[Curve]) -> Finding | None:
     """Gradients that explode with the depth, at the first probes; None where they do not.
 
     Both the activations, forward, and the gradients, backward, have to grow
-    fifteenfold between the first and the last of the hidden layers; the output
-    has the scale of the targets.
+    eightfold between the first and the last of the hidden layers, and both
+    together two hundredfold; the output has the scale of the targets.
     """
     names = [
         name
@@ -37,7 +38,7 @@ def read_depth(case: Case, _series: list[Curve]) -> Finding | None:
     hidden = slice(-1 - few, -1)
     grown = _divide(np.nanmedian(forward[hidden]), np.nanmedian(forward[1 : 1 + few]))
     back = _divide(np.nanmedian(backward[1 : 1 + few]), np.nanmedian(backward[hidden]))
-    if grown < _GROWTH or back < _GROWTH:
+    if grown < _GROWTH or back < _GROWTH or grown * back < _GROWTH_TOGETHER:
         return None
     culprit = names[int(np.nanargmax(backward))]
     first = int(case.run.gradients[culprit].step[0])

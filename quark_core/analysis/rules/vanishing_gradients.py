@@ -11,7 +11,7 @@ from quark_core.analysis.case import Case
 from quark_core.analysis.limits import limit_vanishing_gradients
 from quark_core.analysis.observations import find_sustained, format_number, observe, say_steps
 from quark_core.analysis.rule import Finding, Verdict, grade
-from quark_core.analysis.run_data import History
+from quark_core.analysis.run_data import History, LayerHistory
 from quark_core.analysis_records import AlertCategory, EvidenceRecord
 
 __all__ = ["VanishingGradients"]
@@ -49,7 +49,7 @@ class VanishingGradients:
         limited = limit_vanishing_gradients(case)
         depths = [
             depth
-            for depth in (_of_parameters(case), _of_layers(case))
+            for depth in (_of_parameters(case), *_of_layers(case))
             if len(depth.names) >= _LEAST_LAYERS and len(depth.steps) >= _LEAST_PROBES
         ]
         if not depths:
@@ -59,8 +59,7 @@ class VanishingGradients:
                 missing=() if limited else ("layer gradients", "parameter gradients"),
             )
         best: float | None = None
-        # Gradients of weights say more than those of outputs, which have any scale.
-        for depth in depths[:1]:
+        for depth in depths:
             finding, ratio = _look(depth, case)
             if finding is not None:
                 return Verdict(findings=(finding, *limited))
@@ -91,10 +90,19 @@ def _of_parameters(case: Case) -> _Depth:
     )
 
 
-def _of_layers(case: Case) -> _Depth:
-    order = list(case.run.activations)
-    chosen = [item for item in case.run.gradients.values() if item.name in order]
-    return _align([(item.name, item, item["norm"], item["element_count"]) for item in chosen])
+def _of_layers(case: Case) -> list[_Depth]:
+    """Chains of layers: each part of the model that has several by itself, as of two players."""
+    parts: dict[str, list[LayerHistory]] = {}
+    for item in case.run.gradients.values():
+        if item.name in case.run.activations:
+            parts.setdefault(item.name.partition(".")[0], []).append(item)
+    large = [part for part in parts.values() if len(part) >= _LEAST_LAYERS]
+    if len(large) < 2:
+        large = [[item for part in parts.values() for item in part]]
+    return [
+        _align([(item.name, item, item["norm"], item["element_count"]) for item in part])
+        for part in large
+    ]
 
 
 def _align(
