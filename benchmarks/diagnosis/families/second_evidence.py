@@ -61,6 +61,7 @@ class Lesson:
         gauge: The loss of a (float64) copy of the model, for exact gradients.
         validate: The metrics that a validation shows.
         validate_every, log_every: In steps.
+        by_epoch: Metrics carry an epoch, one for each `log_every` steps, and no step.
         clock: Step, data and compute time of a step in milliseconds.
         onset: Where the fault begins.
         dissect: Share of a layer's units that no longer say anything.
@@ -78,6 +79,7 @@ class Lesson:
     validate: Callable[[], Mapping[str, float]] | None = None
     validate_every: int = 20
     log_every: int = 1
+    by_epoch: bool = False
     clock: Clock | None = None
     onset: int = 0
     dissect: Callable[[], float] | None = None
@@ -184,7 +186,7 @@ def conduct(lesson: Lesson, recorder: Any = None) -> Trace:
             with recorder.step(step):
                 shown = lesson.advance(step)
                 if step % lesson.log_every == 0:
-                    recorder.log(dict(shown))
+                    recorder.log(dict(shown), **_place(lesson, step))
         if near:
             _measure(trace, step, before)
         if lesson.clock is not None:
@@ -192,12 +194,16 @@ def conduct(lesson: Lesson, recorder: Any = None) -> Trace:
             if recorder is not None:
                 recorder.time(step, step_ms=times[0], data_ms=times[1], compute_ms=times[2])
         if recorder is not None and lesson.validate and (step + 1) % lesson.validate_every == 0:
-            recorder.validate(step, dict(lesson.validate()))
+            recorder.log(dict(lesson.validate()), **_place(lesson, step))
         if step == lesson.steps // 3 and lesson.gauge is not None:
             trace.ladder = gradient_ladder(model, lesson.gauge)
     _assess(trace, lesson.steps)
     trace.end = _weights(model)
     return trace
+
+
+def _place(lesson: Lesson, step: int) -> dict[str, int]:
+    return {"epoch": step // lesson.log_every} if lesson.by_epoch else {"step": step}
 
 
 def _assess(trace: Trace, step: int) -> None:

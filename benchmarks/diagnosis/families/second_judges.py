@@ -86,6 +86,16 @@ def sound(
     return Scenario(name=f"second/healthy/{name}", kind="healthy", train=train)
 
 
+def _side_effects(trace: Trace) -> tuple[str, ...]:
+    """What is true of the run beside its fault: it may have been learned by heart as well."""
+    held, trained = [*trace.held.values()], [*trace.trained.values()]
+    if not np.isfinite(held).all() or len(trained) != len(held):
+        return ()
+    lowest = int(np.argmin(held))
+    learned = trained[-1] < 0.95 * trained[lowest]
+    return ("overfitting_onset",) if learned and trace.last > 1.03 * held[lowest] else ()
+
+
 def _settle(
     confirmed: bool,
     rule: str,
@@ -103,7 +113,7 @@ def _settle(
     return Truth(
         kind="fault",
         expected=(rule,),
-        tolerated=tuple(other for other in tolerated if other != rule),
+        tolerated=tuple(other for other in (*tolerated, *_side_effects(trace)) if other != rule),
         culprits=culprits,
         onset_step=trace.lesson.onset if onset is None else onset,
         phases_expected=phases,

@@ -371,7 +371,11 @@ SCENARIOS = (
         _deep_tanh_images,
         judge_vanishing("", "0.weight"),
     ),
-    fault("vanish/half_underflow", _half_underflow, judge_vanishing("8.weight", "0.weight", "0")),
+    fault(
+        "vanish/half_underflow",
+        _half_underflow,
+        judge_vanishing("8.weight", "0.weight", "0", "2", "4"),
+    ),
     fault("vanish/highway_gates", _highway_gates, judge_vanishing("", "0.weight")),
     fault("vanish/sigmoid_autoencoder", _sigmoid_autoencoder, judge_vanishing("", "0.weight")),
     fault("vanish/tiny_middle", _small_tabular, judge_vanishing("8.weight", "0.weight")),

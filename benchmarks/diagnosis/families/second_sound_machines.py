@@ -197,6 +197,7 @@ def _epochs_only(draw: Draw) -> Lesson:
         steps=240,
         log_every=10,
         validate_every=10,
+        by_epoch=True,
         names=("train_loss", "val_loss"),
         accuracy="val_accuracy",
         watched=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark_core.analysis.case import Case
+from quark_core.analysis.curves import Curve
 from quark_core.analysis.observations import count_run, format_number, observe
 from quark_core.analysis.rule import Finding, Verdict, grade
 from quark_core.analysis_records import AlertCategory
@@ -57,7 +58,7 @@ class Divergence:
                 observed=regression,
                 threshold=_SHARE,
             )
-        first = int(level.step[len(level) - lasting])
+        first = _find_onset(loss, int(level.step[len(level) - lasting]), progress.best_step, limit)
         # Beyond where it started it is worse than untrained.
         severity = grade(regression, 0.0, 0.9, 2.0)
         return Verdict(
@@ -98,3 +99,20 @@ class Divergence:
                 start = float(np.median(values[:few]))
                 return float(np.median(values[-few:])) > best - 0.25 * max(best - start, 1e-12)
         return False
+
+
+def _find_onset(loss: Curve, smoothed: int, best_step: int, limit: float) -> int:
+    """First step from which the points themselves stay beyond the limit, but for one in five.
+
+    Smoothing sees a rise before it is there.
+    """
+    curve = loss.finite.between(best_step, None)
+    high = (curve.value > limit).astype(np.float64)
+    if not len(high):
+        return smoothed
+    width = min(10, len(high))
+    share = np.convolve(high, np.ones(width), "full")[width - 1 :][: len(high)]
+    lasting = (high > 0) & (share >= 0.8 * np.minimum(width, len(high) - np.arange(len(high))))
+    near = curve.step >= smoothed - max(1, (int(curve.step[-1]) - best_step) // 4)
+    found = np.flatnonzero(lasting & near)
+    return int(curve.step[found[0]]) if len(found) else smoothed

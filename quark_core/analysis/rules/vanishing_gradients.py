@@ -118,20 +118,21 @@ def _align(
     return _Depth(tuple(name for name, _, _, _ in parts), steps, sizes)
 
 
-def _find_underflow(depth: _Depth, case: Case) -> NDArray[np.bool_] | None:
-    """Probes at which half of the layers get nothing at all and others do; None where few do.
+def _has_dead_layer(case: Case) -> bool:
+    """Whether a layer's units give nothing at the end: nothing passes it, either way."""
+    return any(
+        float(np.nan_to_num(item["dead_unit_ratio"])[-_LEAST_PROBES:].mean()) > _DEAD
+        for item in case.run.activations.values()
+        if len(item)
+    )
 
-    Layers whose units are dead get nothing either, and are another rule's.
-    """
+
+def _find_underflow(depth: _Depth) -> NDArray[np.bool_] | None:
+    """Probes at which half of the layers get nothing at all and others do; None where few do."""
     zero = depth.sizes == 0
     share = zero.sum(axis=0) / len(depth.names)
     found = (share >= 0.5) & (depth.sizes > 0).any(axis=0)
-    if found.mean() < 0.5:
-        return None
-    for item in case.run.activations.values():
-        if float(np.nanmedian(np.append(item["dead_unit_ratio"], 0.0))) > _DEAD:
-            return None
-    return np.asarray(found)
+    return None if found.mean() < 0.5 else np.asarray(found)
 
 
 def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
@@ -142,8 +143,12 @@ def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
         ratios = depth.sizes / largest
         lowest = np.nanmin(np.where(np.isnan(ratios), np.inf, ratios)[:first_half], axis=0)
     nothing = largest == 0  # no layer gets any: an underflow, or a loss that is flat
-    vanished = (lowest <= _RATIO) | nothing
-    underflows = _find_underflow(depth, case)
+    has_dead = _has_dead_layer(case)
+    # A gradient of exactly nothing is an underflow, or the doing of dead units.
+    vanished = (lowest <= _RATIO) & (lowest > 0)
+    if not has_dead:
+        vanished |= nothing
+    underflows = None if has_dead else _find_underflow(depth)
     if underflows is not None:
         vanished = underflows
     broken = case.outcome.non_finite_step
