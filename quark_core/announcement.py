@@ -96,7 +96,7 @@ def _complete_environment(run: OpenRun, environment: dict[str, Any], git: GitSta
     except Exception as error:  # noqa: BLE001 - what is known at once must do
         _log.debug("the environment could not be completed: %s", error)
         return
-    if run.refusal is None:
+    if not run.is_over:
         run.emit_lifecycle("environment", snapshot.values)
 
 

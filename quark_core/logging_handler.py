@@ -11,7 +11,12 @@ from contextlib import suppress
 from copy import copy
 from typing import Any
 
-from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
+from quark_core.errors import (
+    InvalidRunStateError,
+    SchemaValidationError,
+    SessionStoreError,
+    TrainingHalted,
+)
 from quark_core.json_object import JsonObject, encode_json, normalize_json
 from quark_core.query import check_index
 from quark_core.record_base import format_time
@@ -115,6 +120,9 @@ class LoggingHandler(logging.Handler):
         try:
             _emitting.now = True
             self._send(record)
+        except TrainingHalted as halt:
+            # Who logs a text must not be stopped by it: the next call of a writer is.
+            self._events.open_run.halt(halt)
         except (InvalidRunStateError, SessionStoreError):
             self._done = True
         except Exception:  # noqa: BLE001 - logging must not end a training

@@ -71,7 +71,7 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
     runs = [session.open_run for session in open_runs.peek_sessions()]
     ends_here = not callable(_previous_handler)
     for run in runs:
-        if ends_here and run.refusal is None:
+        if ends_here and not run.is_over:
             _mark_interrupted(run)
     tickets = [(run.stream, run.stream.ask_from_signal()) for run in runs]
     deadline = time.monotonic() + _SIGNAL_TIMEOUT_S

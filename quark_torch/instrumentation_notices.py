@@ -74,7 +74,7 @@ class InstrumentationNotices:
             self._told.add(key)
         run = self._run
         _log.warning("run %s: %s", run.context.run_id, message)
-        if run.refusal is None:
+        if not run.is_over:
             payload = {"component": self._component, "message": message[:_MAX_TEXT], **extra}
             run.emit_event(
                 event_type, severity, step=step, payload=normalize_object(payload, "payload")

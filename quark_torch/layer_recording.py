@@ -167,7 +167,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
         wait_for_probes(_SETTLE_TIMEOUT_S)
 
     def _put(self, reading: LayerReading, found: TensorStatistics) -> None:
-        if self._run.refusal is not None:
+        if self._run.is_over:
             return
         mean, variance, norm = found.mean, found.variance, found.norm
         std, low, high = found.std, found.minimum, found.maximum
@@ -236,7 +236,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
         run = self._run
         if severity != "info":
             _log.warning("run %s: %s", run.context.run_id, message)
-        if run.refusal is None:
+        if not run.is_over:
             body = {"component": "HookEngine", "message": message[:_MESSAGE_LENGTH], **payload}
             told = normalize_object(body, "payload")
             run.emit_event(event_type, severity, step=step, payload=told)

@@ -128,7 +128,7 @@ class ParameterDiagnostics(ParameterReadback):
             copies=config.captures_updates,
             choose=self._choose,
             is_due=config.schedule.is_due,
-            is_over=lambda: run.refusal is not None,
+            is_over=lambda: run.is_over,
             on_failure=self._notices.fail,
             on_end=self._measure_early,
             guard=lambda: self._summaries.lock,

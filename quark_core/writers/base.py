@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 from quark_core import settings
 from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.open_run import OpenRun
 from quark_core.opening import resolve_target
 from quark_core.records import StreamRecord
 
@@ -54,6 +55,11 @@ class BufferedWriter(Generic[R]):
         channel.fit_frames(self._batch_size)
         self._channel = channel
         self._append = channel.append
+
+    @property
+    def open_run(self) -> OpenRun:
+        """The run that it writes to."""
+        return self._run
 
     def flush(self) -> tuple[R, ...]:
         """Deliver every accepted record of this run to the primary store.

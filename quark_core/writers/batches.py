@@ -256,7 +256,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         """
         with self._lock:
             failed, self._failed_batches = self._failed_batches, 0
-        if failed > 1 and not self._closed and self._run.refusal is None:
+        if failed > 1 and not self._closed and not self._run.is_over:
             reasons = [{"reason": text, "count": count} for text, count in self._reasons.values()]
             payload = {"adapter": self._name_adapter(), "count": failed, "reasons": reasons}
             self._emit("batch_metadata_failed", "warning", None, None, payload)

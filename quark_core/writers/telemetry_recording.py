@@ -75,9 +75,9 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
             processor=config.capture_cpu,
             gpus=config.capture_gpu,
             # A run may end without its writers being closed.
-            wanted=lambda: run.refusal is None,
+            wanted=lambda: not run.is_over,
         )
-        if self._captures and run.refusal is None and run.stream.active and not run.forked:
+        if self._captures and not run.is_over and run.stream.active and not run.forked:
             # So that the first steps have figures already.
             self._start_watching()
 
@@ -156,7 +156,7 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         timing: str,
     ) -> SystemTelemetryRecord | None:
         """Record a step of a CUDA device, once its times are known."""
-        if self._run.refusal is not None:
+        if self._run.is_over:
             return None  # the run has ended while the device was at work
         items["timing"] = timing
         return self._put(
