@@ -4,13 +4,16 @@ They are in the model before it is compiled and stay there: a compiled frame
 does not see hooks that come or go. Each looks at a switch, on which the
 compiler guards, so that there are two graphs: one without any of this for
 the steps that are not probed, and one in which the statistics are fused into
-what makes the tensors. Rows of numbers go into buffers made beforehand, and
+what makes the tensors. While they are there, what is compiled has guards on
+hooks, which PyTorch leaves out by default: code of a model without hooks would
+be taken for another one of its class. Rows of numbers go into buffers made beforehand, and
 gradients are seen by an autograd function that changes nothing, since hooks of
 tensors, like lists that grow, would break the graph.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -136,6 +139,7 @@ class CompiledHooks:
         self._is_prepared = False
         self._waiting: list[Callable[[bool], bool]] = []
         register_operator()
+        _guard_hooks(self)
         for site, hook in zip(sites, self._hooks, strict=True):
             module = site.module()
             if module is not None:
@@ -209,6 +213,7 @@ class CompiledHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        _unguard_hooks(self)
 
     def _tell_of_checkpoint(self, site: Site) -> None:
         self._recording._tell(
@@ -248,3 +253,26 @@ class CompiledHooks:
                     )
                     reading(read_row(row, has_saturation=not is_gradient and bool(site.saturation)))
         return total
+
+
+_guarding: weakref.WeakSet[CompiledHooks] = weakref.WeakSet()
+_setting: list[bool] = []
+
+
+def _guard_hooks(hooks: CompiledHooks) -> None:
+    """Have code that is compiled from now on tell modules with hooks from those without."""
+    from torch._dynamo import config
+
+    if not _guarding:
+        _setting[:] = [config.skip_nnmodule_hook_guards]
+        config.skip_nnmodule_hook_guards = False
+    _guarding.add(hooks)
+
+
+def _unguard_hooks(hooks: CompiledHooks) -> None:
+    from torch._dynamo import config
+
+    if hooks in _guarding:
+        _guarding.discard(hooks)
+        if not _guarding:
+            config.skip_nnmodule_hook_guards = _setting.pop()

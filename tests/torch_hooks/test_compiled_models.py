@@ -151,6 +151,30 @@ def test_hooks_that_come_too_late_are_told_once_and_loudly(engine, events, caplo
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("first", ["teacher", "student"])
+def test_code_of_another_model_of_the_class_is_not_taken(engine, events, first):
+    """Such as a teacher, an average of weights, or the same model in an earlier run."""
+    before = torch._dynamo.config.skip_nnmodule_hook_guards
+    student, teacher = (torch.compile(Net(), backend="aot_eager") for _ in range(2))
+    values = torch.randn(5, 6)
+    for _ in range(2):
+        hooks = engine(student)
+        for step in range(3):
+            with hooks.step(step):
+                if first == "teacher":
+                    teacher(values)
+                student(values).sum().backward()
+                if first == "student":
+                    teacher(values)
+        found = hooks.read()
+        assert {record.step for record in found} == {0, 1, 2}
+        assert {record.module_name for record in found} == set(hooks.instrumented_module_names)
+        hooks.close()
+        assert torch._dynamo.config.skip_nnmodule_hook_guards is before
+    assert len(found) == 2 * 3 * 2 * 6
+    assert not events("compiled_without_hooks")
+
+
 def test_eager_hooks_stay_out_of_compiled_code(engine, events):
     """Compiled after the engine was made, without a word of it."""
     model = Net()
