@@ -92,6 +92,13 @@ class Site:
         """Name, class and other names."""
         return self.name, self.kind, self.aliases
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether it was never called, though it could have been, unlike a list of modules."""
+        module = self.module()
+        is_list = module is not None and type(module).forward is nn.Module.forward
+        return not (self.was_called or self.failed or is_list)
+
 
 class InertHook:
     """What a copy or a pickle of a model has in the place of a hook; does nothing."""
