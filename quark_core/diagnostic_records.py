@@ -141,7 +141,8 @@ class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
         metadata: JSON values, or None.
         minimum, maximum: Smallest and largest element.
         zero_ratio: Share of elements that do not exceed the epsilon in
-            magnitude, 0 to 1.
+            magnitude, 0 to 1. The epsilon is the `dead_unit_epsilon` of an
+            activation, and 0 of a gradient: of one only exact zeros count.
         nan_count, inf_count: Elements that are NaN, or infinite.
     """
 
@@ -199,7 +200,8 @@ class ParameterSummaryRecord(StreamRecord, frozen=True, gc=False):
         optimizer_name: Class of the optimizer.
         optimizer_group_index, optimizer_group_name: Its group there.
         learning_rate, weight_decay: The group's.
-        metadata: JSON values, or None.
+        metadata: JSON values, or None; `accumulated` says how many
+            micro-batches the gradient sums up, where it is known and more than one.
     """
 
     module_name: str

@@ -4,13 +4,16 @@ They are in the model before it is compiled and stay there: a compiled frame
 does not see hooks that come or go. Each looks at a switch, on which the
 compiler guards, so that there are two graphs: one without any of this for
 the steps that are not probed, and one in which the statistics are fused into
-what makes the tensors. Rows of numbers go into buffers made beforehand, and
+what makes the tensors. While they are there, what is compiled has guards on
+hooks, which PyTorch leaves out by default: code of a model without hooks would
+be taken for another one of its class. Rows of numbers go into buffers made beforehand, and
 gradients are seen by an autograd function that changes nothing, since hooks of
 tensors, like lists that grow, would break the graph.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,19 +21,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from quark_torch.compiled_rows import (
+    FIELDS,
+    MAX_DIMS,
+    ROWS,
+    SPARE,
+    WIDTH,
+    observe,
+    read_row,
+    register_operator,
+)
 from quark_torch.hook_site import Site
 from quark_torch.layer_recording import GradientScale, LayerReading, LayerRecording
 from quark_torch.layer_traits import Layout, choose_unit_dim
-from quark_torch.partials import TensorStatistics
 from quark_torch.taped_hooks import InertHook
 
-__all__ = ["CompiledHook", "CompiledHooks", "Switch", "summarize"]
-
-_ROWS = 16
-_MAX_DIMS = 8
-# Of a row; the sizes of the tensor come after.
-_FIELDS = 13
-_WIDTH = _FIELDS + _MAX_DIMS
+__all__ = ["CompiledHook", "CompiledHooks", "Switch"]
 
 
 class Switch:
@@ -38,76 +44,6 @@ class Switch:
 
     def __init__(self) -> None:
         self.is_on = False
-
-
-def summarize(
-    tensor: Tensor,
-    near_zero: float,
-    saturation: tuple[float, float] | None,
-    unit_dim: int | None,
-) -> Tensor:
-    """The statistics of a tensor as one row, made of operations that a compiler fuses.
-
-    The moments are those around the mean, with totals in float64 where the
-    device has it.
-    """
-    wide = torch.float32 if tensor.device.type == "mps" else torch.float64
-    values = tensor.detach()
-    values = values.abs() if values.dtype.is_complex else values
-    values = values if values.dtype == torch.float64 else values.to(torch.float32)
-    finite = torch.isfinite(values)
-    count = finite.sum()
-    mean = torch.where(finite, values, 0.0).sum(dtype=wide) / count.clamp(min=1)
-    centred = torch.where(finite, values - mean, 0.0)
-    squares = (centred * centred).sum(dtype=wide)
-    magnitudes = values.abs()
-    zeros = (magnitudes <= near_zero).sum()
-    none = torch.zeros((), dtype=wide, device=tensor.device)
-    saturated, dead = none, none
-    if saturation is not None:
-        low, high = saturation
-        saturated = (((values <= low) | (values >= high)) & finite).sum()
-    units = 0
-    if unit_dim is not None:
-        units = tensor.shape[unit_dim]
-        others = [dim for dim in range(tensor.dim()) if dim != unit_dim]
-        dead = (magnitudes.amax(others) <= near_zero).sum()
-    found = [
-        none + 1.0,
-        count,
-        torch.isnan(values).sum(),
-        torch.isinf(values).sum(),
-        mean,
-        squares,
-        torch.where(finite, values, torch.inf).amin(),
-        torch.where(finite, values, -torch.inf).amax(),
-        zeros,
-        saturated,
-        dead,
-        none + units,
-        none + tensor.dim(),
-        *(none + size for size in tensor.shape),
-    ]
-    found += [none] * (_WIDTH - len(found))
-    return torch.stack([value.to(wide) for value in found])
-
-
-class _GradientTap(torch.autograd.Function):
-    """Gives what it gets, and writes the statistics of the gradient into a row."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, rows: Tensor, place: Tensor) -> Tensor:
-        """Give a copy, which the compiler does without, and in-place modules may change."""
-        ctx.save_for_backward(place)
-        ctx.rows = rows
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Write the row of the call that the gradient is of."""
-        (place,) = ctx.saved_tensors
-        ctx.rows.index_put_((place,), summarize(gradient, 0.0, None, None))
-        return gradient, None, None
 
 
 class CompiledHook:
@@ -134,8 +70,8 @@ class CompiledHook:
         """Make the buffers; compiled code takes them as they are, so this is done once."""
         wide = torch.float32 if device.type == "mps" else torch.float64
         with torch.inference_mode(False), torch.no_grad():
-            self.activations = torch.zeros(_ROWS, _WIDTH, dtype=wide, device=device)
-            self.gradients = torch.zeros(_ROWS, _WIDTH, dtype=wide, device=device)
+            self.activations = torch.zeros(ROWS + 1, WIDTH, dtype=wide, device=device)
+            self.gradients = torch.zeros(ROWS + 1, WIDTH, dtype=wide, device=device)
             self.calls = torch.zeros(1, dtype=torch.int64, device=device)
 
     def __call__(self, _module: nn.Module, _args: object, output: Any) -> Any:
@@ -164,18 +100,24 @@ class CompiledHook:
             return None
         if tensor.device != activations.device or tensor.is_meta or tensor.numel() == 0:
             return None
-        if tensor.dim() > _MAX_DIMS:
+        if tensor.dim() > MAX_DIMS:
             return None
-        place = calls.clamp(max=_ROWS - 1)
-        if self.forward:
-            unit_dim = choose_unit_dim(tensor, self.layout)
-            row = summarize(tensor, self.near_zero, self.saturation, unit_dim)
-            activations.index_put_((place,), row)
-        calls.add_(1)
-        if self.backward and torch.is_grad_enabled() and tensor.requires_grad:
-            taken: Tensor = _GradientTap.apply(tensor, gradients, place)  # type: ignore[no-untyped-call]
-            return taken
-        return None
+        unit_dim = choose_unit_dim(tensor, self.layout)
+        low, high = self.saturation or (None, 0.0)
+        backward = self.backward and torch.is_grad_enabled() and tensor.requires_grad
+        taken: Tensor = observe(
+            tensor,
+            activations,
+            gradients,
+            calls,
+            self.near_zero,
+            low,
+            high,
+            unit_dim,
+            self.forward,
+            backward,
+        )
+        return taken if backward else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
         return InertHook()
@@ -197,6 +139,8 @@ class CompiledHooks:
         self._handles: list[RemovableHandle] = []
         self._is_prepared = False
         self._waiting: list[Callable[[bool], bool]] = []
+        register_operator()
+        _guard_hooks(self)
         for site, hook in zip(sites, self._hooks, strict=True):
             module = site.module()
             if module is not None:
@@ -270,6 +214,17 @@ class CompiledHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        _unguard_hooks(self)
+
+    def _tell_of_checkpoint(self, site: Site) -> None:
+        self._recording._tell(
+            "compiled_in_checkpoint",
+            "warning",
+            f"{site.name} is in compiled code that an activation checkpoint runs a second time in "
+            "backward, so that there are no summaries of the gradients in it. Compile the model, "
+            "or the module that calls the checkpoint, in place of what the checkpoint runs",
+            module=site.name,
+        )
 
     def _record(
         self, copies: list[Tensor], moment: tuple[int, int | None], scale: GradientScale | None
@@ -279,8 +234,10 @@ class CompiledHooks:
             activations, gradients, counted = copies[3 * index : 3 * index + 3]
             calls = int(counted.item())
             total += calls
+            if gradients[SPARE, 0]:
+                self._tell_of_checkpoint(site)
             site.was_called = site.was_called or calls > 0
-            for call_index in range(min(calls, _ROWS)):
+            for call_index in range(min(calls, ROWS)):
                 for direction, rows in (("forward", activations), ("backward", gradients)):
                     row = rows[call_index].tolist()
                     if row[0] == 0.0:
@@ -292,32 +249,31 @@ class CompiledHooks:
                         "backward" if is_gradient else "forward",
                         moment,
                         call_index,
-                        tuple(int(size) for size in row[_FIELDS : _FIELDS + int(row[12])]),
+                        tuple(int(size) for size in row[FIELDS : FIELDS + int(row[12])]),
                         scale=scale if is_gradient else None,
                     )
-                    reading(
-                        _read_row(row, has_saturation=not is_gradient and bool(site.saturation))
-                    )
+                    reading(read_row(row, has_saturation=not is_gradient and bool(site.saturation)))
         return total
 
 
-def _read_row(row: list[float], *, has_saturation: bool) -> TensorStatistics:
-    counts = [int(number) for number in row[1:4]]
-    finite, nans, infinite = counts
-    mean, squares = row[4], row[5]
-    units = int(row[11])
-    return TensorStatistics(
-        element_count=finite + nans + infinite,
-        finite_count=finite,
-        nan_count=nans,
-        inf_count=infinite,
-        mean=mean if finite else None,
-        variance=squares / finite if finite else None,
-        norm=(squares + finite * mean * mean) ** 0.5 if finite else None,
-        minimum=row[6] if finite else None,
-        maximum=row[7] if finite else None,
-        near_zero_count=int(row[8]),
-        saturated_count=int(row[9]) if has_saturation else None,
-        unit_count=units or None,
-        dead_unit_count=int(row[10]) if units else None,
-    )
+_guarding: weakref.WeakSet[CompiledHooks] = weakref.WeakSet()
+_setting: list[bool] = []
+
+
+def _guard_hooks(hooks: CompiledHooks) -> None:
+    """Have code that is compiled from now on tell modules with hooks from those without."""
+    from torch._dynamo import config
+
+    if not _guarding:
+        _setting[:] = [config.skip_nnmodule_hook_guards]
+        config.skip_nnmodule_hook_guards = False
+    _guarding.add(hooks)
+
+
+def _unguard_hooks(hooks: CompiledHooks) -> None:
+    from torch._dynamo import config
+
+    if hooks in _guarding:
+        _guarding.discard(hooks)
+        if not _guarding:
+            config.skip_nnmodule_hook_guards = _setting.pop()

@@ -218,7 +218,7 @@ class HookEngine(LayerRecording):
         self.settle()
         if self._compiled is not None:
             self._compiled.remove()
-        never = [site.name for site in self._sites if not site.was_called and not site.failed]
+        never = [site.name for site in self._sites if site.is_missing]
         if self._probes and never and len(never) < len(self._sites):
             self._tell(
                 "modules_never_called",

@@ -83,3 +83,10 @@ class Site:
         if type(module).register_forward_hook is nn.Module.register_forward_hook:
             self.key = handle.id
         return handle
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it was never called, though it could have been, unlike a list of modules."""
+        module = self.module()
+        is_list = module is not None and type(module).forward is nn.Module.forward
+        return not (self.was_called or self.failed or is_list)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from quark_core.errors import SchemaValidationError
 from quark_core.json_object import JsonObject, normalize_object
 from quark_core.query import Query
 from quark_core.records import LayerSummaryRecord
@@ -141,17 +142,21 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
             limit: The newest N.
 
         Raises:
-            SchemaValidationError: A bound is no non-negative integer.
+            SchemaValidationError: A bound is no non-negative integer, or a name no str.
             SessionStoreError: The store cannot be read.
         """
+        equals = {
+            "module_name": module_name,
+            "module_type": module_type,
+            "summary_type": summary_type,
+            "hook_direction": hook_direction,
+        }
+        for name, value in equals.items():
+            if value is not None and not isinstance(value, str):
+                raise SchemaValidationError(f"{name} must be a str, not a {type(value).__name__}")
         self.settle()
         query = Query.build(
-            equals={
-                "module_name": module_name,
-                "module_type": module_type,
-                "summary_type": summary_type,
-                "hook_direction": hook_direction,
-            },
+            equals=equals,
             step=step,
             step_min=step_min,
             step_max=step_max,

@@ -293,14 +293,15 @@ class OptimizerSteps:
             return None
         return watch.marks.get(id(parameter))
 
-    def foresee(self, step: int) -> None:
-        """A snapshot was asked for at this step; find out whether the next one is due."""
+    def foresee(self, step: int) -> bool:
+        """A snapshot was asked for at this step; whether the next one may be due."""
         last = self._last_step
         if last is not None and step > last:
             self._increment = step - last
         self._last_step = step
         self._copying = self._increment is None or self._is_due(step + self._increment)
         self._generation += 1
+        return self._copying
 
     def close(self) -> None:
         """Leave the optimizers and free the copies."""

@@ -16,6 +16,7 @@ from quark_core.query import check_index
 from quark_core.records import ParameterDistributionRecord, ParameterSummaryRecord
 from quark_torch.gradient_scale import GradientScale
 from quark_torch.instrumentation_notices import InstrumentationNotices
+from quark_torch.micro_batches import MicroBatches
 from quark_torch.optimizer_steps import OptimizerSteps
 from quark_torch.parameter_config import ParameterDiagnosticsConfig
 from quark_torch.parameter_list import (
@@ -66,7 +67,10 @@ class ParameterDiagnostics(ParameterReadback):
     `close`, so that no step pays for allocation twice.
 
     Gradients are those of the snapshot: after the optimizer's step, as it left
-    them, summed over micro-batches, unscaled. A loop that clears gradients
+    them, summed over micro-batches, unscaled. Where they sum up several, the
+    metadata has `accumulated` with their number, if the snapshot was foreseen
+    and nothing else changed gradients in between, such as clipping after each.
+    It is counted by the last trained parameter of each optimizer. A loop that clears gradients
     before the snapshot is noticed at the first one, which has
     `gradient_missing` in its metadata; from then on gradients are read at the
     end of the optimizer's step.
@@ -123,6 +127,7 @@ class ParameterDiagnostics(ParameterReadback):
         self._early: dict[int, EarlyGradient] = {}
         self._clears_gradients = False
         self._scale = GradientScale(config.grad_scaler, optimizers)
+        self._micro_batches = MicroBatches(optimizers, self._parameters, self._notices.fail)
         self._steps = OptimizerSteps(
             optimizers,
             copies=config.captures_updates,
@@ -138,6 +143,7 @@ class ParameterDiagnostics(ParameterReadback):
         try:
             self._check_what_is_given()
             self._steps.attach()
+            self._micro_batches.begin()
         except Exception:
             # The run counts its writers.
             self.close()
@@ -178,7 +184,7 @@ class ParameterDiagnostics(ParameterReadback):
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
             epoch = check_index(epoch, "epoch")
         if not self._config.schedule.is_due(step):
-            self._steps.foresee(step)
+            self._foresee(step)
             return _NOTHING
         own = normalize_object(metadata, "metadata") or None
         if torch.compiler.is_compiling():
@@ -190,9 +196,9 @@ class ParameterDiagnostics(ParameterReadback):
                 self._notices.fail("snapshot_failed", error, step=step)
                 return _NOTHING
             finally:
-                self._steps.foresee(step)
                 self._listed = None
                 self._early.clear()
+                self._foresee(step)
 
     def flush(self) -> Snapshot:
         """Deliver every accepted record of this run to the primary store.
@@ -218,6 +224,7 @@ class ParameterDiagnostics(ParameterReadback):
         if self._closed:
             return
         self._closed = True
+        self._micro_batches.end()
         self._steps.close()
         self._parameters.forget()
         self._listed = None
@@ -262,6 +269,7 @@ class ParameterDiagnostics(ParameterReadback):
                 self._early,
                 self._find_scale,
                 self._was_skipped,
+                self._micro_batches.find,
             )
         self._scale.note()
         if any(reading.is_cleared for reading in readings):
@@ -301,6 +309,12 @@ class ParameterDiagnostics(ParameterReadback):
                 count=len(unread),
             )
         return tuple(summaries), tuple(distributions)
+
+    def _foresee(self, step: int) -> None:
+        if self._steps.foresee(step):
+            self._micro_batches.begin()
+        else:
+            self._micro_batches.end()
 
     def _choose(self, optimizer_index: int) -> Sequence[torch.Tensor]:
         """The parameters to copy before an optimizer's step."""

@@ -109,6 +109,16 @@ class ParameterList:
         self._config = config
         self._structure: object = None
         self._found: list[ListedParameter] = []
+        self._identities: frozenset[int] = frozenset()
+
+    @property
+    def known(self) -> list[ListedParameter]:
+        """Those that were there when it was looked last."""
+        return self._found
+
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter was among them."""
+        return id(parameter) in self._identities
 
     def find(self) -> list[ListedParameter]:
         """The parameters in the model's order, each once."""
@@ -119,6 +129,7 @@ class ParameterList:
         ]
         if structure != self._structure:
             self._found = list_parameters(self._model, self._config)
+            self._identities = frozenset(id(listed.parameter) for listed in self._found)
             self._structure = structure
         return self._found
 
@@ -126,6 +137,7 @@ class ParameterList:
         """Let go of the parameters."""
         self._structure = None
         self._found = []
+        self._identities = frozenset()
 
 
 def list_parameters(

@@ -73,6 +73,7 @@ def read_parameters(
     early: dict[int, EarlyGradient],
     find_scale: Callable[[int], float],
     was_skipped: Callable[[Sequence[ParameterReading]], bool],
+    find_accumulated: Callable[[int], int | None],
 ) -> list[ParameterReading]:
     """Read parameters once, as they are now. Called without gradients.
 
@@ -86,6 +87,8 @@ def read_parameters(
             optimizer) are still multiplied.
         was_skipped: Of the parameters of an optimizer that made no step,
             whether a GradScaler left it out.
+        find_accumulated: How many micro-batches the gradients of an optimizer
+            sum up, or None.
     """
     readings = []
     for entry in listed:
@@ -103,6 +106,11 @@ def read_parameters(
         by_optimizer.setdefault(index, []).append(reading)
     for index, group in by_optimizer.items():
         _read_gradients(group, steps, index, config, early, find_scale)
+        accumulated = find_accumulated(index)
+        if accumulated is not None and accumulated > 1:
+            for reading in group:
+                if reading.gradient is not None:
+                    reading.metadata["accumulated"] = accumulated
         outcome = None if index < 0 or not config.captures_updates else steps.review(index)
         if outcome is not None and outcome.missing == "no_optimizer_step":
             if was_skipped(group):

@@ -160,12 +160,23 @@ def watch(
     Raises:
         SchemaValidationError: A bad argument; the message names it.
     """
+    flags = {
+        "layers": layers,
+        "parameters": parameters,
+        "distributions": distributions,
+        "telemetry": telemetry,
+    }
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise SchemaValidationError(
+                f"{name} must be True or False, not a {type(flag).__name__}"
+            )
     schedule = HookScheduleConfig(every_n_steps=every_n_steps)
     engine = diagnostics = None
     if layers:
         filters = LayerFilterConfig(
-            include_types=tuple(include_types),
-            include_name_patterns=tuple(include_name_patterns),
+            include_types=include_types,  # type: ignore[arg-type] # checked there
+            include_name_patterns=include_name_patterns,  # type: ignore[arg-type]
         )
         config = HookEngineConfig(schedule=schedule, filters=filters)
         engine = HookEngine(session, model, optimizer, config=config)
@@ -176,7 +187,7 @@ def watch(
             optimizer,
             config=ParameterDiagnosticsConfig(
                 schedule=schedule,
-                capture_distributions=bool(distributions),
+                capture_distributions=distributions,
                 distribution_types=("value", "gradient", "update"),
             ),
         )

@@ -72,6 +72,7 @@ def make_run(scenario_name: str, seed: int, directory: Path, *, every: int = 5) 
         "intended": scenario.kind,
         "seed": seed,
         "every": every,
+        "val_every": recorder.val_every,
         "severity": draw.severity,
         "run_id": recorder.run_id,
         "duration_s": round(time.perf_counter() - begun, 3),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ class Recorder:
         self._real = False
         self._wall_s = 0.0
         self._core_s = 0.0
+        self._validated: list[int] = []
         self._step = 0
         self._epoch: int | None = None
 
@@ -156,7 +158,14 @@ class Recorder:
 
     def validate(self, step: int, values: Mapping[str, float], *, epoch: int | None = None) -> None:
         """Log metrics of held-out data."""
+        self._validated.append(step)
         self.log(values, step=step, epoch=epoch)
+
+    @property
+    def val_every(self) -> int | None:
+        """Steps from one validation to the next; None with less than two."""
+        gaps = sorted(b - a for a, b in pairwise(self._validated))
+        return gaps[len(gaps) // 2] if gaps else None
 
     def time(
         self,

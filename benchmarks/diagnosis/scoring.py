@@ -93,8 +93,9 @@ def score_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         `rules`: for each rule the runs that expect it (`faults`), `recall`,
         `precision`, `foreign` (runs where it is neither expected nor
         tolerated), `delay_probes` (median, from the fault's first step to the
-        alert's), `early` (alerts that begin before the fault), `culprits`
-        (share of hits that name one of the right layers) and `culprits_of`.
+        alert's; of overfitting in validations), `early` (alerts that begin
+        before the fault), `culprits` (share of hits that name one of the right
+        layers) and `culprits_of`.
         `specificity`: share of healthy runs without an alarm that is not
         tolerated. `score`: 100 sqrt(macro recall x specificity). `phases`:
         recall, and how many runs show a forbidden phase. `misses`,
@@ -157,7 +158,7 @@ def _score_rule(rule: str, judged: Sequence[tuple[dict[str, Any], Truth]]) -> di
         any(alarm["rule"] == rule for alarm in _list_foreign(row, truth)) for row, truth in judged
     )
     delays = [
-        (first - truth.onset_step) / row["every"]
+        (first - truth.onset_step) / _find_cadence(row, rule)
         for row, truth in hits
         if truth.onset_step is not None
         and (first := _find_first_step(_list_alarms(row, rule))) is not None
@@ -173,6 +174,12 @@ def _score_rule(rule: str, judged: Sequence[tuple[dict[str, Any], Truth]]) -> di
         "culprits": _share(sum(named), len(named)),
         "culprits_of": len(named),
     }
+
+
+def _find_cadence(row: dict[str, Any], rule: str) -> int:
+    """Steps from look to look at what the rule looks at: overfitting shows at validations only."""
+    validations = row.get("val_every") if rule == "overfitting_onset" else None
+    return max(row["every"], validations or 0)
 
 
 def _score_phases(judged: Sequence[tuple[dict[str, Any], Truth]]) -> dict[str, Any]:

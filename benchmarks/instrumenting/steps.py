@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import tempfile
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from writing.figures import print_rows
 
 import quark
@@ -93,7 +95,14 @@ def measure_steps(*, quick: bool) -> list[dict[str, Any]]:
     print_rows(
         f"Forward and backward, one thread (least of the rounds; every {EVERY}th is probed)", rows
     )
-    return rows
+    compiled = [
+        _measure_compiled(name, MODELS[name], (rounds if not quick else max(3, rounds // 4)))
+        for name, rounds in (("mlp", 1000), ("conv", 40))
+    ]
+    print_rows(
+        "The same of a compiled model (inductor); without hooks it is another copy", compiled
+    )
+    return rows + compiled
 
 
 def _measure(
@@ -144,6 +153,64 @@ def _measure(
         "goal": GOALS[name]["probed"],
         f"amortised over {EVERY}": probed / EVERY,
         "its goal": GOALS[name]["amortised"],
+    }
+
+
+def _measure_compiled(
+    name: str, make: Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]], rounds: int
+) -> dict[str, Any]:
+    """A compiled model with hooks in it beside a compiled copy without any, in turns."""
+    torch._dynamo.reset()
+    hooked, inputs, targets = make()
+    models = {"bare": copy.deepcopy(hooked), "again": copy.deepcopy(hooked), "unprobed": hooked}
+    compiled: dict[str, Any] = {kind: torch.compile(model) for kind, model in models.items()}
+    compiled["probed"] = compiled["unprobed"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        quark.start_run(project="instrumented", storage_dir=folder) as session,
+    ):
+        config = quark.HookEngineConfig(schedule=quark.HookScheduleConfig(every_n_steps=EVERY))
+        with quark.HookEngine(session, compiled["unprobed"], config=config) as hooks:
+
+            def train(kind: str) -> None:
+                model = compiled[kind]
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                model.zero_grad(set_to_none=True)
+                loss.backward()
+
+            def step(kind: str) -> None:
+                if kind in ("bare", "again"):
+                    train(kind)
+                    return
+                with hooks.step(EVERY if kind == "probed" else 1):
+                    train(kind)
+
+            graphs = {}
+            for kind in compiled:
+                counters.clear()
+                for _ in range(3):
+                    step(kind)
+                found = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+                graphs[kind] = found
+            taken: dict[str, list[float]] = {kind: [] for kind in compiled}
+            for number in range(rounds):
+                names = list(compiled)
+                for kind in names[number % 4 :] + names[: number % 4]:
+                    begin = time.perf_counter()
+                    step(kind)
+                    taken[kind].append(time.perf_counter() - begin)
+    least = {kind: min(values) for kind, values in taken.items()}
+    middle = {kind: statistics.median(values) for kind, values in taken.items()}
+    return {
+        "model": f"{name}, compiled",
+        "step ms": least["bare"] * 1000,
+        "A/A": least["again"] / least["bare"] - 1,
+        "unprobed": least["unprobed"] / least["bare"] - 1,
+        "A/A, medians": middle["again"] / middle["bare"] - 1,
+        "unprobed, medians": middle["unprobed"] / middle["bare"] - 1,
+        "probed": least["probed"] / least["bare"] - 1,
+        "graphs": graphs["unprobed"][0] + graphs["probed"][0],
+        "breaks": graphs["unprobed"][1] + graphs["probed"][1],
     }
 
 

@@ -151,6 +151,30 @@ def test_hooks_that_come_too_late_are_told_once_and_loudly(engine, events, caplo
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("first", ["teacher", "student"])
+def test_code_of_another_model_of_the_class_is_not_taken(engine, events, first):
+    """Such as a teacher, an average of weights, or the same model in an earlier run."""
+    before = torch._dynamo.config.skip_nnmodule_hook_guards
+    student, teacher = (torch.compile(Net(), backend="aot_eager") for _ in range(2))
+    values = torch.randn(5, 6)
+    for _ in range(2):
+        hooks = engine(student)
+        for step in range(3):
+            with hooks.step(step):
+                if first == "teacher":
+                    teacher(values)
+                student(values).sum().backward()
+                if first == "student":
+                    teacher(values)
+        found = hooks.read()
+        assert {record.step for record in found} == {0, 1, 2}
+        assert {record.module_name for record in found} == set(hooks.instrumented_module_names)
+        hooks.close()
+        assert torch._dynamo.config.skip_nnmodule_hook_guards is before
+    assert len(found) == 2 * 3 * 2 * 6
+    assert not events("compiled_without_hooks")
+
+
 def test_eager_hooks_stay_out_of_compiled_code(engine, events):
     """Compiled after the engine was made, without a word of it."""
     model = Net()
@@ -266,19 +290,89 @@ def test_transforms_and_traces_are_left_alone(engine):
     assert "quark" not in str(traced.graph)
 
 
-def test_checkpoints_in_compiled_code_count_once(engine):
-    class Checkpointed(nn.Module):
+class Checkpointed(nn.Module):
+    """A part is called twice in one checkpoint, and once in another."""
+
+    def __init__(self, *, is_checkpointed=True):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.part = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+        self.is_checkpointed = is_checkpointed
+
+    def twice(self, values):
+        return self.part(self.part(values))
+
+    def forward(self, values):
+        values = self.first(values)
+        for run in (self.twice, self.part):
+            if self.is_checkpointed:
+                values = checkpoint(run, values, use_reentrant=False)
+            else:
+                values = run(values)
+        return self.last(values)
+
+
+def train_twice(hooks, model, batches, step):
+    """Two micro-batches in a step, and the gradients that come of them."""
+    model.zero_grad()
+    with hooks.step(step):
+        for values in batches:
+            model(values).square().sum().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+BACKENDS = ("eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_checkpoints_in_compiled_code(engine, backend):
+    plain, inner = Checkpointed(is_checkpointed=False), Checkpointed()
+    inner.load_state_dict(plain.state_dict())
+    batches = [torch.randn(3, 4), 3 * torch.randn(3, 4)]
+    expected_gradients = train_twice(engine(plain), plain, batches, 100)
+    model = torch.compile(inner, backend=backend)
+    hooks = engine(model, schedule=EVERY_OTHER)
+    expected = summarise(hooks.read(step=100))
+    for step in range(4):
+        gradients = train_twice(hooks, model, batches, step)
+        for name, gradient in expected_gradients.items():
+            torch.testing.assert_close(gradients[f"_orig_mod.{name}"], gradient)
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+    found = hooks.read(step=2)
+    assert len(found) == 2 * 2 * (1 + 3 + 3 + 1)
+    assert summarise(found) == expected
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_compiled_code_in_checkpoints(engine, events, caplog, is_reentrant):
+    """What runs twice is recorded once; gradients, of which it cannot be told, not at all."""
+
+    class Around(nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.first, self.part, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
 
         def forward(self, values):
-            return self.last(checkpoint(self.inner, values, use_reentrant=False))
+            values = self.first(values)
+            for _ in range(2):
+                values = checkpoint(self.part, values, use_reentrant=is_reentrant)
+            return self.last(values)
 
-    model = torch.compile(Checkpointed(), backend="aot_eager")
+    plain, model = Around(), Around()
+    model.load_state_dict(plain.state_dict())
+    batches = [torch.randn(3, 4), 3 * torch.randn(3, 4)]
+    expected_gradients = train_twice(engine(plain), plain, batches, 100)
+    model.part.compile(backend="aot_eager")
     hooks = engine(model)
-    with hooks.step(0):
-        model(torch.randn(3, 4)).sum().backward()
-    activations = hooks.read(summary_type="activation")
-    assert [(r.module_name, r.call_index) for r in activations] == [("inner", 0), ("last", 0)]
-    assert "last" in {r.module_name for r in hooks.read(summary_type="gradient")}
+    expected = summarise(hooks.read(step=100))
+    for step in range(2):
+        gradients = train_twice(hooks, model, batches, step)
+        torch.testing.assert_close(gradients, expected_gradients)
+    found = summarise(hooks.read(step=1))
+    left = {key for key in expected if key[:2] == ("part", "gradient")}
+    assert len(left) == 4
+    assert found == {key: value for key, value in expected.items() if key not in left}
+    (event,) = events("compiled_in_checkpoint")
+    assert event.severity == "warning"
+    assert sum("activation checkpoint" in record.message for record in caplog.records) == 1

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from quark import HookScheduleConfig
+from quark_core.errors import SchemaValidationError
 from quark_torch.overhead import Overhead
 
 
@@ -54,6 +55,32 @@ def test_a_step_that_calls_nothing_is_told_once(engine, events):
     assert len(events("probe_empty")) == 1
     hooks.close()
     assert events("modules_never_called") == ()
+
+
+def test_lists_that_nobody_can_call_are_not_told(engine, events):
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+            self.scales = nn.ParameterList([nn.Parameter(torch.ones(2))])
+
+        def forward(self, values):
+            return self.parts[0](values) * self.scales[0]
+
+    model = Listed()
+    hooks = engine(model, filters={"leaf_modules_only": False})
+    with hooks.step(0):
+        model(torch.ones(2, 2)).sum().backward()
+    hooks.close()
+    (event,) = events("modules_never_called")
+    assert event.payload["modules"] == ["parts.1"]
+
+
+@pytest.mark.parametrize("name", ["module_name", "module_type", "summary_type", "hook_direction"])
+def test_a_filter_of_a_read_that_is_no_text(engine, name):
+    hooks = engine(small())
+    with pytest.raises(SchemaValidationError, match=f"{name} must be a str, not a int"):
+        hooks.read(**{name: 3})
 
 
 def test_lasting_overhead_is_told_once(engine, events):

@@ -84,3 +84,20 @@ def test_a_bad_step_is_refused(session, model, step):
         pytest.raises(SchemaValidationError, match=r"^step must"),
     ):
         watch.step(step)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"include_types": "Linear"}, "include_types must be a tuple of str"),
+        ({"include_types": 3}, "include_types must be a tuple of str"),
+        ({"include_name_patterns": "head"}, "include_name_patterns must be a tuple of str"),
+        ({"layers": None}, "layers must be True or False"),
+        ({"parameters": 1}, "parameters must be True or False"),
+        ({"distributions": "update"}, "distributions must be True or False"),
+        ({"telemetry": "no"}, "telemetry must be True or False"),
+    ],
+)
+def test_bad_arguments_are_refused(session, model, given, message):
+    with pytest.raises(SchemaValidationError, match=message):
+        quark.watch(session, model, **given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -361,12 +361,16 @@ def _judge_steps(make: Make, large: bool, recorder: Recorder, draw: Draw) -> Tru
         kind="fault",
         expected=("update_ratio",),
         tolerated=tuple(rule for rule in tolerated if rule != "update_ratio"),
-        culprits=tuple(sorted({name.rpartition(".")[0] for name in strange})),
+        culprits=() if len(strange) > len(weights) // 2 else _list_layers(strange),
         onset_step=0,
         phases_forbidden=("overfitting_onset",) if large else ("overfitting_onset", "divergence"),
         reason=told,
     )
     return soften(truth, trace)
+
+
+def _list_layers(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({name.rpartition(".")[0] for name in names}))
 
 
 def _list_ratios(trace: Trace, names: list[str], looks: slice) -> dict[str, float]:

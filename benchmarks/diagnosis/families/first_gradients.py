@@ -125,6 +125,8 @@ def _judge_explosion(make: Make, from_start: bool, recorder: Recorder, draw: Dra
         return doubt(f"{told}: no explosion")
     # Where it was over at once, what there is to see are values that are not finite.
     lasted = int((huge & np.isfinite(after)).sum()) >= 2 * recorder.every
+    if not lasted and np.isfinite(after).all():
+        return doubt(f"{told}: over at once")
     if not is_worse(trace, twin):
         return doubt(f"{told}: without effect, {trace.proof[-1]:.3g}, twin {twin.proof[-1]:.3g}")
     fixed = smooth(trace.fixed)
