@@ -23,8 +23,8 @@ from quark_torch.layer_filter import (
 )
 from quark_torch.layer_recording import LayerRecording, read_gradient_scale
 from quark_torch.layer_traits import Layout, find_layouts, find_saturation
+from quark_torch.optimizer_membership import OptimizerMembership
 from quark_torch.overhead import Overhead
-from quark_torch.parameter_list import list_optimizers
 from quark_torch.probes import ProbedStep
 from quark_torch.schedule import HookScheduleConfig
 
@@ -55,7 +55,8 @@ class HookEngine(LayerRecording):
     Args:
         session: A TrainingSession, or the RunContext of one.
         model: The model; its modules are chosen now.
-        optimizer: The optimizer (or several), to check that it is this model's.
+        optimizer: The optimizer (or several); a module whose trainable parameters it
+            does not have gets `in_optimizer: false` into its records' metadata.
         config: What is looked at, and when.
 
     Raises:
@@ -81,7 +82,7 @@ class HookEngine(LayerRecording):
             raise SchemaValidationError(
                 f"model must be a torch.nn.Module, not a {type(model).__name__}"
             )
-        _check_optimizer(model, optimizer)
+        membership = OptimizerMembership(model, optimizer)
         super().__init__(session, batch_size=config.batch_size)
         self._config = config
         self._is_due = config.schedule.is_due
@@ -94,6 +95,7 @@ class HookEngine(LayerRecording):
         layouts = find_layouts(model)
         sites = [self._make_site(chosen, layouts.get(id(chosen.module))) for chosen in selected]
         self._sites = sites
+        self._membership = membership
         is_compiled = [
             chosen.is_compiled if config.compiled is None else config.compiled
             for chosen in selected
@@ -246,6 +248,7 @@ class HookEngine(LayerRecording):
         began = perf_counter_ns()
         self._overhead.begin_probe(began)
         config = self._config
+        self.outside = self._membership.find_outside(self._sites)
         scale = None
         try:
             scale = read_gradient_scale(config.grad_scaler)
@@ -384,14 +387,3 @@ def _check_step(step: object) -> int:
     if number is None:
         raise SchemaValidationError("step must be a non-negative integer, not None")
     return number
-
-
-def _check_optimizer(model: nn.Module, optimizer: object) -> None:
-    """Refuse an optimizer of another model."""
-    own = {id(parameter) for parameter in model.parameters()}
-    for one in list_optimizers(optimizer):
-        if not any(id(each) in own for group in one.param_groups for each in group["params"]):
-            raise SchemaValidationError(
-                f"optimizer is another model's: none of the parameters of this "
-                f"{type(one).__name__} is one of this {type(model).__name__}"
-            )

@@ -95,12 +95,17 @@ class LayerReading:
 
 
 class LayerRecording(BufferedWriter[LayerSummaryRecord]):
-    """Puts layer summaries into the stream."""
+    """Puts layer summaries into the stream.
+
+    Attributes:
+        outside: Names of modules that no optimizer has.
+    """
 
     KIND: ClassVar[str] = LayerSummaryRecord.KIND
 
     def __init__(self, session: object, *, batch_size: int) -> None:
         self._told: set[object] = set()
+        self.outside: frozenset[str] = frozenset()
         super().__init__(session, batch_size=batch_size)
 
     def bind(self) -> None:
@@ -213,6 +218,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
                 scale,
                 found.notes,
                 found.density,
+                reading.name in self.outside,
             ),
             low,
             high,
@@ -303,6 +309,7 @@ def _make_metadata(
     scale: float | None,
     notes: tuple[str, ...],
     density: float | None,
+    is_outside: bool,
 ) -> JsonObject | None:
     items: dict[str, Any] = {}
     if path is not None:
@@ -318,6 +325,8 @@ def _make_metadata(
         items["scope"] = scopes[0]
     if aliases:
         items["aliases"] = list(aliases)
+    if is_outside:
+        items["in_optimizer"] = False
     if density is not None:
         items["density"] = density
     others = [note for note in notes if not note.startswith(_SCOPE)]
