@@ -248,7 +248,11 @@ class HookEngine(LayerRecording):
         began = perf_counter_ns()
         self._overhead.begin_probe(began)
         config = self._config
-        self.outside = self._membership.find_outside(self._sites)
+        outside = self._membership.find_outside(self._sites)
+        if outside != self.outside:
+            # Records of earlier steps are still being made, and have what held then.
+            self.settle()
+            self.outside = outside
         scale = None
         try:
             scale = read_gradient_scale(config.grad_scaler)
