@@ -9,6 +9,7 @@ from quark_core.analysis.rule import Finding
 __all__ = ["CONSEQUENCES", "link_causes"]
 
 CONSEQUENCES: Mapping[str, tuple[str, ...]] = {
+    "poor_initialisation": ("exploding_gradients", "vanishing_gradients", "plateau"),
     "update_ratio": (
         "exploding_gradients", "non_finite_values", "activation_collapse", "divergence",
         "loss_spike", "plateau", "vanishing_gradients",

@@ -31,6 +31,7 @@ STABILIZATION = "stabilization"
 STAGNATION = "stagnation"
 
 _SIGNIFICANT = 4.0
+_CERTAIN = 5.0  # as one of many pieces must be
 _STEEP = 0.4  # of the mean rate since the start
 _SLOWEST = 0.1  # of the steepest rate after it
 _TINY = 0.03  # of the fall so far
@@ -117,12 +118,12 @@ def _list_heads(lines: Lines, piece: Piece) -> Iterable[Piece]:
 
 def _is_falling(piece: Piece, after: Piece | None) -> bool:
     """Whether a piece falls significantly: by its slope, or to the level of the one after it."""
-    if piece.certainty <= -_SIGNIFICANT:
+    if piece.certainty <= -_CERTAIN:
         return True
     if after is None or piece.certainty > -0.5 * _SIGNIFICANT:
         return False
     error = float(np.hypot(piece.mean_error, 2.0 * after.mean_error))  # of a line's end: twice
-    return piece.mean - max(after.start, after.mean) >= _SIGNIFICANT * error
+    return piece.mean - max(after.start, after.mean) >= _CERTAIN * error
 
 
 def _is_large(

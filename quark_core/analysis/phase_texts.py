@@ -120,7 +120,7 @@ def _describe_course(
                 curve.key,
                 f"Its slope is {_figure(course.certainty)} times the slope's standard error.",
                 course.certainty,
-                4.0,
+                5.0 if segment.name == "rapid_learning" else 4.0,
                 *bounds,
             )
         )

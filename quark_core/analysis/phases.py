@@ -20,6 +20,7 @@ __all__ = [
     "PhaseAnalyzer",
     "PhaseAnalyzerConfig",
     "PhaseAnalyzerThresholds",
+    "analyze_phases",
 ]
 
 _ANALYZER = "phases"

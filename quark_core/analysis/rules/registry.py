@@ -14,12 +14,18 @@ from typing import Any, get_args
 
 from quark_core.analysis.rule import Rule
 from quark_core.analysis.rules.activation_collapse import ActivationCollapse
+from quark_core.analysis.rules.class_imbalance import ClassImbalance
+from quark_core.analysis.rules.data_bound import DataBound
 from quark_core.analysis.rules.divergence import Divergence
 from quark_core.analysis.rules.exploding_gradients import ExplodingGradients
+from quark_core.analysis.rules.hard_data import HardData
 from quark_core.analysis.rules.loss_spike import LossSpike
+from quark_core.analysis.rules.memory_growth import MemoryGrowth
 from quark_core.analysis.rules.non_finite_values import NonFiniteValues
+from quark_core.analysis.rules.oscillation import Oscillation
 from quark_core.analysis.rules.overfitting_onset import OverfittingOnset
 from quark_core.analysis.rules.plateau import Plateau
+from quark_core.analysis.rules.poor_initialisation import PoorInitialisation
 from quark_core.analysis.rules.runtime_bottleneck_risk import RuntimeBottleneckRisk
 from quark_core.analysis.rules.stagnant_layers import StagnantLayers
 from quark_core.analysis.rules.update_ratio import UpdateRatio
@@ -45,6 +51,12 @@ BUILTIN_RULES: tuple[Rule, ...] = (
     Divergence(),
     Plateau(),
     UpdateRatio(),
+    PoorInitialisation(),
+    Oscillation(),
+    HardData(),
+    ClassImbalance(),
+    MemoryGrowth(),
+    DataBound(),
 )
 """In the order in which they are asked."""
 
