@@ -79,6 +79,19 @@ class Progress:
             return 0.0
         return lost / max(self.fall, _SIGNIFICANT * self.error, 1e-300)
 
+    @property
+    def relapse(self) -> float:
+        """`regression` in logarithms, for losses that fall over orders of magnitude.
+
+        0 unless the loss is positive and ends at three times its best level
+        and a twentieth of its start, at least.
+        """
+        if not (self.best > 0 and self.start > self.best and self.regression > 0):
+            return 0.0
+        if self.final < 3.0 * self.best or self.final < 0.05 * self.start:
+            return 0.0
+        return float(np.log(self.final / self.best) / np.log(self.start / self.best))
+
     def level_before(self, step: int, points: int = 10) -> float:
         """Median of the last smoothed values before a step; the start where there is none."""
         values = self.smoothed.value[self.smoothed.step < step][-points:]

@@ -116,7 +116,7 @@ def test_a_layer_that_nothing_leads_to_is_stagnant():
     )  # fmt: skip
     (alert,) = _analyze(builder).alerts
     assert alert.culprit == "layers.2"
-    assert "never gets a gradient" in alert.fact
+    assert "gets no gradient" in alert.fact
 
 
 @pytest.mark.parametrize(

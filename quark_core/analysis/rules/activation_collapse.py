@@ -21,6 +21,7 @@ _SATURATED, _SATURATION_RISE = 0.85, 0.3
 _STD, _STD_ALONE = 0.02, 1e-3
 _FLAT = 1e-4
 _GOOD_ACCURACY = 0.9
+_ALL_SATURATED, _LARGE_RISE = 0.98, 0.5
 
 
 class ActivationCollapse:
@@ -110,7 +111,7 @@ def _look(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
     if start is not None and (
         suffers
         or case.outcome.worsens_after(int(item.step[start]))
-        or (is_hidden and (case.outcome.accuracy or 0.0) < _GOOD_ACCURACY)
+        or (is_hidden and _is_gone(saturation, start, case))
     ):
         level = float(np.median(saturation[start:]))
         scale = case.thresholds
@@ -126,6 +127,15 @@ def _look(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
             level, _SATURATED, severity,
         )  # fmt: skip
     return _look_at_deviation(item, std, case)
+
+
+def _is_gone(saturation: NDArray[np.float64], start: int, case: Case) -> bool:
+    """Whether a hidden layer is saturated beyond doubt, or the accuracy is known to be low."""
+    level = float(np.median(saturation[start:]))
+    if level >= _ALL_SATURATED and level - np.nan_to_num(_early(saturation)) >= _LARGE_RISE:
+        return True
+    accuracy = case.outcome.accuracy
+    return accuracy is not None and accuracy < _GOOD_ACCURACY
 
 
 def _look_at_deviation(item: LayerHistory, std: NDArray[np.float64], case: Case) -> Finding | None:
@@ -183,7 +193,9 @@ def _join(found: list[Finding], span: int) -> Finding:
     """One alert for all layers, in the name of the worst of those where it began."""
     begin = min(item.step or 0 for item in found)
     early = [item for item in found if (item.step or 0) <= begin + 0.1 * span]
-    worst = max(early, key=_badness)
+    # Of layers that are equally gone the first one made the others so.
+    limit = 0.97 * max(_badness(item) for item in early)
+    worst = next(item for item in early if _badness(item) >= limit)
     if len(found) == 1:
         return worst
     others = tuple(item.culprit for item in found if item is not worst and item.culprit)

@@ -9,12 +9,16 @@ from quark_core.analysis.curves import Curve
 from quark_core.analysis.observations import format_number, observe
 from quark_core.analysis.rule import Finding
 
-__all__ = ["read_depth"]
+__all__ = ["read_depth", "read_start"]
 
 _GROWTH = 8.0
 _GROWTH_TOGETHER = 200.0
-_LEAST_LAYERS = 6
+_LEAST_LAYERS = 5
+_STEADY = 0.8  # rank correlation with the depth
+_KINDS = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LazyLinear")
 _PROBES = 5
+_ELASTICITY = 120.0
+_FIRST_PROBES = 3
 
 
 def read_depth(case: Case, _series: list[Curve]) -> Finding | None:
@@ -26,18 +30,20 @@ def read_depth(case: Case, _series: list[Curve]) -> Finding | None:
     """
     names = [
         name
-        for name in case.run.activations
-        if name in case.run.gradients and len(case.run.gradients[name]) >= 1
+        for name, item in case.run.activations.items()
+        if item.kind in _KINDS and name in case.run.gradients and len(case.run.gradients[name])
     ]
     if len(names) < _LEAST_LAYERS:
         return None
     with np.errstate(invalid="ignore"):
         forward = np.array([_median(case.run.activations[name]["std"]) for name in names])
         backward = np.array([_median(case.run.gradients[name]["rms"]) for name in names])
-    few = max(1, len(names) // 5)
-    hidden = slice(-1 - few, -1)
-    grown = _divide(np.nanmedian(forward[hidden]), np.nanmedian(forward[1 : 1 + few]))
-    back = _divide(np.nanmedian(backward[1 : 1 + few]), np.nanmedian(backward[hidden]))
+    forward, backward = forward[:-1], backward[:-1]
+    grown = _divide(float(forward[-1]), float(forward[0]))
+    back = _divide(float(backward[0]), float(backward[-1]))
+    steady = min(_correlate_ranks(forward), -_correlate_ranks(backward))
+    if steady < _STEADY:
+        return None
     if grown < _GROWTH or back < _GROWTH or grown * back < _GROWTH_TOGETHER:
         return None
     culprit = names[int(np.nanargmax(backward))]
@@ -60,6 +66,51 @@ def read_depth(case: Case, _series: list[Curve]) -> Finding | None:
         step=first,
         affected=tuple(name for name in names if name != culprit)[:10],
     )  # fmt: skip
+
+
+def read_start(case: Case, _series: list[Curve]) -> Finding | None:
+    """Gradients that are explosive at the first probes, without regard to any history.
+
+    The norm of a weight's gradient times the weight's norm, over the loss, says
+    by how many percent the loss changes for a percent of the weight. It has no
+    unit; the loss has to be positive throughout for it to have a meaning.
+    """
+    progress = case.outcome.train
+    if progress is None or not min(progress.best, progress.final) > 0 or progress.start <= 0:
+        return None
+    highest, culprit, first = 0.0, "", 0
+    for item in case.run.parameters.values():
+        if item.role != "weight":
+            continue
+        products = (item["gradient_norm"] * item["value_norm"])[:_FIRST_PROBES]
+        known = products[np.isfinite(products)]
+        level = float(np.median(known)) / progress.start if len(known) else 0.0
+        if level > highest:
+            highest, culprit, first = level, item.module_name or item.name, int(item.step[0])
+    if highest < _ELASTICITY:
+        return None
+    return Finding(
+        culprit=culprit,
+        severity="error",
+        title="Gradients are explosive from the start",
+        fact=f"At step {first} a percent of the weights of {culprit} changes the loss by "
+        f"{format_number(highest)} percent.",
+        inference="Signals are amplified many times on their way, as by a recurrence whose weights "
+        "are too large.",
+        suggested_check="Smaller or orthogonal initial weights, a gated cell, gradient clipping.",
+        evidence=(
+            observe("layer", culprit, "norms of gradient and weight over the loss", highest,
+                    _ELASTICITY, first),
+        ),
+        step=first,
+        confidence=0.8,
+    )  # fmt: skip
+
+
+def _correlate_ranks(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """Rank correlation with the place, by Spearman."""
+    ranks = np.argsort(np.argsort(values))
+    return float(np.corrcoef(ranks, np.arange(len(values)))[0, 1]) if len(values) > 2 else 0.0
 
 
 def _median(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:

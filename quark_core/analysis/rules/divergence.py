@@ -35,11 +35,14 @@ class Divergence:
                 reason=f"it needs {_LEAST_POINTS} points of the training loss",
                 missing=("train/loss",),
             )
-        regression = progress.regression
+        # In logarithms a third is as far as half of what was won is otherwise.
+        regression = max(progress.regression, 1.5 * progress.relapse)
         level = progress.smoothed
         won = max(progress.fall, 4.0 * progress.error)
         least = max(3, round(_LASTING * len(level)))
         limit = progress.best + max(_SHARE * won, 0.05 * abs(progress.best))
+        if progress.regression < _SHARE:
+            limit = float(np.sqrt(progress.best * max(progress.final, progress.best)))
         is_high = level.value > limit
         is_high[: int(np.searchsorted(level.step, progress.best_step))] = False
         lasting = count_run(is_high)
@@ -89,7 +92,7 @@ class Divergence:
     def _is_acquitted(case: Case) -> bool:
         validation = case.outcome.validation
         if validation is not None and validation.points >= 4:
-            return validation.regression < 0.25
+            return validation.regression < 0.25 and validation.relapse == 0.0
         if case.outcome.accuracy is not None and case.outcome.other_progress:
             curve = case.validation_accuracy or case.train_accuracy
             if curve is not None and len(curve.merged) >= 4:

@@ -19,7 +19,7 @@ from quark_core.analysis.observations import (
     say_steps,
 )
 from quark_core.analysis.rule import Finding, Verdict, grade
-from quark_core.analysis.rules.depth_growth import read_depth
+from quark_core.analysis.rules.depth_growth import read_depth, read_start
 from quark_core.analysis_records import AlertCategory, AlertSeverity, EvidenceRecord
 
 __all__ = ["ExplodingGradients"]
@@ -63,7 +63,7 @@ class ExplodingGradients:
         surges = [surge for item in series if (surge := _find_surge(item, case)) is not None]
         if surges:
             return Verdict(findings=(_describe(surges, case), *limited))
-        for read in (_read_loss, read_depth):
+        for read in (_read_loss, read_depth, read_start):
             if (finding := read(case, series)) is not None:
                 return Verdict(findings=(finding, *limited))
         if limited:
@@ -143,7 +143,11 @@ def _find_surge(curve: Curve, case: Case) -> _Surge | None:
 
 def _describe(surges: list[_Surge], case: Case) -> Finding:
     begin = min(surge.first for surge in surges)
-    ranked = rank_by({surge.name: surge.ratio for surge in surges if surge.first == begin})
+    early = [surge for surge in surges if surge.first == begin]
+    # A layer with weights says more than what lies between two of them.
+    holders = {item.module_name for item in case.run.parameters.values()}
+    weighty = [surge for surge in early if surge.name in holders]
+    ranked = rank_by({surge.name: surge.ratio for surge in weighty or early})
     by_name = {surge.name: surge for surge in surges}
     worst = by_name[ranked[0]]
     last = max(surge.last for surge in surges)

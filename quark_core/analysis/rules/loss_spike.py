@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
 from quark_core.analysis.curves import local_spread, spread, trailing_median
@@ -12,10 +13,13 @@ from quark_core.analysis_records import AlertCategory, AlertSeverity
 
 __all__ = ["LossSpike"]
 
+Floats = NDArray[np.float64]
+
 _DEVIATIONS = 10.0
 _WINDOW = 30
 _LEAST_POINTS = 20
 _LEAST_SPIKES = 2
+_LASTING = 3
 _SHARE = 0.5  # of all that the run had won
 
 
@@ -51,10 +55,16 @@ class LossSpike:
             high = distance > limit
         high[:8] = False
         groups = _group(high)
-        # A rise that stays is no spike: it comes back within a tenth of the run.
-        longest = max(5, len(values) // 10)
+        # Noise with heavy tails throws single points, but none beyond where the loss began.
+        start = float(values[: max(3, len(values) // 10)].max())
         groups = [
-            (low, up) for low, up in groups if up - low + 1 <= longest and up < len(values) - 1
+            part
+            for part in groups
+            if _comes_back(values, base, part)
+            and (
+                int(high[part[0] : part[1] + 1].sum()) >= _LASTING
+                or float(values[part[0] : part[1] + 1].max()) > start
+            )
         ]
         ratio = float(np.nanmax(distance[8:] / np.maximum(limit[8:], 1e-300), initial=0.0))
         if not groups:
@@ -94,7 +104,18 @@ class LossSpike:
         )  # fmt: skip
 
 
-def _group(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int, int]]:
+def _comes_back(values: Floats, base: Floats, part: tuple[int, int]) -> bool:
+    """Whether a rise is over soon: one that stays is a change, and one at the end is unknown."""
+    low, up = part
+    length = up - low + 1
+    after = values[up + 1 : up + 1 + max(8, length)]
+    if len(after) < 3 or length > max(5, len(values) // 8):
+        return False
+    peak = float(values[low : up + 1].max())
+    return float(np.median(after)) <= float(base[low]) + 0.35 * (peak - float(base[low]))
+
+
+def _group(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Stretches of true values, those with up to two others between as one."""
     out: list[tuple[int, int]] = []
     for index in np.flatnonzero(mask).tolist():

@@ -17,8 +17,9 @@ _LEAST_AFTER = 4  # validation points after the best one
 _LEAST_POINTS = 6
 _NOISE = 4.0
 _SHARE = 0.1  # of what the validation had won
-_RISE = 0.15  # of its best level
-_ACCURACY_WON, _ACCURACY_LOST = 0.1, 0.03
+_RISE = 0.125  # of its best level
+_ACCURACY_LOST = 0.05
+_ACCURACY_BEST = 0.2  # below it nothing had been learned
 
 
 class OverfittingOnset:
@@ -85,8 +86,12 @@ def _look(
     after = count - 1 - best
     if after < _LEAST_AFTER:
         return None, 0.0
+    # Early points are noisier: the rise is held against the noise where it is.
+    later = values[max(0, best - window) :]
     noise = estimate_noise(values)
-    tail = max(2, min(after // 2, count // 4))
+    if len(later) >= _LEAST_POINTS:
+        noise = min(noise, estimate_noise(later))
+    tail = max(3, min(after // 3, count // 5))
     final = float(np.median(values[-tail:]))
     rise = final - float(level[best])
     won = float(np.median(values[:2])) - float(level[best])
@@ -96,7 +101,8 @@ def _look(
     # Accuracies fall by little when the loss has long risen.
     if rises:
         unit = 100.0 if float(values.min()) < -1.5 else 1.0
-        limits = limits and won > _ACCURACY_WON * unit and rise > _ACCURACY_LOST * unit
+        limits = rise > max(_NOISE * error, _ACCURACY_LOST * unit)
+        limits = limits and -float(level[best]) > _ACCURACY_BEST * unit
     if not limits:
         return None, share
     # It has to go up most of the way: a level that was reached at once and kept is a change of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from quark_core.analysis.case import Case
@@ -15,6 +17,7 @@ __all__ = ["Plateau"]
 _LEAST_POINTS = 30
 _RELATIVE = 0.02
 _CERTAIN = 0.06
+_PLAYER = re.compile(r"disc|critic|judge|adversar|(^|[/_.-])[dg]_loss|fake|real_loss")
 
 
 class Plateau:
@@ -111,7 +114,7 @@ class Plateau:
         if case.train_accuracy is not None:
             progress = measure_progress(negate(case.train_accuracy))
             return progress is not None and progress.has_fallen
-        if case.outcome.rewarded:
+        if case.outcome.rewarded or _has_other_loss_that_falls(case):
             return True
         accuracy = case.validation_accuracy
         if accuracy is None:
@@ -124,3 +127,18 @@ class Plateau:
             )
         progress = measure_progress(negate(accuracy))
         return progress is not None and progress.has_fallen and progress.fall > 0.2
+
+
+def _has_other_loss_that_falls(case: Case) -> bool:
+    """Whether one of several losses falls: of two players, or of several tasks."""
+    known = [curve.key for curve in (case.train_loss, case.validation_loss) if curve is not None]
+    for key, curve in case.run.metrics.items():
+        if "loss" not in key.lower() or key in known:
+            continue
+        # Two players that are equally good have losses that stand still.
+        if _PLAYER.search(key.lower()):
+            return True
+        progress = measure_progress(curve)
+        if progress is not None and progress.has_fallen and progress.relative_fall > _CERTAIN:
+            return True
+    return False

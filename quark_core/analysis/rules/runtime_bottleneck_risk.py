@@ -74,11 +74,22 @@ class _Times:
     """Step times in milliseconds, without those that say nothing."""
 
     def __init__(
-        self, key: str, step: NDArray[np.int64], total: NDArray[np.float64],
+        self,
+        key: str,
+        step: NDArray[np.int64],
+        total: NDArray[np.float64],
         data: NDArray[np.float64] | None,
-    ) -> None:  # fmt: skip
+        case: Case,
+    ) -> None:
         self.key, self.step, self.total, self.data = key, step, total, data
         self.usual = float(np.median(total))
+        rows = np.flatnonzero(total > _STALL * self.usual)
+        waits = np.zeros(len(rows), dtype=np.bool_)
+        if data is not None:
+            waits = np.nan_to_num(data[rows]) > 0.5 * total[rows]
+        self.explained = np.zeros(len(total), dtype=np.bool_)
+        if len(rows):
+            self.explained[rows[_is_periodic(step[rows], case) & ~waits]] = True
 
     @classmethod
     def find(cls, case: Case) -> _Times | None:
@@ -108,7 +119,7 @@ class _Times:
         if data_time is not None and len(data_time):
             place = np.searchsorted(data_time.step, step).clip(0, len(data_time) - 1)
             data = np.where(data_time.step[place] == step, data_time.value[place], np.nan)
-        return cls(step_time.key, step, total, data)
+        return cls(step_time.key, step, total, data, case)
 
     @property
     def is_tiny(self) -> bool:
@@ -184,15 +195,19 @@ def _look_at_drift(times: _Times, _case: Case) -> Finding | None:
     if times.is_tiny or len(times.total) < 30:
         return None
     windows = _windows(len(times.total))
-    levels = np.array([np.median(times.total[part]) for part in windows])
+    calm = np.where(times.explained, times.usual, times.total)
+    # Means see steps that are slow now and then, medians those that are slow throughout.
+    levels = np.array([max(np.median(calm[part]), _trimmed_mean(calm[part])) for part in windows])
     early = levels[: max(2, len(levels) // 5)]
     base = float(np.median(early))
     high = levels > max(_DRIFT * base, 1.2 * float(early.max()))
     # It has to last to the end: a slow stretch that is over is a visitor on the machine.
-    tail = max(2, len(levels) // 4)
-    if high[-tail:].mean() < 0.75 or not high[-1]:
+    tail = max(2, len(levels) // 3)
+    if high[-tail:].mean() < 0.75:
         return None
     start = len(high) - 1
+    while start > 0 and not high[start]:
+        start -= 1
     while start > 0 and high[max(0, start - 2) : start].any():
         start -= 1
     ratio = float(np.median(levels[-tail:])) / base
@@ -208,19 +223,20 @@ def _look_at_drift(times: _Times, _case: Case) -> Finding | None:
     )  # fmt: skip
 
 
-def _look_at_stalls(times: _Times, case: Case) -> Finding | None:
+def _trimmed_mean(values: NDArray[np.float64]) -> float:
+    """Mean without the highest twentieth, one value at least."""
+    kept = np.sort(values)[: max(1, len(values) - max(1, len(values) // 20))]
+    return float(kept.mean())
+
+
+def _look_at_stalls(times: _Times, _case: Case) -> Finding | None:
     if times.is_tiny:
         return None
     slow = times.total > _STALL * times.usual
     rows = np.flatnonzero(slow)
     if len(rows) < 3:
         return None
-    if times.data is not None:
-        waits = np.nan_to_num(times.data[rows]) > 0.5 * times.total[rows]
-    else:
-        waits = np.zeros(len(rows), dtype=np.bool_)
-    explained = _is_periodic(times.step[rows], case) & ~waits
-    rows = rows[~explained]
+    rows = rows[~times.explained[rows]]
     if len(rows) < 3:
         return None
     lost = float((times.total[rows] - times.usual).sum() / times.total.sum())
@@ -271,6 +287,7 @@ def _look_at_jitter(times: _Times, case: Case) -> Finding | None:
         [spread(times.total[part]) / max(float(np.median(times.total[part])), 1e-9)
          for part in windows]
     )  # fmt: skip
+    early = float(np.median(values[: max(2, len(values) // 5)]))
     high = values >= _JITTER
     stretch = find_sustained(high, max(2, len(high) // 3))
     if stretch is None:
@@ -284,7 +301,10 @@ def _look_at_jitter(times: _Times, case: Case) -> Finding | None:
         "The work of a step depends on its batch, or something else takes the machine's time.",
         "Look at batches of very different sizes, at other processes, at the loader's workers.",
         jitter, _JITTER, first, last,
-        grade(jitter, 0.0, scale.runtime_error_jitter_ratio, scale.runtime_critical_jitter_ratio),
+        # Batches of different sizes jitter from the start: that is how such a training is.
+        grade(jitter, 0.0, scale.runtime_error_jitter_ratio, scale.runtime_critical_jitter_ratio)
+        if jitter >= 3.0 * early
+        else "info",
     )  # fmt: skip
 
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
+from quark_core.analysis.dead_layers import has_dead_layer
 from quark_core.analysis.limits import limit_stagnant_layers
-from quark_core.analysis.observations import find_sustained, format_number, observe, say_steps
+from quark_core.analysis.observations import (
+    count_run,
+    find_sustained,
+    format_number,
+    observe,
+    say_steps,
+)
 from quark_core.analysis.rule import Finding, Verdict, grade
 from quark_core.analysis.run_data import ParameterHistory
 from quark_core.analysis_records import AlertCategory
@@ -15,6 +23,7 @@ __all__ = ["StagnantLayers"]
 
 _LEAST_PROBES = 3
 _RATIO = 1e-3  # of the other weights' median update ratio
+_MOVED = 2e-3  # of a weight's size, in all: then it does move
 _PULL = 0.02  # of their median gradient, relative to the weights
 
 
@@ -50,7 +59,7 @@ class StagnantLayers:
         pulling = _take_medians(trained, "gradient_norm", over="value_norm")
         found: dict[str, tuple[int, int, int, str, list[str], float]] = {}
         for item in trained:
-            judged = _judge(item, trained, moving, pulling)
+            judged = _judge(item, trained, moving, pulling, case)
             if judged is None:
                 continue
             first, last, probes, reason, ratio = judged
@@ -92,6 +101,7 @@ def _judge(
     trained: list[ParameterHistory],
     moving: dict[int, float],
     pulling: dict[int, float],
+    case: Case,
 ) -> tuple[int, int, int, str, float] | None:
     """First and last step, probes, reason and ratio, where a parameter stands still."""
     steps = item.step
@@ -107,10 +117,9 @@ def _judge(
         return None
     if item.role != "weight":
         return None
-    if len(steps) >= _LEAST_PROBES and bool(np.isnan(gradients).all()):
-        if item.in_optimizer is False or not _others_get_gradients(item, trained):
-            return None
-        return int(steps[0]), int(steps[-1]), len(steps), "no gradient", 0.0
+    found = _find_cut_off(item, trained, case)
+    if found is not None:
+        return found
     median = np.array([moving.get(step, np.nan) for step in steps.tolist()])
     ratios = item["update_to_parameter_ratio"]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -130,13 +139,69 @@ def _judge(
     if stretch is None or stretch[1] < len(rows) - 1 - max(1, len(rows) // 10):
         return None
     chosen = rows[stretch[0] : stretch[1] + 1]
+    if _drift(item, chosen) > _MOVED:
+        return None  # it moves at other steps than those that were looked at
     usual = float(np.median(relative[chosen]))
     return int(steps[chosen[0]]), int(steps[chosen[-1]]), len(chosen), "small updates", usual
 
 
-def _others_get_gradients(item: ParameterHistory, trained: list[ParameterHistory]) -> bool:
+def _find_cut_off(
+    item: ParameterHistory, trained: list[ParameterHistory], case: Case
+) -> tuple[int, int, int, str, float] | None:
+    """Where a parameter gets no gradient to the end, and stands still, while others get some."""
+    steps, gradients = item.step, item["gradient_norm"]
+    count = len(steps)
+    if count < _LEAST_PROBES or item.in_optimizer is False:
+        return None
+    missing = np.isnan(gradients) & (np.nan_to_num(item["non_finite_gradient_count"]) == 0)
+    nothing = missing | (gradients == 0)
+    lasting = count_run(nothing)
+    if lasting < max(_LEAST_PROBES, round(0.1 * count)):
+        return None
+    chosen = np.arange(count - lasting, count)
+    begin = int(steps[chosen[0]])
+    if _drift(item, chosen) > 0.0 or not _others_get_gradients(item, trained, begin):
+        return None
+    if not missing[chosen].all() and has_dead_layer(case):
+        return None  # dead units pass nothing on: that is another rule's
+    if not _is_called(item, case, steps[chosen]):
+        return None
+    return begin, int(steps[-1]), lasting, "no gradient", 0.0
+
+
+def _drift(item: ParameterHistory, rows: NDArray[np.int64]) -> float:
+    """How far a parameter's norm, mean or deviation went in some probes, over its norm's scale."""
+    drifts = []
+    for name in ("value_norm", "value_mean", "value_std"):
+        values = item[name][rows]
+        known = values[np.isfinite(values)]
+        if len(known) > 1:
+            scale = max(float(np.abs(known).max()), 1e-12)
+            drifts.append(float(np.ptp(known)) / scale)
+    return max(drifts, default=0.0)
+
+
+def _is_called(item: ParameterHistory, case: Case, steps: NDArray[np.int64]) -> bool:
+    """Whether the module of a parameter was called at half of the steps, or cannot be known."""
+    activations = case.run.activations
+    if not activations or not any(other in activations for other in _names(item.module_name)):
+        return not activations or not item.module_name
+    name = next(other for other in _names(item.module_name) if other in activations)
+    return bool(np.isin(steps, activations[name].step).mean() >= 0.5)
+
+
+def _names(module: str) -> list[str]:
+    """A module, and those that hold it, from the inside out."""
+    parts = module.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+def _others_get_gradients(
+    item: ParameterHistory, trained: list[ParameterHistory], since: int
+) -> bool:
     return any(
-        other is not item and bool(np.isfinite(other["gradient_norm"]).any()) for other in trained
+        other is not item and bool((other["gradient_norm"][other.step >= since] > 0).any())
+        for other in trained
     )
 
 
@@ -148,7 +213,7 @@ _REASONS = {
         "with requires_grad_(False) what shall not train.",
     ),
     "no gradient": (
-        "never gets a gradient",
+        "gets no gradient",
         "Nothing leads from the loss to it: its output is detached, or it is not used.",
         "Look for detach(), no_grad(), .item() or an argmax between it and the loss.",
     ),

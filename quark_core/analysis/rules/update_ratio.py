@@ -13,9 +13,11 @@ from quark_core.analysis_records import AlertCategory
 __all__ = ["UpdateRatio"]
 
 _LEAST_PROBES = 3
-_LARGE = 0.1
+_GOOD_ACCURACY = 0.9
+_LARGE = 0.05
 _LARGE_ALONE = 0.5
 _LARGE_FIRST = 0.3
+_LARGE_FIRST_ALONE = 1.0
 _TINY_START = 0.1  # of the other weights' size: what starts near zero is overwritten on purpose
 _SMALL = 1e-5
 _MANY_STEPS = ("LBFGS",)  # one call of these makes many steps
@@ -56,13 +58,18 @@ class UpdateRatio:
         highest = levels[ranked[0]]
         middle = float(np.median(list(levels.values())))
         suffers = case.outcome.is_poor
-        apart = len(levels) >= 3 and highest > _APART * middle and highest > 0.5 * _LARGE
+        apart = len(levels) >= 3 and highest > _APART * middle and highest > _LARGE
         if highest >= _LARGE_ALONE or (highest >= _LARGE and suffers) or apart:
             return Verdict(findings=(self._describe_large(ranked, levels, spans, middle),))
         if first_steps:
             return Verdict(findings=(_describe_first(first_steps),))
         if suffers and not case.outcome.has_learned and middle <= _SMALL:
             return Verdict(findings=(self._describe_small(ranked, levels, spans, middle),))
+        slow = min(_SMALL, highest / (5.0 * _APART))
+        crawling = [name for name in ranked if levels[name] <= slow]
+        if crawling and not (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
+            crawling.reverse()
+            return Verdict(findings=(_describe_crawling(crawling, levels, spans, highest),))
         return Verdict(
             reason="no weight changes by too much or too little for the training to go on",
             observed=highest,
@@ -165,11 +172,15 @@ def _read_first_steps(case: Case) -> dict[str, tuple[float, int]]:
     if len(sizes) < 2:
         return {}
     usual = float(np.median([size for size in sizes.values() if size > 0] or [0.0]))
-    return {
+    large = {
         name: found
         for name, found in ratios.items()
         if found[0] >= _LARGE_FIRST and sizes[name] >= _TINY_START * usual
     }
+    is_general = len(large) >= max(2, len(sizes) / 2)
+    if is_general or any(found[0] >= _LARGE_FIRST_ALONE for found in large.values()):
+        return large
+    return {}
 
 
 def _describe_first(found: dict[str, tuple[float, int]]) -> Finding:
@@ -190,4 +201,31 @@ def _describe_first(found: dict[str, tuple[float, int]]) -> Finding:
         ),
         step=step,
         affected=tuple(other for other in found if other != name),
+    )  # fmt: skip
+
+
+def _describe_crawling(
+    names: list[str],
+    levels: dict[str, float],
+    spans: dict[str, tuple[int, int]],
+    highest: float,
+) -> Finding:
+    name = names[0]
+    first, last = spans[name]
+    return Finding(
+        culprit=name.removesuffix(".weight"),
+        severity="warning",
+        title="Some weights hardly change",
+        fact=f"A step changes {name} by {format_number(levels[name])} of its norm "
+        f"({say_steps(first, last)}); others change by up to {format_number(highest)}.",
+        inference="The learning rate of their parameter group is far too small.",
+        suggested_check="Look at the rates of the parameter groups and their units.",
+        evidence=tuple(
+            observe("layer", other, "norm of an update over that of the weights", levels[other],
+                    _SMALL, *spans[other])
+            for other in names[:4]
+        ),
+        step=first,
+        step_end=last,
+        affected=tuple(names[1:]),
     )  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
+from quark_core.analysis.dead_layers import has_dead_layer
 from quark_core.analysis.limits import limit_vanishing_gradients
 from quark_core.analysis.observations import find_sustained, format_number, observe, say_steps
 from quark_core.analysis.rule import Finding, Verdict, grade
@@ -19,7 +20,8 @@ __all__ = ["VanishingGradients"]
 _RATIO = 1e-3  # of the layer with the largest gradient
 _LEAST_PROBES = 3
 _LEAST_LAYERS = 3
-_DEAD = 0.9
+_NOTHING = 1e-4
+_GOOD_ACCURACY = 0.9
 _NO_DEPTH = ("Embedding", "EmbeddingBag", "LayerNorm", "BatchNorm1d", "BatchNorm2d", "RMSNorm")
 
 
@@ -118,13 +120,33 @@ def _align(
     return _Depth(tuple(name for name, _, _, _ in parts), steps, sizes)
 
 
-def _has_dead_layer(case: Case) -> bool:
-    """Whether a layer's units give nothing at the end: nothing passes it, either way."""
-    return any(
-        float(np.nan_to_num(item["dead_unit_ratio"])[-_LEAST_PROBES:].mean()) > _DEAD
-        for item in case.run.activations.values()
-        if len(item)
-    )
+def _stands_still(names: tuple[str, ...], case: Case) -> bool:
+    """Whether a first layer's updates are a hundredth of the others', relative to the weights.
+
+    Optimizers that scale each parameter train on the smallest gradients.
+    """
+    levels = {
+        item.name: float(np.nanmedian(np.append(item["update_to_parameter_ratio"], np.nan)))
+        for item in case.run.parameters.values()
+        if item.role == "weight" and bool((item["update_to_parameter_ratio"] > 0).any())
+    }
+    if len(levels) < _LEAST_LAYERS:
+        return False
+    first = [levels[name] for name in names if name in levels]
+    first += [levels[f"{name}.weight"] for name in names if f"{name}.weight" in levels]
+    return bool(first) and min(first) < 0.01 * max(levels.values())
+
+
+def _stalls(case: Case) -> bool:
+    """Whether the loss falls no more after its first third, with much of the run left."""
+    progress = case.outcome.train or case.outcome.validation
+    if progress is None or (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
+        return False
+    values = progress.smoothed.value[len(progress.smoothed) // 3 :]
+    if len(values) < 6 or values[0] <= 0:
+        return False
+    few = max(1, len(values) // 5)
+    return float(np.median(values[-few:])) > 0.95 * float(np.median(values[:few]))
 
 
 def _find_underflow(depth: _Depth) -> NDArray[np.bool_] | None:
@@ -143,7 +165,7 @@ def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
         ratios = depth.sizes / largest
         lowest = np.nanmin(np.where(np.isnan(ratios), np.inf, ratios)[:first_half], axis=0)
     nothing = largest == 0  # no layer gets any: an underflow, or a loss that is flat
-    has_dead = _has_dead_layer(case)
+    has_dead = has_dead_layer(case)
     # A gradient of exactly nothing is an underflow, or the doing of dead units.
     vanished = (lowest <= _RATIO) & (lowest > 0)
     if not has_dead:
@@ -156,7 +178,11 @@ def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
         vanished &= depth.steps < broken
     stretch = find_sustained(vanished, max(_LEAST_PROBES, round(0.2 * len(vanished))))
     usual = float(np.median(lowest[np.isfinite(lowest)])) if np.isfinite(lowest).any() else None
-    if stretch is None or not (case.outcome.is_poor or underflows is not None):
+    if stretch is None:
+        return None, usual
+    stands = _stands_still(depth.names[: max(1, first_half)], case)
+    stands = stands or (usual is not None and usual <= _NOTHING and _stalls(case))
+    if not (case.outcome.is_poor or underflows is not None or stands):
         return None, usual
     rows = slice(stretch[0], stretch[1] + 1)
     begin, end = int(depth.steps[stretch[0]]), int(depth.steps[stretch[1]])
