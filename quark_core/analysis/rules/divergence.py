@@ -61,7 +61,8 @@ class Divergence:
                 observed=regression,
                 threshold=_SHARE,
             )
-        first = _find_onset(loss, int(level.step[len(level) - lasting]), progress.best_step, limit)
+        low = progress.best + max(4.0 * progress.error, 0.15 * (limit - progress.best))
+        first = _find_onset(loss, int(level.step[len(level) - lasting]), progress.best_step, low)
         # Beyond where it started it is worse than untrained.
         severity = grade(regression, 0.0, 0.9, 2.0)
         return Verdict(

@@ -112,8 +112,9 @@ def _look(
         return None, share
     if train is None or not _improves(train, int(curve.step[best]), curve.unit):
         return None, share
-    beyond = values[best:] > level[best] + max(_NOISE * error, 0.3 * rise)
-    onset = best + int(np.argmax(beyond)) if beyond.any() else best
+    # It begins where the level was at its best for the last time.
+    near = np.flatnonzero(level <= level[best] + max(error, 0.1 * rise))
+    onset = min(int(near[-1]) + 1, count - 1)
     first = int(curve.step[best])
     name = "accuracy" if rises else "loss"
     sign = -1.0 if rises else 1.0
