@@ -29,6 +29,7 @@ __all__ = [
     "attend",
     "attend_twice",
     "descend",
+    "note_gradients",
     "noise",
     "supervise",
 ]
