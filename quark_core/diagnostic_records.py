@@ -144,6 +144,16 @@ class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
             magnitude, 0 to 1. The epsilon is the `dead_unit_epsilon` of an
             activation, and 0 of a gradient: of one only exact zeros count.
         nan_count, inf_count: Elements that are NaN, or infinite.
+        sample_variation_ratio: Share of an activation's energy that differs
+            between samples, 0 to 1: over each position of a sample, the sum of
+            the variances between samples over that of the mean squares; near
+            0 where all samples get the same output. A sample is what lies
+            before the units in memory: a row of a batch, a token, or a pixel
+            of channels_last. It is from at most six samples, evenly spaced,
+            and the first 1024 elements of each. None of gradients; where there
+            are no units or only one, or fewer than two samples; where what
+            was sampled is all zero or not all finite; and of what was
+            measured on a device or inside of a compiled model.
     """
 
     module_name: str
@@ -167,6 +177,7 @@ class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
     zero_ratio: float | None = None
     nan_count: int | None = None
     inf_count: int | None = None
+    sample_variation_ratio: float | None = None
 
     KIND: ClassVar[str] = "layer"
 

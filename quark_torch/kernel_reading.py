@@ -33,7 +33,7 @@ __all__ = [
 
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _JOB = struct.Struct("=qqqqqdddqqqQ")
-_RESULT = struct.Struct("=qqqqqqddddd")
+_RESULT = struct.Struct("=qqqqqqdddddd")
 _LIMITS = struct.Struct("=qdddQ")
 _tracing_state = torch._C._get_tracing_state
 _NEAR_ZERO, _SATURATION = 1, 2
@@ -274,12 +274,19 @@ def read_result(
     if units is not None and result[5] < 0:
         return None
     dead = None if units is None else (units, result[5])
-    return conclude(_partial(result), element_count, wanted, units=dead)
+    return conclude(
+        _partial(result), element_count, wanted, units=dead, variation=_read_variation(result)
+    )
 
 
 def _partial(row: tuple[Any, ...]) -> Partial:
-    finite, nans, infinities, near_zero, saturated, _, mean, squares, minimum, maximum, _ = row
+    finite, nans, infinities, near_zero, saturated, _, mean, squares, minimum, maximum = row[:10]
     return Partial(finite, nans, infinities, near_zero, saturated, mean, squares, minimum, maximum)
+
+
+def _read_variation(row: tuple[Any, ...]) -> float | None:
+    variation: float = row[11]
+    return None if variation != variation else variation  # NaN where it is not known
 
 
 def _conclude(tensor: Tensor, row: tuple[Any, ...], wanted: Wanted) -> TensorStatistics | None:
@@ -292,7 +299,7 @@ def _conclude(tensor: Tensor, row: tuple[Any, ...], wanted: Wanted) -> TensorSta
         if row[5] < 0:
             return None  # no memory for the units
         units = (tensor.shape[wanted.units], row[5])
-    return conclude(part, count, wanted, units=units)
+    return conclude(part, count, wanted, units=units, variation=_read_variation(row))
 
 
 @functools.lru_cache(maxsize=256)

@@ -225,6 +225,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
             _share(found.near_zero_count, read),
             found.nan_count,
             found.inf_count,
+            found.sample_variation,
         )
         self._append(record)
         self._remember(record, 1)

@@ -24,6 +24,7 @@ from quark_torch.kernel_reading import (
     read_dense,
 )
 from quark_torch.partials import Partial, TensorStatistics, Wanted, conclude, merge
+from quark_torch.sample_variation import measure_variation
 from quark_torch.tensor_forms import Form, open_form, walk, without_repeats
 from quark_torch.torch_reading import extreme_exponent, read_difference, read_flat
 
@@ -128,9 +129,11 @@ def _measure_any(tensor: Tensor, wanted: Wanted) -> TensorStatistics | None:
     else:
         part, repeats = None, 1
     read = _read([part] if part is not None else form.parts, wanted)
-    units = None
+    units, variation = None, None
     if wanted.units is not None and form.has_units and part is not None:
         units = _count_units(form.parts[0], part, read, wanted)
+        if units is not None:
+            variation = measure_variation(form.parts[0], wanted.units)
     return conclude(
         read,
         form.element_count,
@@ -139,6 +142,7 @@ def _measure_any(tensor: Tensor, wanted: Wanted) -> TensorStatistics | None:
         units=units,
         density=form.density,
         notes=form.notes,
+        variation=variation,
     )
 
 

@@ -45,6 +45,9 @@ class TensorStatistics(msgspec.Struct, frozen=True, gc=False):
         unit_count, dead_unit_count: Units, and those of them that are dead; likewise.
         density: Stored elements over all, for a sparse tensor only.
         notes: What a reader must know, such as `complex: of the magnitudes`.
+        sample_variation: Share of the energy that differs between samples, 0 to
+            1, as `measure_variation` of `sample_variation.py` defines it; None
+            without units, and where it is not known.
     """
 
     element_count: int
@@ -62,6 +65,7 @@ class TensorStatistics(msgspec.Struct, frozen=True, gc=False):
     dead_unit_count: int | None = None
     density: float | None = None
     notes: tuple[str, ...] = ()
+    sample_variation: float | None = None
 
     @property
     def std(self) -> float | None:
@@ -131,6 +135,7 @@ def conclude(
     units: tuple[int, int] | None = None,
     density: float | None = None,
     notes: tuple[str, ...] = (),
+    variation: float | None = None,
 ) -> TensorStatistics:
     """Statistics of a tensor of whose elements this is known, each `repeats` times."""
     count = part.finite_count
@@ -166,6 +171,7 @@ def conclude(
         None if units is None else units[1],
         density,
         notes,
+        variation,
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quark_torch.partials import NOTHING, Partial, Wanted, merge
 
-__all__ = ["BLOCK", "extreme_exponent", "read_block", "read_difference", "read_flat"]
+__all__ = ["BLOCK", "extreme_exponent", "read_block", "read_difference", "read_flat", "widen"]
 
 BLOCK = 32_768
 """Elements read at once: they stay in cache, and PyTorch uses no second thread for them."""
@@ -25,7 +25,7 @@ _SAFE_PEAKS = (1e-140, 1e140)
 def read_flat(flat: Tensor, wanted: Wanted, exponent: int = 0) -> Partial:
     """Read a one-dimensional tensor of real elements, on any device."""
     return merge(
-        read_block(_widened(flat[begin : begin + BLOCK]), wanted, exponent)
+        read_block(widen(flat[begin : begin + BLOCK]), wanted, exponent)
         for begin in range(0, len(flat), BLOCK)
     )
 
@@ -36,7 +36,7 @@ def read_difference(
     """The difference of two one-dimensional tensors, and the first of them."""
     differences, befores = [], []
     for begin in range(0, len(after), BLOCK):
-        old = _widened(before[begin : begin + BLOCK])
+        old = widen(before[begin : begin + BLOCK])
         difference = _difference(before[begin : begin + BLOCK], after[begin : begin + BLOCK])
         differences.append(read_block(difference, wanted, exponent))
         befores.append(read_block(old, Wanted(), exponent))
@@ -53,7 +53,8 @@ def extreme_exponent(part: Partial) -> int:
     return math.frexp(peak)[1]
 
 
-def _widened(block: Tensor) -> Tensor:
+def widen(block: Tensor) -> Tensor:
+    """Elements as float64 on the CPU; of complex ones the magnitudes."""
     if block.dtype.is_complex:
         if block.dtype == torch.complex32:
             block = block.to(torch.complex64)
@@ -67,7 +68,7 @@ def _difference(before: Tensor, after: Tensor) -> Tensor:
         # Integers would overflow.
         before, after = _wide(before), _wide(after)
     wide = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
-    return _widened(after.to(wide) - before.to(wide))
+    return widen(after.to(wide) - before.to(wide))
 
 
 def _wide(block: Tensor) -> Tensor:

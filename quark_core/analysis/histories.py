@@ -31,7 +31,7 @@ _PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrap
 
 _LAYER_FIGURES = (
     "mean", "std", "norm", "dead_unit_ratio", "saturation_ratio", "zero_ratio",
-    "minimum", "maximum", "nan_count", "inf_count", "element_count",
+    "minimum", "maximum", "nan_count", "inf_count", "element_count", "sample_variation_ratio",
 )  # fmt: skip
 _PARAMETER_FIGURES = (
     "element_count", "value_mean", "value_std", "value_min", "value_max", "value_norm",
@@ -82,7 +82,7 @@ class LayerHistory(History):
 
     Figures: mean, std, norm, rms (norm over the root of the element count),
     dead_unit_ratio, saturation_ratio, zero_ratio, minimum, maximum, nan_count,
-    inf_count, element_count, calls.
+    inf_count, element_count, sample_variation_ratio, calls.
 
     Attributes:
         summary_type: activation or gradient.

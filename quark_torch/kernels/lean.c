@@ -7,8 +7,7 @@
    in a block's sums, and only then is the block read again, slowly.
 
    This file is compiled once for each level of instructions, with LEVEL its
-   name, and once with DISPATCH to choose among them. It needs no headers of
-   Python and knows nothing of it. */
+   name, and once with DISPATCH to choose among them. It knows nothing of Python. */
 
 #include <math.h>
 #include <stdint.h>
@@ -19,7 +18,7 @@
 #include <immintrin.h>
 #endif
 
-#define INTERFACE 1
+#define INTERFACE 2
 
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 enum { NEAR_ZERO = 1, SATURATION = 2 };
@@ -39,7 +38,7 @@ typedef struct {
 typedef struct {
     int64_t finite, nan, inf, near_zero, saturated, dead;
     double mean, squares, minimum, maximum;
-    double before_squares; /* sum of squares before the update */
+    double before_squares, variation; /* squares before the update; what differs between samples, or NAN */
 } Result;
 
 #define PASTE2(a, b) a##_##b
@@ -328,6 +327,7 @@ static void run_twofold(const Job *job, Result *results)
 DEFINE_DEAD(dead_16, uint16_t)
 DEFINE_DEAD(dead_32, uint32_t)
 DEFINE_DEAD(dead_64, uint64_t)
+#include "lean_variation.h"
 
 void RUN(const Job *job, Result *results)
 {
@@ -335,12 +335,14 @@ void RUN(const Job *job, Result *results)
         memset(&results[each], 0, sizeof *results);
         results[each].minimum = INFINITY;
         results[each].maximum = -INFINITY;
+        results[each].variation = NAN;
     }
     if (job->dtype == FLOAT64) run_twofold(job, results);
     else run_single(job, results);
     /* Fewer elements near zero than one unit has: no unit is dead. */
     if (job->units && results->near_zero >= job->outer * job->inner)
         results->dead = job->dtype == FLOAT64 ? dead_64(job) : job->dtype == FLOAT32 ? dead_32(job) : dead_16(job);
+    if (job->units) results->variation = job->dtype == FLOAT64 ? twofold_variation(job) : single_variation(job);
 }
 
 #else /* DISPATCH */

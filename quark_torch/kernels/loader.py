@@ -19,7 +19,7 @@ from quark_torch.kernels.building import PROBING_SOURCE, SOURCE, cache_folder, l
 
 __all__ = ["INTERFACE", "Kernel", "find_kernel", "find_probing", "load_library", "load_probing"]
 
-INTERFACE = 1
+INTERFACE = 2
 """Layout of jobs and results; that of the library must be the same."""
 
 _log = logging.getLogger("quark.torch")

@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     int64_t finite, nan, inf, near_zero, saturated, dead;
-    double mean, squares, minimum, maximum, before_squares;
+    double mean, squares, minimum, maximum, before_squares, variation;
 } Result;
 
 typedef void (*Measure)(const Job *, Result *, int64_t, int);
@@ -136,9 +136,10 @@ static int take_limits(Limits *limits, const char *bytes, Py_ssize_t size)
 
 static PyObject *describe_result(const Result *of)
 {
-    return Py_BuildValue("(LLLLLLddddd)", (long long)of->finite, (long long)of->nan, (long long)of->inf,
+    return Py_BuildValue("(LLLLLLdddddd)", (long long)of->finite, (long long)of->nan, (long long)of->inf,
                          (long long)of->near_zero, (long long)of->saturated, (long long)of->dead,
-                         of->mean, of->squares, of->minimum, of->maximum, of->before_squares);
+                         of->mean, of->squares, of->minimum, of->maximum, of->before_squares,
+                         of->variation);
 }
 
 static PyObject *describe_shape(const int64_t *sizes, int dims)

@@ -98,6 +98,7 @@ def test_any_metrics(loss, validation, times):
 def test_any_figures_of_layers_and_parameters(data):
     builder = _loss(data.draw(st.lists(FLOATS, max_size=40)))
     names = ("mean", "std", "norm", "dead_unit_ratio", "saturation_ratio", "zero_ratio")
+    names += ("sample_variation_ratio",)
     for number in range(data.draw(st.integers(0, 4))):
         steps = sorted(data.draw(st.lists(st.integers(0, 100), max_size=12)))
         for summary in ("activation", "gradient"):

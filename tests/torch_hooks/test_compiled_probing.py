@@ -190,6 +190,17 @@ def test_records_are_those_of_python(tmp_path, scene):
         tape.read(0)  # which raises where compiled code has taken nothing
 
 
+@pytest.mark.parametrize("scene", ["mlp", "conv", "channels_last", "transformer", "float16"])
+def test_what_differs_between_samples_is_known_of_activations(tmp_path, scene):
+    _, records = compare(tmp_path, scene)
+    for each in records:
+        ratio = each["sample_variation_ratio"]
+        if each["summary_type"] == "gradient":
+            assert ratio is None
+        else:
+            assert 0 < ratio <= 1
+
+
 @pytest.mark.parametrize("scene", ["mlp", "conv", "checkpoint", "checkpoint_reentrant"])
 def test_accumulation_is_counted_alike(tmp_path, scene):
     _, records = compare(tmp_path, scene, lambda model, inputs: train(model, inputs, times=3))

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from quark import HookEngine, HookEngineConfig, validate_record
+from quark_core.analysis.histories import collect_layers
+from quark_core.columns import Columns
 from quark_torch.layer_filter import LayerFilterConfig
 
 
@@ -182,6 +184,26 @@ def test_one_sample_says_nothing_of_units(engine):
         model(torch.zeros(1, 4))
         model(torch.zeros(2, 4))
     assert [record.dead_unit_ratio is None for record in hooks.read()] == [True, False]
+
+
+def test_a_collapsed_batch_shows_though_its_features_differ(engine):
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+    nn.init.zeros_(model[0].weight)
+    hooks = engine(model)
+    with hooks.step(0):
+        model(torch.randn(32, 6)).square().sum().backward()
+    activations, gradients = hooks.read()[:3], hooks.read()[3:]
+    for record in activations:
+        assert record.std > 0.05
+        assert record.sample_variation_ratio < 1e-6
+    assert [record.sample_variation_ratio for record in gradients] == [None] * 3
+    nn.init.normal_(model[0].weight)
+    with hooks.step(1):
+        model(torch.randn(32, 6))
+    assert all(record.sample_variation_ratio > 0.1 for record in hooks.read(step=1))
+    history = collect_layers(Columns.from_records("layer", hooks.read()))["2", "activation"]
+    collapsed, healthy = history["sample_variation_ratio"]
+    assert collapsed == activations[2].sample_variation_ratio < healthy
 
 
 def test_epsilon_is_of_activations_only(engine):
