@@ -16,6 +16,7 @@ _SIGNIFICANT = 4.0
 _SMALL_FALL = 0.1
 _NOTHING = 5e-3
 _ACCURACY_STEP = 0.03
+_GOOD_ACCURACY = 0.9
 _MOST_POINTS = 4000
 _REWARD = re.compile(r"(^|[/_.-])(reward|return|score|elbo|bleu|auc|map|iou|psnr)s?([/_.-]|$)")
 
@@ -140,7 +141,7 @@ class Outcome:
             return True
         if not self.has_metrics:
             return False
-        if self.accuracy is not None and self.accuracy >= 0.9:
+        if self.accuracy is not None and self.accuracy >= _GOOD_ACCURACY:
             return False
         progress = self.train or self.validation
         if progress is None:
@@ -150,6 +151,18 @@ class Outcome:
         if progress.has_fallen and progress.relative_fall >= _SMALL_FALL:
             return False
         return not (self.other_progress and progress.relative_fall >= 0.02)
+
+    @property
+    def stalls(self) -> bool:
+        """Whether a positive loss falls by less than a twentieth after the run's first third."""
+        progress = self.train or self.validation
+        if progress is None or (self.accuracy or 0.0) >= _GOOD_ACCURACY:
+            return False
+        values = progress.smoothed.value[len(progress.smoothed) // 3 :]
+        if len(values) < 6 or values[0] <= 0:
+            return False
+        few = max(1, len(values) // 5)
+        return float(np.median(values[-few:])) > 0.95 * float(np.median(values[:few]))
 
     def worsens_after(self, step: int, share: float = 0.25) -> bool:
         """Whether the loss rises after a step by a share of what had been won until then."""

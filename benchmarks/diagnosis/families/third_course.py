@@ -29,8 +29,8 @@ __all__ = [
     "attend",
     "attend_twice",
     "descend",
-    "note_gradients",
     "noise",
+    "note_gradients",
     "supervise",
 ]
 
@@ -226,7 +226,7 @@ def attend(course: Course, recorder: Recorder | SilentRecorder) -> Notes:
     return notes
 
 
-def supervise(  # noqa: PLR0913 - each is one habit of a training loop
+def supervise(
     draw: Draw,
     model: nn.Module,
     data: Data,

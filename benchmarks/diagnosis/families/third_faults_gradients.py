@@ -183,7 +183,7 @@ def _saturated_game(draw: Draw, faulty: bool) -> Course:
     generator = make_plain(4, width, width, 2, act=nn.Tanh)
     judge = make_plain(2, width, width, 1, act=nn.LeakyReLU)
     model = nn.ModuleDict({"generator": generator, "judge": judge})
-    rate = draw.log_uniform(0.001, 0.002)
+    rate = draw.log_uniform(0.003, 0.006)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.5, 0.99))
     centre = torch.tensor([4.0, -3.0]) + 0.3 * torch.randn(2)
     real = centre + 0.5 * torch.randn(600, 2)
@@ -222,7 +222,7 @@ def _saturated_game(draw: Draw, faulty: bool) -> Course:
     return Course(
         model=model,
         optimizer=optimizer,
-        steps=10 * draw.integer(28, 36),
+        steps=10 * draw.integer(34, 42),
         advance=advance,
         exam=lambda: (generator(held).mean(0) - centre).norm(),
         notes=notes,

@@ -173,7 +173,8 @@ def _posterior(draw: Draw, faulty: bool) -> Course:
 
     def advance(_step: int) -> dict[str, float]:
         x = data.x[torch.from_numpy(order.integers(0, len(data.x), 64))]
-        return {"train/elbo_loss": descend(notes, model, optimizer, value(x, torch.randn(64, code)))}
+        loss = value(x, torch.randn(64, code))
+        return {"train/elbo_loss": descend(notes, model, optimizer, loss)}
 
     return Course(
         model=model,
@@ -190,12 +191,12 @@ def _posterior(draw: Draw, faulty: bool) -> Course:
 
 
 def _ceiling(draw: Draw, faulty: bool) -> Course:
-    """Bytes in place of fractions, and every ReLU6 is at its ceiling or at zero."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
+    """Millimetres in place of metres, and every ReLU6 is at its ceiling or at zero."""
+    data = datasets.load_spirals(draw.stream("data"), arms=draw.integer(2, 3))
     width = draw.integer(32, 64)
-    model = make_plain(64, width, width, 10, act=nn.ReLU6)
-    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.001, 0.003))
-    factor = 150.0 * 4.0**draw.severity if faulty else 1.0
+    model = make_plain(2, width, width, data.classes, act=nn.ReLU6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.004, 0.01))
+    factor = 250.0 * 4.0**draw.severity if faulty else 1.0
     for part in (data.x, data.val_x, data.proof_x):
         part.mul_(factor)
 
@@ -204,18 +205,18 @@ def _ceiling(draw: Draw, faulty: bool) -> Course:
         return float((reached[reached > 0] >= 6.0).double().mean())
 
     return supervise(
-        draw, model, data, cross_entropy, optimizer, steps=10 * draw.integer(18, 26), dissect=count
+        draw, model, data, cross_entropy, optimizer, steps=10 * draw.integer(26, 36), dissect=count
     )
 
 
 def _oversmoothed(draw: Draw, faulty: bool) -> Course:
     """So many graph convolutions that all nodes become the same."""
     features, near, label, order = load_graph(draw)
-    model = Graph(12, draw.integer(16, 32), 10 + round(10 * draw.severity), 4, skip=not faulty)
+    depth = 24 + round(16 * draw.severity) if faulty else 2
+    model = Graph(12, draw.integer(16, 32), depth, 4, skip=not faulty)
     with torch.no_grad():
         for layer in model.layers:
             nn.init.kaiming_normal_(layer.weight)
-            layer.weight.mul_(1.0 if faulty else 0.1)
     optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.002, 0.005))
     learn, seen, held = order[:100], order[100:140], order[140:]
     notes = Notes()
@@ -242,12 +243,12 @@ def _oversmoothed(draw: Draw, faulty: bool) -> Course:
 
 def _inverted_warm_up(draw: Draw, faulty: bool) -> Course:
     """The warm-up divides where it should multiply: the first steps kill the units."""
-    data = datasets.load_shapes(draw.stream("data"))
+    data = datasets.load_digits(draw.stream("data"), noise=0.05)
     width = draw.integer(32, 64)
-    model = make_plain(256, width, width, 4)
+    model = make_plain(64, width, width, 10)
     optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.001, 0.002))
     ramp = draw.integer(15, 25)
-    strength = 300.0 * 3.0**draw.severity
+    strength = 1500.0 * 3.0**draw.severity
 
     def rate(step: int) -> float:
         if step >= ramp:
@@ -257,7 +258,7 @@ def _inverted_warm_up(draw: Draw, faulty: bool) -> Course:
     def count() -> float:
         first = model.act0(model.fc0(model.flat(data.x)))
         second = model.act1(model.fc1(first))
-        return float(torch.cat([first, second], 1).amax(0).le(0.0).double().mean())
+        return max(float(acts.amax(0).le(0.0).double().mean()) for acts in (first, second))
 
     return supervise(
         draw, model, data, cross_entropy, optimizer, rate=rate, steps=220, dissect=count
@@ -288,7 +289,7 @@ class _Bag(nn.Module):
 
     def __init__(self, words: int, width: int, classes: int):
         super().__init__()
-        self.embed = nn.Embedding(words, width)
+        self.embed = nn.Embedding(words, width, max_norm=2.0)
         self.fc = nn.Linear(width, width)
         self.head = nn.Linear(width, classes)
 
@@ -296,8 +297,8 @@ class _Bag(nn.Module):
         return self.head(functional.relu(self.fc(self.embed(x).mean(1))))
 
 
-def _exploding_words(draw: Draw, faulty: bool) -> Course:
-    """The rate of the embedding is that of a sparse sum; its vectors leap about."""
+def _leaping_words(draw: Draw, faulty: bool) -> Course:
+    """The rate of the embedding is that of a sparse sum; vectors of bounded norm leap about."""
     chain = load_chain(draw, letters=24, length=12, count=1000)
     halves = {p: (getattr(chain, p) % 6).mode(1).values for p in ("y", "val_y", "proof_y")}
     data = datasets.Data(
@@ -314,7 +315,7 @@ def _exploding_words(draw: Draw, faulty: bool) -> Course:
     body = [*model.fc.parameters(), *model.head.parameters()]
     words = {"params": model.embed.parameters(), "lr": rate}
     if faulty:
-        words["lr"] = rate * 150.0 * 10.0**draw.severity
+        words["lr"] = rate * 500.0 * 4.0**draw.severity
     optimizer = torch.optim.Adam([words, {"params": body, "lr": rate}])
     return supervise(draw, model, data, cross_entropy, optimizer, steps=260, victims=("embed.",))
 
@@ -357,6 +358,6 @@ SCENARIOS = (
     verdicts.fault("collapse/oversmoothed", _oversmoothed, verdicts.judge_collapse),
     verdicts.fault("collapse/inverted_warm_up", _inverted_warm_up, verdicts.judge_collapse),
     verdicts.fault("update/endless_warm_up", _endless_warm_up, verdicts.judge_update),
-    verdicts.fault("update/exploding_words", _exploding_words, verdicts.judge_update),
+    verdicts.fault("update/leaping_words", _leaping_words, verdicts.judge_update),
     verdicts.fault("update/inverted_trust", _inverted_trust, verdicts.judge_update),
 )

@@ -83,7 +83,7 @@ def _judge_health(course: Course, notes: Notes, gain: float, tolerated: tuple[st
     still = [
         name
         for name, parameter in course.model.named_parameters()
-        if parameter.requires_grad and notes.moved(name) < 1e-6
+        if parameter.requires_grad and parameter.dim() > 1 and notes.moved(name) < 1e-6
     ]
     if still:
         return _doubt(f"{told}: never moved: {still}")
@@ -107,12 +107,12 @@ def judge_explosion(course: Course, twin: Course) -> Truth:
 
 
 def judge_vanishing(course: Course, twin: Course) -> Truth:
-    """The victims' gradients are a trifle beside the twin's, and it is hurt."""
+    """The victims' gradients are a trifle beside those of the twin, which learns better."""
     part = course.victims[0]
     ours = course.notes.typical(course.notes.rms, part, course.onset)
     theirs = twin.notes.typical(twin.notes.rms, part, course.onset)
     told = f"gradient of {part}: {ours:.3g}, twin {theirs:.3g}; {_compare(course, twin)}"
-    if not ours < 2e-3 * theirs or not _hurt(course, twin):
+    if not ours < 2e-3 * theirs or not _hurt(course, twin) or not _learned(twin):
         return _doubt(told)
     culprits = _list_modules(course)
     return _fault(course, "vanishing_gradients", _MUTE, told, culprits=culprits)
@@ -136,7 +136,8 @@ def judge_collapse(course: Course, twin: Course) -> Truth:
     """What `dissect` measures, a share of what is gone, is near 1 and small in the twin."""
     ours, theirs = course.notes.measured, twin.notes.measured
     told = f"collapsed {ours:.3f}, twin {theirs:.3f}; {_compare(course, twin)}"
-    if not ours > 0.8 or not theirs < 0.55 or not ours > theirs + 0.3:
+    hurt = _hurt(course, twin) and _learned(twin)
+    if not ours > 0.8 or not theirs < 0.55 or not hurt:
         return _doubt(told)
     return _fault(course, "activation_collapse", _WRECK, told)
 
@@ -179,15 +180,18 @@ def judge_non_finite(course: Course, twin: Course) -> Truth:
 
 
 def judge_spike(course: Course, twin: Course) -> Truth:
-    """The loss leaps far above what it was, and comes back."""
+    """The loss leaps far above what it was, and comes back near to the twin's."""
     losses, at = np.array(course.notes.losses), course.onset
     before = losses[max(0, at - 15) : at]
     usual, spread = float(np.median(before)), float(before.std()) + 1e-12
     peak = float(np.max(losses[at : at + 20]))
     back = course.notes.end(course.notes.fit)
     told = f"loss {usual:.3g} (deviation {spread:.2g}), peak {peak:.3g}; {_compare(course, twin)}"
-    if not (peak > 2.0 * usual and peak > usual + 6 * spread) or back > 0.6 * peak:
+    if not (peak > 2.0 * usual and peak > usual + 6 * spread) or back > 0.3 * peak:
         return _doubt(told)
+    exam, wanted = course.notes.end(course.notes.exam), twin.notes.end(twin.notes.exam)
+    if exam > wanted + 0.4 * (twin.notes.exam[0] - wanted):
+        return _doubt(f"{told}: did not come back")
     tolerated = ("exploding_gradients", "divergence", "update_ratio", "activation_collapse")
     return _fault(course, "loss_spike", tolerated, told)
 
@@ -267,6 +271,11 @@ def _list_modules(course: Course) -> tuple[str, ...]:
 def _hurt(course: Course, twin: Course) -> bool:
     ours, theirs = course.notes.end(course.notes.exam), twin.notes.end(twin.notes.exam)
     return not ours < theirs + 0.15 * (twin.notes.exam[0] - theirs)
+
+
+def _learned(course: Course) -> bool:
+    exam = course.notes.exam
+    return exam[0] - course.notes.end(exam) > 0.2 * abs(exam[0])
 
 
 def _compare(course: Course, twin: Course) -> str:

@@ -20,6 +20,8 @@ _DEAD_RISE = 0.3
 _SATURATED, _SATURATION_RISE = 0.85, 0.3
 _STD, _STD_ALONE = 0.02, 1e-3
 _FLAT = 1e-4
+_ALIKE, _ALIKE_DROP = 1e-3, 0.02
+_NEARLY_ALIKE, _NEARLY_DROP = 0.05, 0.3
 _GOOD_ACCURACY = 0.9
 _ALL_SATURATED, _LARGE_RISE = 0.98, 0.5
 
@@ -126,7 +128,7 @@ def _look(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
             "Normalise its inputs, start with smaller weights, lower the rate.",
             level, _SATURATED, severity,
         )  # fmt: skip
-    return _look_at_deviation(item, std, case)
+    return _look_at_samples(item, case, is_hidden=is_hidden) or _look_at_deviation(item, std, case)
 
 
 def _is_gone(saturation: NDArray[np.float64], start: int, case: Case) -> bool:
@@ -136,6 +138,37 @@ def _is_gone(saturation: NDArray[np.float64], start: int, case: Case) -> bool:
         return True
     accuracy = case.outcome.accuracy
     return accuracy is not None and accuracy < _GOOD_ACCURACY
+
+
+def _look_at_samples(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
+    """Whether all samples get the same output, though its features still differ."""
+    shares = item["sample_variation_ratio"]
+    early = _early(shares)
+    if not early > 0:
+        return None
+    limit = min(_ALIKE, _ALIKE_DROP * early)
+    known = np.nan_to_num(shares, nan=1.0)
+    start = _to_the_end(known <= limit)
+    suffers = case.outcome.is_poor or case.outcome.stalls
+    if start is None and is_hidden and suffers:
+        # Less is enough where the training stands still; an output may have its targets' mean.
+        limit = min(_NEARLY_ALIKE, _NEARLY_DROP * early)
+        start = _to_the_end(known <= limit)
+    if start is None:
+        return None
+    level = float(np.median(shares[start:]))
+    scale = case.thresholds
+    return _describe(
+        item, start, "Samples are no longer told apart",
+        f"{format_number(100 * level)} % of the energy of {item.name} differ between samples, "
+        f"{format_number(100 * early)} % at the start",
+        "The representation has collapsed: every sample gets (nearly) the same output.",
+        "Look for missing negatives, a penalty or a quantizer that one value satisfies, a rate "
+        "that is too large.",
+        level, limit,
+        grade(-level, -1.0, -scale.activation_collapse_error_std,
+              -scale.activation_collapse_critical_std),
+    )  # fmt: skip
 
 
 def _look_at_deviation(item: LayerHistory, std: NDArray[np.float64], case: Case) -> Finding | None:

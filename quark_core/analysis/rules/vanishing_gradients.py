@@ -21,7 +21,6 @@ _RATIO = 1e-3  # of the layer with the largest gradient
 _LEAST_PROBES = 3
 _LEAST_LAYERS = 3
 _NOTHING = 1e-4
-_GOOD_ACCURACY = 0.9
 _NO_DEPTH = ("Embedding", "EmbeddingBag", "LayerNorm", "BatchNorm1d", "BatchNorm2d", "RMSNorm")
 
 
@@ -137,18 +136,6 @@ def _stands_still(names: tuple[str, ...], case: Case) -> bool:
     return bool(first) and min(first) < 0.01 * max(levels.values())
 
 
-def _stalls(case: Case) -> bool:
-    """Whether the loss falls no more after its first third, with much of the run left."""
-    progress = case.outcome.train or case.outcome.validation
-    if progress is None or (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
-        return False
-    values = progress.smoothed.value[len(progress.smoothed) // 3 :]
-    if len(values) < 6 or values[0] <= 0:
-        return False
-    few = max(1, len(values) // 5)
-    return float(np.median(values[-few:])) > 0.95 * float(np.median(values[:few]))
-
-
 def _find_underflow(depth: _Depth) -> NDArray[np.bool_] | None:
     """Probes at which half of the layers get nothing at all and others do; None where few do."""
     zero = depth.sizes == 0
@@ -181,7 +168,7 @@ def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
     if stretch is None:
         return None, usual
     stands = _stands_still(depth.names[: max(1, first_half)], case)
-    stands = stands or (usual is not None and usual <= _NOTHING and _stalls(case))
+    stands = stands or (usual is not None and usual <= _NOTHING and case.outcome.stalls)
     if not (case.outcome.is_poor or underflows is not None or stands):
         return None, usual
     rows = slice(stretch[0], stretch[1] + 1)
