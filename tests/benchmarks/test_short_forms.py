@@ -104,6 +104,7 @@ def test_writers(tmp_path):
 @pytest.mark.slow
 def test_instrumentation(tmp_path):
     figures = run(tmp_path, "benchmarks/instrumentation.py")
-    assert {row["model"] for row in figures["steps"]} == {"mlp", "conv", "transformer"}
+    models = {row["model"] for row in figures["steps"]}
+    assert models == {"mlp", "conv", "transformer", "mlp, compiled", "conv, compiled"}
     assert all(row["step ms"] > 0 for row in figures["steps"])
     assert figures["statistics"]

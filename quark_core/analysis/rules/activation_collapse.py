@@ -22,6 +22,7 @@ _STD, _STD_ALONE = 0.02, 1e-3
 _FLAT = 1e-4
 _ALIKE, _ALIKE_DROP = 1e-3, 0.02
 _NEARLY_ALIKE, _NEARLY_DROP = 0.05, 0.3
+_LEAST_EARLY = 0.01
 _GOOD_ACCURACY = 0.9
 _ALL_SATURATED, _LARGE_RISE = 0.98, 0.5
 
@@ -144,7 +145,7 @@ def _look_at_samples(item: LayerHistory, case: Case, *, is_hidden: bool) -> Find
     """Whether all samples get the same output, though its features still differ."""
     shares = item["sample_variation_ratio"]
     early = _early(shares)
-    if not early > 0:
+    if not early > _LEAST_EARLY:
         return None
     limit = min(_ALIKE, _ALIKE_DROP * early)
     known = np.nan_to_num(shares, nan=1.0)
