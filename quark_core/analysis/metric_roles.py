@@ -19,6 +19,7 @@ __all__ = [
     "find_train_loss",
     "find_validation_accuracy",
     "find_validation_loss",
+    "is_player_loss",
 ]
 
 TRAIN_LOSS_KEYS = ("train/loss", "training/loss")
@@ -34,9 +35,15 @@ _ACCURACY = re.compile(r"(^|[/_.-])(acc|accuracy|top1|f1)$")
 _GRADIENT_NORM = re.compile(
     r"(^|[/_.-])(grad|gradient|gradients)([/_.-]?(global|total))?[/_.-]?norm$"
 )
+_PLAYER = re.compile(r"disc|critic|judge|adversar|(^|[/_.-])[dg]_loss|fake|real_loss")
 _RATE = re.compile(r"(^|[/_.-])(lr|learning_rate|learning-rate)([/_.-]?\d+)?$")
 
 Metrics = Mapping[str, Curve]
+
+
+def is_player_loss(key: str) -> bool:
+    """Whether a loss is that of one of two players, whose level says little."""
+    return _PLAYER.search(key.lower()) is not None
 
 
 def find_curve(metrics: Metrics, keys: Iterable[str]) -> Curve | None:

@@ -28,6 +28,7 @@ class Progress:
     Attributes:
         key: The curve.
         points: Its finite points.
+        first: Its first value.
         start: Median of its first points: the level before learning.
         best: Lowest level of the smoothed curve.
         best_step: Where that is.
@@ -41,6 +42,7 @@ class Progress:
 
     key: str
     points: int
+    first: float
     start: float
     best: float
     best_step: int
@@ -79,6 +81,11 @@ class Progress:
         if lost <= _SIGNIFICANT * self.error:
             return 0.0
         return lost / max(self.fall, _SIGNIFICANT * self.error, 1e-300)
+
+    @property
+    def is_worse_than_untrained(self) -> bool:
+        """Whether a positive loss ends at twice its first value."""
+        return self.first > 0 and self.best > 0 and self.final > 2.0 * self.first + 4.0 * self.error
 
     @property
     def relapse(self) -> float:
@@ -146,7 +153,7 @@ class Outcome:
         progress = self.train or self.validation
         if progress is None:
             return not self.other_progress
-        if progress.regression >= 0.5:
+        if progress.regression >= 0.5 or progress.is_worse_than_untrained:
             return True
         if progress.has_fallen and progress.relative_fall >= _SMALL_FALL:
             return False
@@ -233,6 +240,7 @@ def measure_progress(curve: Curve) -> Progress | None:
     return Progress(
         key=curve.key,
         points=len(merged),
+        first=float(merged.value[0]),
         start=float(np.median(values[: max(1, few // 2)])),
         best=float(smoothed.value[best]),
         best_step=int(whole.step[best]),

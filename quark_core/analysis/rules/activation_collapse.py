@@ -18,12 +18,14 @@ _LEAST_PROBES = 3
 _DEAD, _ALL_DEAD = 0.7, 0.97
 _DEAD_RISE = 0.3
 _SATURATED, _SATURATION_RISE = 0.85, 0.3
-_STD, _STD_ALONE = 0.02, 1e-3
+_STD, _STD_ALONE = 0.03, 1e-3
 _FLAT = 1e-4
 _ALIKE, _ALIKE_DROP = 1e-3, 0.02
 _NEARLY_ALIKE, _NEARLY_DROP = 0.05, 0.3
 _LEAST_EARLY = 0.01
 _GOOD_ACCURACY = 0.9
+_LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding")
+_TWO_ENDED = ("ReLU6", "Hardswish")
 _ALL_SATURATED, _LARGE_RISE = 0.98, 0.5
 
 
@@ -73,6 +75,12 @@ def _early(values: NDArray[np.float64]) -> float:
     return float(np.median(known[: max(1, min(5, len(known) // 4))])) if len(known) else np.nan
 
 
+def _lowest_early(values: NDArray[np.float64]) -> float:
+    """The lowest of the first probes: what happens at once is no early level."""
+    known = values[np.isfinite(values)][:5]
+    return float(known.min()) if len(known) else 0.0
+
+
 def _to_the_end(mask: NDArray[np.bool_]) -> int | None:
     """Index from which a mask holds (but for single probes) to the end, for long enough."""
     count = len(mask)
@@ -89,8 +97,10 @@ def _look(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
     suffers = case.outcome.is_poor
     dead, saturation, std = (item[name] for name in ("dead_unit_ratio", "saturation_ratio", "std"))
     start = _to_the_end(np.nan_to_num(dead) >= _ALL_DEAD)
+    if start == 0 and item.kind in _LINEAR:
+        return None  # it was set to zero on purpose, and has not left it: that is another rule's
     if start is None:
-        limit = max(_DEAD, np.nan_to_num(_early(dead)) + _DEAD_RISE)
+        limit = max(_DEAD, min(_ALL_DEAD, _lowest_early(dead) + _DEAD_RISE))
         start = _to_the_end(np.nan_to_num(dead) >= limit)
         if start is not None and not (
             suffers or case.outcome.worsens_after(int(item.step[max(0, start - 1)]))
@@ -110,6 +120,9 @@ def _look(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
             "A lower rate, another initialisation, smaller biases, LeakyReLU or GELU.",
             level, _DEAD, severity,
         )  # fmt: skip
+    if item.kind in _TWO_ENDED:
+        # Below its range it gives zeros, which count as inactive: at either end nothing passes.
+        saturation = saturation + np.nan_to_num(item["zero_ratio"])
     start = _to_the_end(np.nan_to_num(saturation) >= _SATURATED)
     if start is not None and (
         suffers
@@ -150,7 +163,7 @@ def _look_at_samples(item: LayerHistory, case: Case, *, is_hidden: bool) -> Find
     limit = min(_ALIKE, _ALIKE_DROP * early)
     known = np.nan_to_num(shares, nan=1.0)
     start = _to_the_end(known <= limit)
-    suffers = case.outcome.is_poor or case.outcome.stalls
+    suffers = (case.outcome.is_poor or case.outcome.stalls) and not case.outcome.rewarded
     if start is None and is_hidden and suffers:
         # Less is enough where the training stands still; an output may have its targets' mean.
         limit = min(_NEARLY_ALIKE, _NEARLY_DROP * early)
@@ -180,7 +193,7 @@ def _look_at_deviation(item: LayerHistory, std: NDArray[np.float64], case: Case)
         relative = np.nan_to_num(std / early, nan=1.0)
         flat = np.nan_to_num(std / np.maximum(np.abs(item["mean"]), 1e-300), nan=1.0) <= _FLAT
     start = _to_the_end((relative <= _STD_ALONE) | (flat & (std <= 0.1 * early)))
-    if start is None and case.outcome.is_poor:
+    if start is None and (case.outcome.is_poor or case.outcome.stalls):
         start = _to_the_end(relative <= _STD)
     if start is None:
         return None

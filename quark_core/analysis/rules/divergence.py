@@ -6,6 +6,7 @@ import numpy as np
 
 from quark_core.analysis.case import Case
 from quark_core.analysis.curves import Curve
+from quark_core.analysis.metric_roles import is_player_loss
 from quark_core.analysis.observations import count_run, format_number, observe
 from quark_core.analysis.rule import Finding, Verdict, grade
 from quark_core.analysis_records import AlertCategory
@@ -54,6 +55,12 @@ class Divergence:
         )
         if lasting < least or regression < _SHARE:
             return quiet
+        if breaks is None and is_player_loss(loss.key):
+            return Verdict(
+                reason="the loss is that of one of two players: it rises when the other one learns",
+                observed=regression,
+                threshold=_SHARE,
+            )
         if breaks is None and self._is_acquitted(case):
             return Verdict(
                 reason="the training loss rises and the validation does not get worse: a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
 from quark_core.analysis.curves import Curve, estimate_noise, smooth
@@ -16,7 +17,7 @@ __all__ = ["OverfittingOnset"]
 _LEAST_AFTER = 4  # validation points after the best one
 _LEAST_POINTS = 6
 _NOISE = 4.0
-_SHARE = 0.1  # of what the validation had won
+_SHARE = 0.04  # of what the validation had won
 _RISE = 0.125  # of its best level
 _ACCURACY_LOST = 0.05
 _ACCURACY_BEST = 0.2  # below it nothing had been learned
@@ -49,6 +50,8 @@ class OverfittingOnset:
                 reason="it needs a validation loss or accuracy",
                 missing=() if limited else ("val/loss", "val/accuracy"),
             )
+        if case.outcome.non_finite_step is not None:
+            return Verdict(findings=limited, reason="the training broke down by itself")
         best: float | None = None
         for validation, train, rises in usable:
             assert validation is not None
@@ -94,7 +97,7 @@ def _look(
     tail = max(3, min(after // 3, count // 5))
     final = float(np.median(values[-tail:]))
     rise = final - float(level[best])
-    won = float(np.median(values[:2])) - float(level[best])
+    won = _find_start(values, train, rises) - float(level[best])
     error = noise * np.sqrt(1.0 / tail + 1.0 / window)
     share = rise / won if won > 0 else (np.inf if rise > 0 else 0.0)
     limits = rise > _NOISE * error and share > _SHARE and rise > _RISE * abs(float(level[best]))
@@ -151,6 +154,15 @@ def _look(
         ),
         share,
     )
+
+
+def _find_start(values: NDArray[np.float64], train: Curve | None, rises: bool) -> float:
+    """The level before learning: of the validation, or of the training, which begins sooner."""
+    start = float(np.median(values[:2]))
+    if train is None or not len(train.merged) or ("acc" in train.key.lower()) is not rises:
+        return start
+    first = float(np.median(train.merged.value[:3]))
+    return max(start, -first if rises else first)
 
 
 def _improves(train: Curve, since: int, unit: str) -> bool:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
-import numpy as np
-
 from quark_core.analysis.case import Case
+from quark_core.analysis.learning_signs import improves_otherwise, knows_something
 from quark_core.analysis.observations import format_number, observe
-from quark_core.analysis.outcome import measure_progress, negate
+from quark_core.analysis.outcome import Progress
 from quark_core.analysis.rule import Finding, Verdict
 from quark_core.analysis_records import AlertCategory
 
@@ -17,7 +14,7 @@ __all__ = ["Plateau"]
 _LEAST_POINTS = 30
 _RELATIVE = 0.02
 _CERTAIN = 0.06
-_PLAYER = re.compile(r"disc|critic|judge|adversar|(^|[/_.-])[dg]_loss|fake|real_loss")
+_LEAST_FLAT = 6
 
 
 class Plateau:
@@ -45,7 +42,7 @@ class Plateau:
             observed=progress.relative_fall,
             threshold=_RELATIVE,
         )
-        if outcome.non_finite_step is not None or self._improves_otherwise(case):
+        if outcome.non_finite_step is not None or improves_otherwise(case):
             return quiet
         if progress.has_fallen and progress.relative_fall > _RELATIVE:
             return quiet
@@ -55,12 +52,14 @@ class Plateau:
             return quiet
         if progress.regression > 0.5 and progress.final - progress.best > 8 * progress.error:
             return quiet
-        if abs(progress.drift) + 2.0 * progress.drift_error > _CERTAIN * abs(progress.start):
+        if not any(
+            _is_flat(item) for item in (outcome.train, outcome.validation) if item is not None
+        ):
             return Verdict(
                 reason="the loss is too noisy to tell a plateau from a slow fall",
                 observed=progress.relative_fall, threshold=_RELATIVE,
             )  # fmt: skip
-        if self._knows_something(case, progress.start):
+        if knows_something(case, progress.start):
             return Verdict(
                 reason="it starts with more right answers than an untrained model has at that loss",
                 observed=progress.relative_fall, threshold=_RELATIVE,
@@ -98,47 +97,8 @@ class Plateau:
             threshold=4.0,
         )  # fmt: skip
 
-    @staticmethod
-    def _knows_something(case: Case, start: float) -> bool:
-        """Whether the accuracy is twice that of guesses with this cross-entropy, exp(-loss)."""
-        curve = case.train_accuracy or case.validation_accuracy
-        if curve is None or not len(curve.finite):
-            return False
-        level = float(np.median(curve.finite.value[:20]))
-        share = level / 100.0 if level > 1.5 else level
-        return share > 2.0 * float(np.exp(-min(start, 50.0))) + 0.02 and share > 0.2
 
-    @staticmethod
-    def _improves_otherwise(case: Case) -> bool:
-        """Whether something that is no loss gets better: the training accuracy, or a reward."""
-        if case.train_accuracy is not None:
-            progress = measure_progress(negate(case.train_accuracy))
-            return progress is not None and progress.has_fallen
-        if case.outcome.rewarded or _has_other_loss_that_falls(case):
-            return True
-        accuracy = case.validation_accuracy
-        if accuracy is None:
-            # With little left to win the training's noise hides what the validation shows.
-            validation = case.outcome.validation
-            return (
-                validation is not None
-                and validation.has_fallen
-                and validation.relative_fall > _RELATIVE
-            )
-        progress = measure_progress(negate(accuracy))
-        return progress is not None and progress.has_fallen and progress.fall > 0.2
-
-
-def _has_other_loss_that_falls(case: Case) -> bool:
-    """Whether one of several losses falls: of two players, or of several tasks."""
-    known = [curve.key for curve in (case.train_loss, case.validation_loss) if curve is not None]
-    for key, curve in case.run.metrics.items():
-        if "loss" not in key.lower() or key in known:
-            continue
-        # Two players that are equally good have losses that stand still.
-        if _PLAYER.search(key.lower()):
-            return True
-        progress = measure_progress(curve)
-        if progress is not None and progress.has_fallen and progress.relative_fall > _CERTAIN:
-            return True
-    return False
+def _is_flat(progress: Progress) -> bool:
+    """Whether the noise is small enough to say that a curve does not fall."""
+    doubt = abs(progress.drift) + 2.0 * progress.drift_error
+    return progress.points >= _LEAST_FLAT and doubt <= _CERTAIN * abs(progress.start)

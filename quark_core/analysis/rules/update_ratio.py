@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
+from quark_core.analysis.learning_signs import improves_otherwise, knows_something
 from quark_core.analysis.observations import format_number, observe, rank_by, say_steps
 from quark_core.analysis.rule import Finding, Verdict, grade
 from quark_core.analysis_records import AlertCategory
@@ -16,9 +17,12 @@ _LEAST_PROBES = 3
 _GOOD_ACCURACY = 0.9
 _LARGE = 0.05
 _LARGE_ALONE = 0.5
-_LARGE_FIRST = 0.3
+_LARGE_FIRST = 0.4
 _LARGE_FIRST_ALONE = 1.0
 _TINY_START = 0.1  # of the other weights' size: what starts near zero is overwritten on purpose
+_SMALL_UNLEARNED = 1e-4
+_USUAL = 1e-3
+_LEARNED = 0.02
 _SMALL = 1e-5
 _MANY_STEPS = ("LBFGS",)  # one call of these makes many steps
 _APART = 100.0  # times the other weights' median
@@ -63,7 +67,9 @@ class UpdateRatio:
             return Verdict(findings=(self._describe_large(ranked, levels, spans, middle),))
         if first_steps:
             return Verdict(findings=(_describe_first(first_steps),))
-        if suffers and not case.outcome.has_learned and middle <= _SMALL:
+        lowest = levels[ranked[-1]]
+        is_small = middle <= _SMALL_UNLEARNED or (lowest <= _SMALL_UNLEARNED and highest <= _USUAL)
+        if suffers and is_small and not _learns(case):
             return Verdict(findings=(self._describe_small(ranked, levels, spans, middle),))
         slow = min(_SMALL, highest / (5.0 * _APART))
         crawling = [name for name in ranked if levels[name] <= slow]
@@ -128,6 +134,16 @@ class UpdateRatio:
             step=first,
             step_end=last,
         )  # fmt: skip
+
+
+def _learns(case: Case) -> bool:
+    """Whether the loss falls by a fiftieth, or anything else shows that something is known."""
+    progress = case.outcome.train or case.outcome.validation
+    if progress is None:
+        return case.outcome.has_learned
+    if progress.has_fallen and progress.relative_fall > _LEARNED:
+        return True
+    return improves_otherwise(case) or knows_something(case, progress.start)
 
 
 def _read(steps: NDArray[np.int64], ratios: NDArray[np.float64]) -> tuple[float, tuple[int, int]]:

@@ -21,6 +21,7 @@ _RATIO = 1e-3  # of the layer with the largest gradient
 _LEAST_PROBES = 3
 _LEAST_LAYERS = 3
 _NOTHING = 1e-4
+_UNDERFLOW = 1e-13
 _NO_DEPTH = ("Embedding", "EmbeddingBag", "LayerNorm", "BatchNorm1d", "BatchNorm2d", "RMSNorm")
 
 
@@ -151,7 +152,8 @@ def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
         largest[largest < 0] = np.nan
         ratios = depth.sizes / largest
         lowest = np.nanmin(np.where(np.isnan(ratios), np.inf, ratios)[:first_half], axis=0)
-    nothing = largest == 0  # no layer gets any: an underflow, or a loss that is flat
+    # No layer gets any, or less than the resolution of any weight: an underflow, or a flat loss.
+    nothing = largest <= _UNDERFLOW
     has_dead = has_dead_layer(case)
     # A gradient of exactly nothing is an underflow, or the doing of dead units.
     vanished = (lowest <= _RATIO) & (lowest > 0)
@@ -169,7 +171,9 @@ def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
         return None, usual
     stands = _stands_still(depth.names[: max(1, first_half)], case)
     stands = stands or (usual is not None and usual <= _NOTHING and case.outcome.stalls)
-    if not (case.outcome.is_poor or underflows is not None or stands):
+    lost = bool(nothing[stretch[0] : stretch[1] + 1].all())
+    unknown = lost and not case.outcome.has_metrics
+    if not (case.outcome.is_poor or underflows is not None or stands or unknown):
         return None, usual
     rows = slice(stretch[0], stretch[1] + 1)
     begin, end = int(depth.steps[stretch[0]]), int(depth.steps[stretch[1]])
