@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from quark_core.analysis.health import CATEGORIES, Coverage, score_health
 from quark_core.analysis.rule import SEVERITIES, Finding, Rule, Verdict
 from quark_core.analysis.rules.registry import DOCUMENTED_RULES, choose_rules
 from quark_core.analysis.run_data import RunData
+from quark_core.analysis.verdict_checks import check_verdict
 from quark_core.analysis_records import AlertRecord, HealthScoreRecord
 from quark_core.json_object import JsonObject
 
@@ -120,19 +122,25 @@ def analyze_run(
     )
 
 
-def make_alert_id(run_id: str, place: int, rule_id: str, finding: Finding) -> str:
-    """Hash of the run, the generation's place, rule, culprit and first step."""
-    parts = (run_id, place, rule_id, finding.culprit, finding.step, finding.epoch)
-    text = repr((*parts, "limit") if finding.is_hard_limit else parts)
+def make_alert_id(run_id: str, place: int, rule_id: str, finding: Finding, again: int = 0) -> str:
+    """Hash of the run, the generation's place, rule, culprit and first step.
+
+    Args:
+        again: How many findings of the rule at this culprit and step come before it.
+    """
+    parts: tuple[Any, ...] = (
+        run_id, place, rule_id, finding.culprit, finding.step, finding.epoch,
+    )  # fmt: skip
+    if finding.is_hard_limit:
+        parts = (*parts, "limit")
+    text = repr((*parts, again) if again else parts)
     return f"alert-{xxhash.xxh3_128_hexdigest(text.encode())[:24]}"
 
 
 def _ask(rule: Rule, case: Case) -> Verdict:
     try:
-        verdict = rule.check(case)
-        if not isinstance(verdict, Verdict):
-            raise TypeError(f"check() must return a Verdict, not {type(verdict).__name__}")
-    except Exception as error:  # noqa: BLE001 - one rule must not silence the others
+        verdict = check_verdict(rule.check(case))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - one rule must not silence the others
         _log.warning("rule %s failed on run %s", rule.rule_id, case.run.run_id, exc_info=True)
         reason = f"the rule failed: {type(error).__name__}: {error}"
         return Verdict(reason=reason, missing=("a rule that works on this run",))
@@ -162,7 +170,12 @@ def _make_alerts(
 ) -> tuple[AlertRecord, ...]:
     tolerance = max(1, round(0.05 * (run.last_step or 0)))
     links = link_causes(found, tolerance)
-    ids = [make_alert_id(run.run_id, place, rule_id, finding) for rule_id, finding in found]
+    ids: list[str] = []
+    seen: Counter[str] = Counter()
+    for rule_id, finding in found:
+        alert_id = make_alert_id(run.run_id, place, rule_id, finding)
+        ids.append(make_alert_id(run.run_id, place, rule_id, finding, seen[alert_id]))
+        seen[alert_id] += 1
     made = []
     for index, (rule_id, finding) in enumerate(found):
         metadata: dict[str, Any] = {"confidence": finding.confidence}

@@ -65,6 +65,12 @@ def test_filters_of_reads(session):
     assert len(analyzer.read_health_scores(category="runtime")) == 1
     with pytest.raises(SchemaValidationError, match="step_min"):
         analyzer.read_alerts(step_min=-1)
+    for wrong in ({"severity": "bad"}, {"category": "overall"}, {"severity": 3}):
+        with pytest.raises(SchemaValidationError, match=next(iter(wrong))):
+            analyzer.read_alerts(**wrong)
+    for wrong in ({"score_key": "total"}, {"category": "speed"}):
+        with pytest.raises(SchemaValidationError, match=next(iter(wrong))):
+            analyzer.read_health_scores(**wrong)
 
 
 def test_analyzing_again_replaces_and_gives_the_same_ids(session):
