@@ -103,13 +103,14 @@ def limit_stagnant_layers(case: Case) -> tuple[Finding, ...]:
             severity: getattr(thresholds, f"stagnant_layer_{severity}_probes")
             for severity in SEVERITIES[1:]
         }
+    if not levels:
+        return ()
     out = []
     for name, history in case.run.gradients.items():
-        small = history["norm"] < thresholds.stagnant_layer_gradient_norm
-        probes = _longest_run(small)
+        start, probes = _find_longest(history["norm"] < thresholds.stagnant_layer_gradient_norm)
         severity = _reached(probes, levels) if probes else None
         if severity is not None:
-            first = int(history.step[int(np.argmax(small))])
+            first = int(history.step[start])
             out.append(
                 _make(
                     name, severity, "Layer stands still",
@@ -277,9 +278,11 @@ def _reached(value: float, levels: Levels) -> AlertSeverity | None:
     return found[-1] if found else None
 
 
-def _longest_run(mask: NDArray[np.bool_]) -> int:
-    longest = length = 0
-    for is_true in mask.tolist():
-        length = length + 1 if is_true else 0
-        longest = max(longest, length)
-    return longest
+def _find_longest(mask: NDArray[np.bool_]) -> tuple[int, int]:
+    """Index and length of the longest stretch of true values, the first of equals."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    if not len(starts):
+        return 0, 0
+    longest = int(np.argmax(lengths))
+    return int(starts[longest]), int(lengths[longest])

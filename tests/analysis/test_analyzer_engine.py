@@ -194,6 +194,16 @@ def test_the_absolute_mode_reads_the_documented_thresholds():
     }  # fmt: skip
 
 
+def test_the_limit_of_standing_still_tells_the_longest_stretch():
+    norms = [1e-6, *[1.0] * 9, *[1e-6] * 5, *[1.0] * 5]
+    run = RunBuilder().layer("a", summary="gradient", steps=range(20), norm=norms).build()
+    (alert,) = analyze_run(
+        run, quark.AnalyzerEngineConfig(mode="absolute", rules=("stagnant_layers",))
+    ).alerts
+    assert (alert.severity, alert.step) == ("error", 10)
+    assert "5 probes in a row" in alert.fact
+
+
 def test_rules_can_be_chosen():
     config = quark.AnalyzerEngineConfig(
         rules=("plateau", "divergence"), excluded_rules=("plateau",)
