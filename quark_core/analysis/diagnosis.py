@@ -27,6 +27,9 @@ __all__ = ["AnalyzerResult", "analyze_run", "make_alert_id"]
 
 _log = logging.getLogger("quark")
 
+_LEAST_POINTS = 10
+_LEAST_PROBES = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzerResult:
@@ -98,10 +101,12 @@ def analyze_run(
     ]
     categories = {rule.rule_id: rule.category for rule in rules}
     alerts = _make_alerts(found, categories, run, place)
+    # That nothing is wrong with the first few points says nothing of the training.
+    telling = ("fired", "quiet") if _has_history(run) else ("fired",)
     coverage = {
         category: Coverage(
             sum(
-                verdicts[rule.rule_id].state != "no_data"
+                verdicts[rule.rule_id].state in telling
                 for rule in rules
                 if rule.category == category
             ),
@@ -120,6 +125,15 @@ def analyze_run(
         health_scores=score_health(alerts, coverage, span, blank),
         verdicts=verdicts,
     )
+
+
+def _has_history(run: RunData) -> bool:
+    counts = (
+        *(len(curve) for curve in run.metrics.values()),
+        run.batches.count,
+        run.telemetry.count,
+    )
+    return max(counts) >= _LEAST_POINTS or len(run.probe_steps) >= _LEAST_PROBES
 
 
 def make_alert_id(run_id: str, place: int, rule_id: str, finding: Finding, again: int = 0) -> str:

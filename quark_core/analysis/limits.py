@@ -167,7 +167,7 @@ def limit_overfitting_gap(case: Case) -> tuple[Finding, ...]:
             validation.key, severity, "Validation loss far above training loss",
             f"The validation loss ends {format_number(float(gap[-1]))} above the training loss.",
             "Look at regularisation, early stopping and the size of the data.",
-            "metric", float(gap[-1]), levels[severity], first,
+            "metric", float(gap[-1]), levels[severity], first, unit=theirs.unit,
         ),
     )  # fmt: skip
 
@@ -199,6 +199,7 @@ def limit_runtime(case: Case) -> tuple[Finding, ...]:
                     f"The {words} is {format_number(value)}.",
                     "Profile a step: loading, computing, synchronising.",
                     "metric", value, levels[severity], int(step_time.step[0]),
+                    unit=step_time.unit,
                 )
             )  # fmt: skip
     return tuple(out)
@@ -255,8 +256,11 @@ def _make(
     kind: str,
     observed: float,
     threshold: float,
-    step: int,
+    first: int,
+    *,
+    unit: str = "step",
 ) -> Finding:
+    step, epoch = (first, None) if unit == "step" else (None, first)
     return Finding(
         culprit=culprit,
         severity=severity,
@@ -266,6 +270,7 @@ def _make(
         suggested_check=check,
         evidence=(observe(kind, culprit, fact, observed, threshold, step),),
         step=step,
+        epoch=epoch,
         is_hard_limit=True,
     )
 

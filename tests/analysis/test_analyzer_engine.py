@@ -204,6 +204,28 @@ def test_the_limit_of_standing_still_tells_the_longest_stretch():
     assert "5 probes in a row" in alert.fact
 
 
+def test_a_limit_over_epochs_tells_the_epoch():
+    builder = RunBuilder().metric("train/loss", [1.0] * 8, epochs=range(8))
+    builder.metric("val/loss", [1.0] * 5 + [3.0] * 3, epochs=range(8))
+    (alert,) = analyze_run(
+        builder.build(), quark.AnalyzerEngineConfig(mode="absolute", rules=("overfitting_onset",))
+    ).alerts
+    assert (alert.step, alert.epoch) == (None, 5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_a_few_points_are_not_healthy(count):
+    result = analyze_run(RunBuilder().metric("train/loss", [2.0 - 0.1 * i for i in range(count)])
+                         .build())  # fmt: skip
+    assert {score.status for score in result.health_scores} == {"watch"}
+    assert {score.score for score in result.health_scores} == {50.0}
+
+
+def test_a_few_points_that_are_not_finite_are_no_watch():
+    result = analyze_run(RunBuilder().metric("train/loss", [math.nan] * 3).build())
+    assert result.health_scores[0].status == "critical"
+
+
 def test_rules_can_be_chosen():
     config = quark.AnalyzerEngineConfig(
         rules=("plateau", "divergence"), excluded_rules=("plateau",)

@@ -158,7 +158,7 @@ def _stands_out(
 
 def _noise(values: Sequence[Sequence[Floats]], *, log: bool) -> float:
     """How far the medians may lie apart by how the figure moves within and between runs."""
-    squares = 0.0
+    errors = []
     for side in values:
         within, medians = [], []
         for item in side:
@@ -169,8 +169,8 @@ def _noise(values: Sequence[Sequence[Floats]], *, log: bool) -> float:
         if not medians:
             continue
         between = float(np.std(medians, ddof=1)) if len(medians) > 1 else 0.0
-        squares += (max(between, float(np.median(within))) ** 2) / len(medians)
-    return math.sqrt(squares)
+        errors.append(max(between, float(np.median(within))) / math.sqrt(len(medians)))
+    return math.hypot(*errors)
 
 
 def _finite(values: Floats) -> Floats:
