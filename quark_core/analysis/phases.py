@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 
 from quark_core.analysis.outputs import AnalysisTarget, identify, open_analysis
@@ -179,7 +180,8 @@ class PhaseAnalyzer:
 
 def analyze_phases(data: RunData, config: PhaseAnalyzerConfig | None = None) -> PhaseAnalysisResult:
     """Find the phases of a run that is read already; nothing is stored."""
-    phases, notes = find_phases(data, config or PhaseAnalyzerConfig())
+    found, notes = find_phases(data, config or PhaseAnalyzerConfig())
+    phases = [msgspec.structs.replace(phase, time_us=data.newest_us) for phase in found]
     return PhaseAnalysisResult(
         run_id=data.run_id,
         phases=identify(phases, data.run_id, _ANALYZER, None),
