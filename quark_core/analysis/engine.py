@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NoReturn, get_args
 
 from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
 from quark_core.analysis.diagnosis import AnalyzerResult, analyze_run
@@ -206,6 +206,12 @@ class AnalyzerEngine:
         query = Query.build(equals={"score_key": score_key, "category": category}, limit=limit)
         columns = self._target.read_outputs(HealthScoreRecord.KIND, ANALYZER_NAME)
         return columns.select(query).to_records()  # type: ignore[return-value]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an AnalyzerEngine belongs to its process and cannot be pickled or copied: give the "
+            "other process session.context, and make an AnalyzerEngine of it there"
+        )
 
     def _count_generations(self) -> int:
         """How many generations readers see now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import msgspec
 import numpy as np
@@ -176,6 +176,12 @@ class PhaseAnalyzer:
             if bound is not None:
                 kept &= first <= bound
         return columns.take(kept).keep_newest(most).to_records()  # type: ignore[return-value]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a PhaseAnalyzer belongs to its process and cannot be pickled or copied: give the "
+            "other process session.context, and make a PhaseAnalyzer of it there"
+        )
 
 
 def analyze_phases(data: RunData, config: PhaseAnalyzerConfig | None = None) -> PhaseAnalysisResult:

@@ -1,6 +1,7 @@
 """AnalyzerEngine on real runs: stored, replaced, appended, read back, explained."""
 
 import math
+import pickle
 import random
 
 import pytest
@@ -224,6 +225,16 @@ def test_a_few_points_are_not_healthy(count):
 def test_a_few_points_that_are_not_finite_are_no_watch():
     result = analyze_run(RunBuilder().metric("train/loss", [math.nan] * 3).build())
     assert result.health_scores[0].status == "critical"
+
+
+@pytest.mark.parametrize("made", [quark.AnalyzerEngine, quark.PhaseAnalyzer])
+def test_an_analyzer_belongs_to_its_process_and_its_result_does_not(session, made):
+    _log(session)
+    analyzer = made(session)
+    with pytest.raises(TypeError, match=r"session\.context"):
+        pickle.dumps(analyzer)
+    result = analyzer.analyze()
+    assert pickle.loads(pickle.dumps(result)).to_dict() == result.to_dict()
 
 
 def test_rules_can_be_chosen():
