@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -128,11 +128,15 @@ def analyze(
 
 @contextmanager
 def show_warnings() -> Iterator[None]:
-    """Print what analyzers warn of meanwhile as one line each, never with a traceback."""
+    """Print what analyzers warn of meanwhile as one line each, never with a traceback.
+
+    What a rule of another distribution prints goes to stderr as well.
+    """
     logger, handler = logging.getLogger("quark"), _Lines(logging.WARNING)
     logger.addHandler(handler)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         logger.removeHandler(handler)
 

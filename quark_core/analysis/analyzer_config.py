@@ -129,8 +129,8 @@ class AnalyzerEngineConfig:
         replace_existing_outputs: Whether `analyze()` replaces what it found before.
         step_time_metric_keys, data_time_metric_keys, compute_time_metric_keys:
             Keys of timings in milliseconds; the first one that the run has counts.
-        train_loss_metric_keys, validation_loss_metric_keys,
-        train_accuracy_metric_keys, validation_accuracy_metric_keys: Likewise;
+        train_loss_metric_keys, val_loss_metric_keys,
+        train_accuracy_metric_keys, val_accuracy_metric_keys: Likewise;
             where the run has none of them, a metric whose name says it is taken.
         mode: `adaptive` judges a run by its own history and outcome; `absolute`
             reads the thresholds of the six documented rules literally.
@@ -150,9 +150,9 @@ class AnalyzerEngineConfig:
         "system/compute_time_ms",
     )
     train_loss_metric_keys: tuple[str, ...] = TRAIN_LOSS_KEYS
-    validation_loss_metric_keys: tuple[str, ...] = VALIDATION_LOSS_KEYS
+    val_loss_metric_keys: tuple[str, ...] = VALIDATION_LOSS_KEYS
     train_accuracy_metric_keys: tuple[str, ...] = TRAIN_ACCURACY_KEYS
-    validation_accuracy_metric_keys: tuple[str, ...] = VALIDATION_ACCURACY_KEYS
+    val_accuracy_metric_keys: tuple[str, ...] = VALIDATION_ACCURACY_KEYS
     mode: AnalyzerMode = "adaptive"
     rules: tuple[str, ...] | None = None
     excluded_rules: tuple[str, ...] = ()

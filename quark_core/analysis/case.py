@@ -19,6 +19,9 @@ from quark_core.analysis.run_data import RunData
 
 __all__ = ["Case"]
 
+_DEAD = 0.9
+_LAST_PROBES = 3
+
 
 class Case:
     """A run with everything that rules ask for.
@@ -56,7 +59,7 @@ class Case:
     @cached_property
     def validation_loss(self) -> Curve | None:
         """Validation loss with all its points."""
-        keys = self.config.validation_loss_metric_keys
+        keys = self.config.val_loss_metric_keys
         found = find_validation_loss(self.run.metrics, keys)
         return None if found is None else self.run.place_on_steps(found)
 
@@ -70,9 +73,18 @@ class Case:
     @cached_property
     def validation_accuracy(self) -> Curve | None:
         """Validation accuracy with all its points."""
-        keys = self.config.validation_accuracy_metric_keys
+        keys = self.config.val_accuracy_metric_keys
         found = find_validation_accuracy(self.run.metrics, keys)
         return None if found is None else self.run.place_on_steps(found)
+
+    @cached_property
+    def ends_with_dead_layer(self) -> bool:
+        """Whether nine tenths of a layer's units give nothing at its last three probes."""
+        return any(
+            float(np.nan_to_num(item["dead_unit_ratio"][-_LAST_PROBES:]).mean()) > _DEAD
+            for item in self.run.activations.values()
+            if len(item)
+        )
 
     @cached_property
     def outcome(self) -> Outcome:

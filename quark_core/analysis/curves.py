@@ -6,6 +6,7 @@ medians in place of means, and has no random part.
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -147,8 +148,7 @@ def trailing_median(values: Floats, window: int) -> Floats:
         out[0] = np.nan
         return out
     out = np.full(count, np.nan)
-    for index in range(1, min(window, count)):
-        out[index] = np.median(values[:index])
+    out[1:window] = _growing_medians(values[: window - 1])[: max(0, count - 1)]
     if count > window:
         windows = np.lib.stride_tricks.sliding_window_view(values, window)
         out[window:] = np.median(windows[:-1], axis=1)
@@ -185,6 +185,21 @@ def fit_slope(steps: NDArray[np.generic], values: Floats) -> float:
     if not kept.any():
         return 0.0
     return float(np.median((values[columns] - values[rows])[kept] / run[kept]))
+
+
+def _growing_medians(values: Floats) -> list[float]:
+    """Median of the first value, of the first two, and so on."""
+    out: list[float] = []
+    known: list[float] = []
+    for value in values.tolist():
+        if value != value or (out and out[-1] != out[-1]):
+            out.append(np.nan)
+            continue
+        insort(known, value)
+        half = len(known) // 2
+        middle = known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2
+        out.append(middle)
+    return out
 
 
 def _running_mean(values: Floats, window: int) -> Floats:

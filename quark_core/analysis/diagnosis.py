@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,16 @@ from quark_core.analysis.health import CATEGORIES, Coverage, score_health
 from quark_core.analysis.rule import SEVERITIES, Finding, Rule, Verdict
 from quark_core.analysis.rules.registry import DOCUMENTED_RULES, choose_rules
 from quark_core.analysis.run_data import RunData
+from quark_core.analysis.verdict_checks import check_verdict
 from quark_core.analysis_records import AlertRecord, HealthScoreRecord
 from quark_core.json_object import JsonObject
 
 __all__ = ["AnalyzerResult", "analyze_run", "make_alert_id"]
 
 _log = logging.getLogger("quark")
+
+_LEAST_POINTS = 10
+_LEAST_PROBES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +101,12 @@ def analyze_run(
     ]
     categories = {rule.rule_id: rule.category for rule in rules}
     alerts = _make_alerts(found, categories, run, place)
+    # That nothing is wrong with the first few points says nothing of the training.
+    telling = ("fired", "quiet") if _has_history(run) else ("fired",)
     coverage = {
         category: Coverage(
             sum(
-                verdicts[rule.rule_id].state != "no_data"
+                verdicts[rule.rule_id].state in telling
                 for rule in rules
                 if rule.category == category
             ),
@@ -120,19 +127,34 @@ def analyze_run(
     )
 
 
-def make_alert_id(run_id: str, place: int, rule_id: str, finding: Finding) -> str:
-    """Hash of the run, the generation's place, rule, culprit and first step."""
-    parts = (run_id, place, rule_id, finding.culprit, finding.step, finding.epoch)
-    text = repr((*parts, "limit") if finding.is_hard_limit else parts)
+def _has_history(run: RunData) -> bool:
+    counts = (
+        *(len(curve) for curve in run.metrics.values()),
+        run.batches.count,
+        run.telemetry.count,
+    )
+    return max(counts) >= _LEAST_POINTS or len(run.probe_steps) >= _LEAST_PROBES
+
+
+def make_alert_id(run_id: str, place: int, rule_id: str, finding: Finding, again: int = 0) -> str:
+    """Hash of the run, the generation's place, rule, culprit and first step.
+
+    Args:
+        again: How many findings of the rule at this culprit and step come before it.
+    """
+    parts: tuple[Any, ...] = (
+        run_id, place, rule_id, finding.culprit, finding.step, finding.epoch,
+    )  # fmt: skip
+    if finding.is_hard_limit:
+        parts = (*parts, "limit")
+    text = repr((*parts, again) if again else parts)
     return f"alert-{xxhash.xxh3_128_hexdigest(text.encode())[:24]}"
 
 
 def _ask(rule: Rule, case: Case) -> Verdict:
     try:
-        verdict = rule.check(case)
-        if not isinstance(verdict, Verdict):
-            raise TypeError(f"check() must return a Verdict, not {type(verdict).__name__}")
-    except Exception as error:  # noqa: BLE001 - one rule must not silence the others
+        verdict = check_verdict(rule.check(case))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - one rule must not silence the others
         _log.warning("rule %s failed on run %s", rule.rule_id, case.run.run_id, exc_info=True)
         reason = f"the rule failed: {type(error).__name__}: {error}"
         return Verdict(reason=reason, missing=("a rule that works on this run",))
@@ -162,7 +184,12 @@ def _make_alerts(
 ) -> tuple[AlertRecord, ...]:
     tolerance = max(1, round(0.05 * (run.last_step or 0)))
     links = link_causes(found, tolerance)
-    ids = [make_alert_id(run.run_id, place, rule_id, finding) for rule_id, finding in found]
+    ids: list[str] = []
+    seen: Counter[str] = Counter()
+    for rule_id, finding in found:
+        alert_id = make_alert_id(run.run_id, place, rule_id, finding)
+        ids.append(make_alert_id(run.run_id, place, rule_id, finding, seen[alert_id]))
+        seen[alert_id] += 1
     made = []
     for index, (rule_id, finding) in enumerate(found):
         metadata: dict[str, Any] = {"confidence": finding.confidence}

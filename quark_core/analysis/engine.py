@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NoReturn, get_args
 
 from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
 from quark_core.analysis.diagnosis import AnalyzerResult, analyze_run
 from quark_core.analysis.outputs import identify, open_analysis
+from quark_core.analysis_records import AlertCategory, AlertSeverity, HealthScoreKey
 from quark_core.errors import SchemaValidationError
 from quark_core.query import Query
 from quark_core.records import AlertRecord, HealthScoreRecord
@@ -166,9 +167,12 @@ class AnalyzerEngine:
             limit: The newest N.
 
         Raises:
-            SchemaValidationError: A bound is no non-negative integer.
+            SchemaValidationError: An unknown category or severity, or a bound that is no
+                non-negative integer.
             SessionStoreError: The store cannot be read, or keeps no outputs.
         """
+        _check_choice(category, "category", get_args(AlertCategory))
+        _check_choice(severity, "severity", get_args(AlertSeverity))
         query = Query.build(
             equals={"rule_id": rule_id, "category": category, "severity": severity},
             step=step,
@@ -193,14 +197,30 @@ class AnalyzerEngine:
             limit: The newest N.
 
         Raises:
-            SchemaValidationError: `limit` is no non-negative integer.
+            SchemaValidationError: An unknown key or category, or `limit` is no
+                non-negative integer.
             SessionStoreError: The store cannot be read, or keeps no outputs.
         """
+        _check_choice(score_key, "score_key", get_args(HealthScoreKey))
+        _check_choice(category, "category", get_args(HealthScoreKey))
         query = Query.build(equals={"score_key": score_key, "category": category}, limit=limit)
         columns = self._target.read_outputs(HealthScoreRecord.KIND, ANALYZER_NAME)
         return columns.select(query).to_records()  # type: ignore[return-value]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an AnalyzerEngine belongs to its process and cannot be pickled or copied: give the "
+            "other process session.context, and make an AnalyzerEngine of it there"
+        )
 
     def _count_generations(self) -> int:
         """How many generations readers see now."""
         scores = self._target.read_outputs(HealthScoreRecord.KIND, ANALYZER_NAME)
         return len(set(scores["writer_id"].tolist()))
+
+
+def _check_choice(value: object, argument: str, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise SchemaValidationError(
+            f"{argument} must be one of {', '.join(choices)}, got {value!r:.60}"
+        )

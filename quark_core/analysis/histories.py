@@ -230,8 +230,14 @@ def _merge_calls(
     steps: Integers, figures: Mapping[str, Floats]
 ) -> tuple[Integers, Mapping[str, Floats]]:
     """One row a step: sizes and norms of several calls together, ratios on average."""
-    unique, group, counts = np.unique(steps, return_inverse=True, return_counts=True)
     out: dict[str, Floats] = {}
+    if bool((steps[1:] > steps[:-1]).all()):
+        out.update(figures)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            out["rms"] = out["norm"] / np.sqrt(out["element_count"])
+        out["calls"] = np.ones(len(steps))
+        return steps, out
+    unique, group, counts = np.unique(steps, return_inverse=True, return_counts=True)
     single = bool((counts == 1).all())
     for name, values in figures.items():
         if single:

@@ -103,13 +103,14 @@ def limit_stagnant_layers(case: Case) -> tuple[Finding, ...]:
             severity: getattr(thresholds, f"stagnant_layer_{severity}_probes")
             for severity in SEVERITIES[1:]
         }
+    if not levels:
+        return ()
     out = []
     for name, history in case.run.gradients.items():
-        small = history["norm"] < thresholds.stagnant_layer_gradient_norm
-        probes = _longest_run(small)
+        start, probes = _find_longest(history["norm"] < thresholds.stagnant_layer_gradient_norm)
         severity = _reached(probes, levels) if probes else None
         if severity is not None:
-            first = int(history.step[int(np.argmax(small))])
+            first = int(history.step[start])
             out.append(
                 _make(
                     name, severity, "Layer stands still",
@@ -166,7 +167,7 @@ def limit_overfitting_gap(case: Case) -> tuple[Finding, ...]:
             validation.key, severity, "Validation loss far above training loss",
             f"The validation loss ends {format_number(float(gap[-1]))} above the training loss.",
             "Look at regularisation, early stopping and the size of the data.",
-            "metric", float(gap[-1]), levels[severity], first,
+            "metric", float(gap[-1]), levels[severity], first, unit=theirs.unit,
         ),
     )  # fmt: skip
 
@@ -198,6 +199,7 @@ def limit_runtime(case: Case) -> tuple[Finding, ...]:
                     f"The {words} is {format_number(value)}.",
                     "Profile a step: loading, computing, synchronising.",
                     "metric", value, levels[severity], int(step_time.step[0]),
+                    unit=step_time.unit,
                 )
             )  # fmt: skip
     return tuple(out)
@@ -254,8 +256,11 @@ def _make(
     kind: str,
     observed: float,
     threshold: float,
-    step: int,
+    first: int,
+    *,
+    unit: str = "step",
 ) -> Finding:
+    step, epoch = (first, None) if unit == "step" else (None, first)
     return Finding(
         culprit=culprit,
         severity=severity,
@@ -265,6 +270,7 @@ def _make(
         suggested_check=check,
         evidence=(observe(kind, culprit, fact, observed, threshold, step),),
         step=step,
+        epoch=epoch,
         is_hard_limit=True,
     )
 
@@ -277,9 +283,11 @@ def _reached(value: float, levels: Levels) -> AlertSeverity | None:
     return found[-1] if found else None
 
 
-def _longest_run(mask: NDArray[np.bool_]) -> int:
-    longest = length = 0
-    for is_true in mask.tolist():
-        length = length + 1 if is_true else 0
-        longest = max(longest, length)
-    return longest
+def _find_longest(mask: NDArray[np.bool_]) -> tuple[int, int]:
+    """Index and length of the longest stretch of true values, the first of equals."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    if not len(starts):
+        return 0, 0
+    longest = int(np.argmax(lengths))
+    return int(starts[longest]), int(lengths[longest])

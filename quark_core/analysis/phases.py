@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
+import msgspec
 import numpy as np
 
 from quark_core.analysis.outputs import AnalysisTarget, identify, open_analysis
@@ -176,10 +177,17 @@ class PhaseAnalyzer:
                 kept &= first <= bound
         return columns.take(kept).keep_newest(most).to_records()  # type: ignore[return-value]
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a PhaseAnalyzer belongs to its process and cannot be pickled or copied: give the "
+            "other process session.context, and make a PhaseAnalyzer of it there"
+        )
+
 
 def analyze_phases(data: RunData, config: PhaseAnalyzerConfig | None = None) -> PhaseAnalysisResult:
     """Find the phases of a run that is read already; nothing is stored."""
-    phases, notes = find_phases(data, config or PhaseAnalyzerConfig())
+    found, notes = find_phases(data, config or PhaseAnalyzerConfig())
+    phases = [msgspec.structs.replace(phase, time_us=data.newest_us) for phase in found]
     return PhaseAnalysisResult(
         run_id=data.run_id,
         phases=identify(phases, data.run_id, _ANALYZER, None),

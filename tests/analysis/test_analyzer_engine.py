@@ -1,6 +1,7 @@
 """AnalyzerEngine on real runs: stored, replaced, appended, read back, explained."""
 
 import math
+import pickle
 import random
 
 import pytest
@@ -65,6 +66,12 @@ def test_filters_of_reads(session):
     assert len(analyzer.read_health_scores(category="runtime")) == 1
     with pytest.raises(SchemaValidationError, match="step_min"):
         analyzer.read_alerts(step_min=-1)
+    for wrong in ({"severity": "bad"}, {"category": "overall"}, {"severity": 3}):
+        with pytest.raises(SchemaValidationError, match=next(iter(wrong))):
+            analyzer.read_alerts(**wrong)
+    for wrong in ({"score_key": "total"}, {"category": "speed"}):
+        with pytest.raises(SchemaValidationError, match=next(iter(wrong))):
+            analyzer.read_health_scores(**wrong)
 
 
 def test_analyzing_again_replaces_and_gives_the_same_ids(session):
@@ -186,6 +193,48 @@ def test_the_absolute_mode_reads_the_documented_thresholds():
         "exploding_gradients", "vanishing_gradients", "stagnant_layers", "activation_collapse",
         "overfitting_onset", "runtime_bottleneck_risk",
     }  # fmt: skip
+
+
+def test_the_limit_of_standing_still_tells_the_longest_stretch():
+    norms = [1e-6, *[1.0] * 9, *[1e-6] * 5, *[1.0] * 5]
+    run = RunBuilder().layer("a", summary="gradient", steps=range(20), norm=norms).build()
+    (alert,) = analyze_run(
+        run, quark.AnalyzerEngineConfig(mode="absolute", rules=("stagnant_layers",))
+    ).alerts
+    assert (alert.severity, alert.step) == ("error", 10)
+    assert "5 probes in a row" in alert.fact
+
+
+def test_a_limit_over_epochs_tells_the_epoch():
+    builder = RunBuilder().metric("train/loss", [1.0] * 8, epochs=range(8))
+    builder.metric("val/loss", [1.0] * 5 + [3.0] * 3, epochs=range(8))
+    (alert,) = analyze_run(
+        builder.build(), quark.AnalyzerEngineConfig(mode="absolute", rules=("overfitting_onset",))
+    ).alerts
+    assert (alert.step, alert.epoch) == (None, 5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_a_few_points_are_not_healthy(count):
+    result = analyze_run(RunBuilder().metric("train/loss", [2.0 - 0.1 * i for i in range(count)])
+                         .build())  # fmt: skip
+    assert {score.status for score in result.health_scores} == {"watch"}
+    assert {score.score for score in result.health_scores} == {50.0}
+
+
+def test_a_few_points_that_are_not_finite_are_no_watch():
+    result = analyze_run(RunBuilder().metric("train/loss", [math.nan] * 3).build())
+    assert result.health_scores[0].status == "critical"
+
+
+@pytest.mark.parametrize("made", [quark.AnalyzerEngine, quark.PhaseAnalyzer])
+def test_an_analyzer_belongs_to_its_process_and_its_result_does_not(session, made):
+    _log(session)
+    analyzer = made(session)
+    with pytest.raises(TypeError, match=r"session\.context"):
+        pickle.dumps(analyzer)
+    result = analyzer.analyze()
+    assert pickle.loads(pickle.dumps(result)).to_dict() == result.to_dict()
 
 
 def test_rules_can_be_chosen():

@@ -109,6 +109,23 @@ def test_where_the_analysis_comes_from(tmp_path):
     assert {diff.score_key for diff in stored.health_score_diffs} >= {"overall"}
 
 
+def test_an_analysis_that_records_came_after_is_made_anew(tmp_path):
+    other = train(tmp_path, 2)
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        log(session, {"train/loss": [2.0 / (1 + step / 20) for step in range(100)]})
+        assert AnalyzerEngine(session).analyze().alerts == ()
+        PhaseAnalyzer(session).analyze()
+        assert ComparisonEngine(session).compare(other).primary.analysis == "stored"
+        with MetricsLogger(session) as metrics:
+            for step in range(100, 300):
+                metrics.log("train/loss", 0.3 + 0.1 * (step - 100), step=step)
+    result = ComparisonEngine(session).compare(other)
+    assert result.primary.analysis == "in_memory"
+    assert any("records came after its stored analysis" in note for note in result.notes)
+    assert "divergence" in {alert.rule_id for alert in result.alert_diff.primary_only}
+    assert "divergence" in {phase.phase_name for phase in result.phase_diffs}
+
+
 def test_groups_of_seeds(tmp_path):
     good = [train(tmp_path, seed, level=0.2) for seed in range(5)]
     bad = [train(tmp_path, seed, {"lr": 0.5}, level=0.3) for seed in (5, 6, 7, 8, 9)]

@@ -322,7 +322,9 @@ def test_the_same_input_gives_the_same_output():
         ({"persistence": 0}, "persistence"),
         ({"pairing": "always"}, "pairing"),
         ({"directions": {"a": "up"}}, "directions"),
+        ({"directions": [("a", "lower")]}, "directions"),
         ({"tolerances": {"a": math.nan}}, "tolerances"),
+        ({"tolerances": None}, "tolerances"),
         ({"seed_deviations": {"a": -1.0}}, "seed_deviations"),
         ({"relative_tolerance": -1}, "relative_tolerance"),
         ({"relative_tolerance": "a"}, "relative_tolerance"),
@@ -331,6 +333,22 @@ def test_the_same_input_gives_the_same_output():
 def test_bad_options_are_refused_by_name(options, name):
     with pytest.raises(SchemaValidationError, match=name):
         ComparisonEngineConfig(**options)
+
+
+def test_configs_are_values():
+    assert hash(ComparisonEngineConfig(tolerances={"a": 1.0})) == hash(
+        ComparisonEngineConfig(tolerances={"a": 1.0})
+    )
+
+
+@pytest.mark.parametrize("size", [1e200, -1e200, 1e308, -1e308])
+def test_figures_at_the_end_of_the_range(size):
+    wild = make_run({"val/loss": [size if i % 2 else 5e-324 for i in range(40)]})
+    calm = make_run({"val/loss": [1.0 + 0.01 * (i % 3) for i in range(40)]})
+    for sides in (([wild], [calm]), ([calm], [wild]), ([wild], [wild])):
+        diff = compare(*sides)["val/loss"]
+        assert diff.verdict in ("better", "worse", "equivalent", "inconclusive")
+        json.dumps(diff.to_dict(), allow_nan=False)
 
 
 def test_a_list_of_targets_is_taken():

@@ -13,6 +13,8 @@ from diagnosed_runs import overfit, succeed
 
 import quark
 from quark_core.analysis.phases import PhaseAnalyzer
+from quark_core.analysis.rule import Verdict
+from quark_core.analysis.rules import registry
 from quark_core.analysis.rules.registry import DOCUMENTED_RULES, list_rules
 
 LEVELS = ["info", "warning", "error", "critical"]
@@ -179,6 +181,22 @@ def test_json_is_one_document_and_nothing_else(quark_command, store):
     assert (found["generation"], found["stored"]) == (1, True)
     assert [alert["alert_id"] for alert in found["alerts"]] == [a.id for a in result.alerts]
     assert [phase["phase_name"] for phase in found["phases"]] == [p.phase_name for p in phases]
+
+
+class Talking:
+    rule_id = "talking"
+    category = "optimization"
+
+    def check(self, case):
+        print("a rule talks")
+        return Verdict(reason="all is well")
+
+
+def test_what_a_rule_prints_is_no_part_of_the_json(invoke, store, monkeypatch):
+    monkeypatch.setattr(registry, "list_rules", lambda: (*registry.BUILTIN_RULES, Talking()))
+    done = invoke("analyze", "over", "-d", store, "--json")
+    assert json.loads(done.stdout)["rules"]["talking"]["reason"] == "all is well"
+    assert "a rule talks" in done.stderr
 
 
 def test_a_later_analysis_replaces_the_earlier_one(invoke, store):

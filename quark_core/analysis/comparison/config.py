@@ -83,12 +83,12 @@ class ComparisonEngineConfig:
     metric_targets: tuple[MetricTargetSpec, ...] = ()
     headline_metric: str | None = None
     headline_share: float = 0.8
-    directions: Mapping[str, MetricDirection] = field(default_factory=dict)
+    directions: Mapping[str, MetricDirection] = field(default_factory=dict, hash=False)
     error_rate: float = 0.05
     relative_tolerance: float = 0.05
     rate_tolerance: float = 0.01
-    tolerances: Mapping[str, float] = field(default_factory=dict)
-    seed_deviations: Mapping[str, float] = field(default_factory=dict)
+    tolerances: Mapping[str, float] = field(default_factory=dict, hash=False)
+    seed_deviations: Mapping[str, float] = field(default_factory=dict, hash=False)
     single_seed_factor: float = 3.0
     tail_fraction: float = 0.25
     tail_points: int = 5
@@ -120,6 +120,11 @@ class ComparisonEngineConfig:
                 raise SchemaValidationError(f"{name} must be a positive integer")
         if self.pairing not in ("auto", "never"):
             raise SchemaValidationError(f"pairing must be 'auto' or 'never', got {self.pairing!r}")
+        for name in ("directions", "tolerances", "seed_deviations"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise SchemaValidationError(
+                    f"{name} must be a dict by metric, not {type(getattr(self, name)).__name__}"
+                )
         for key, direction in self.directions.items():
             if direction not in ("higher", "lower", "none"):
                 raise SchemaValidationError(

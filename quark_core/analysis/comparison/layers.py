@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,28 +131,34 @@ def _compare_figure(
 ) -> LayerFigureDiff:
     """The medians of one figure; `factor` is None for shares between 0 and 1."""
     primary, reference = (
-        float(np.median([np.median(item) for item in side])) if side else None for side in values
+        median([float(np.median(item)) for item in side]) if side else None for side in values
     )
     if primary is None or reference is None:
         return LayerFigureDiff(name, primary, reference, None, None, False)
     difference = primary - reference
     if factor is None:
-        notable = abs(difference) >= max(
-            _NOTABLE_SHARE, _NOISE_MULTIPLE * _noise(values, log=False)
-        )
+        notable = _stands_out(difference, _NOTABLE_SHARE, values, log=False)
         return LayerFigureDiff(name, primary, reference, None, difference, notable)
     if primary <= 0.0 or reference <= 0.0:
         return LayerFigureDiff(
             name, primary, reference, None, difference, (primary > 0.0) != (reference > 0.0)
         )
     ratio = math.log(primary) - math.log(reference)
-    notable = abs(ratio) >= max(math.log(factor), _NOISE_MULTIPLE * _noise(values, log=True))
+    notable = _stands_out(ratio, math.log(factor), values, log=True)
     return LayerFigureDiff(name, primary, reference, ratio, difference, notable)
+
+
+def _stands_out(
+    difference: float, least: float, values: Sequence[Sequence[Floats]], *, log: bool
+) -> bool:
+    # Of most layers the difference is small, and then the noise need not be known.
+    size = abs(difference)
+    return size >= least and size >= _NOISE_MULTIPLE * _noise(values, log=log)
 
 
 def _noise(values: Sequence[Sequence[Floats]], *, log: bool) -> float:
     """How far the medians may lie apart by how the figure moves within and between runs."""
-    squares = 0.0
+    errors = []
     for side in values:
         within, medians = [], []
         for item in side:
@@ -162,8 +169,8 @@ def _noise(values: Sequence[Sequence[Floats]], *, log: bool) -> float:
         if not medians:
             continue
         between = float(np.std(medians, ddof=1)) if len(medians) > 1 else 0.0
-        squares += (max(between, float(np.median(within))) ** 2) / len(medians)
-    return math.sqrt(squares)
+        errors.append(max(between, float(np.median(within))) / math.sqrt(len(medians)))
+    return math.hypot(*errors)
 
 
 def _finite(values: Floats) -> Floats:

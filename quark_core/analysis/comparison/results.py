@@ -66,7 +66,8 @@ class RunReference(Record, frozen=True, gc=False):
         seed: What its configuration says under keys that end in `seed`, as text.
         last_step: Its highest step.
         analysis: Whether its alerts and phases were `stored`, are found out
-            here, `in_memory`, or could not be (`none`).
+            here, `in_memory`, as where records came after they were stored, or
+            could not be (`none`).
         members: All runs of a group, this one included; empty for one run.
     """
 

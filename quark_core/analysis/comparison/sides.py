@@ -36,6 +36,8 @@ AnyRecord = TypeVar("AnyRecord", bound=StreamRecord)
 PHASES_NAME = "phases"
 """Under this name the phases' generations are stored."""
 
+_OUTDATED = "records came after its stored analysis, so it was made anew in memory"
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
@@ -165,11 +167,17 @@ def _find_stored(item: TrainingSession | RunContext) -> StoredRun:
 
 
 def _analyze(stored: StoredRun, target: AnalysisTarget, data: RunData) -> ComparedRun:
-    """Take the stored analysis; what is not there is found out now and not stored."""
+    """Take the stored analysis; what is not there, or is outdated, is found out and not stored."""
     alerts = _read(target, AlertRecord, ANALYZER_NAME)
     scores = _read(target, HealthScoreRecord, ANALYZER_NAME)
     phases = _read(target, PhaseRecord, PHASES_NAME)
     origin: AnalysisOrigin = "stored"
+    remark: str | None = None
+    # The data count as read up to their newest record: metrics now, layers and parameters below.
+    if data.metrics and _is_outdated(phases, data):
+        phases, remark = (), _OUTDATED
+    if data.last_step is not None and _is_outdated(scores, data):
+        alerts, scores, remark = (), (), _OUTDATED
     try:
         if not alerts and not scores:
             result = analyze_run(data)
@@ -180,7 +188,12 @@ def _analyze(stored: StoredRun, target: AnalysisTarget, data: RunData) -> Compar
     except Exception as error:  # noqa: BLE001 - a rule of a third party may raise anything
         remark = f"the analysis failed: {type(error).__name__}: {error}"
         return ComparedRun(stored, data, alerts, scores, phases, "none", remark)
-    return ComparedRun(stored, data, alerts, scores, phases, origin)
+    return ComparedRun(stored, data, alerts, scores, phases, origin, remark)
+
+
+def _is_outdated(outputs: Sequence[StreamRecord], data: RunData) -> bool:
+    """Whether what was read is newer than what an analysis had seen."""
+    return bool(outputs) and min(output.time_us for output in outputs) < data.newest_us
 
 
 def _read(target: AnalysisTarget, kind: type[AnyRecord], analyzer: str) -> tuple[AnyRecord, ...]:

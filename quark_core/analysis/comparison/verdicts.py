@@ -182,7 +182,7 @@ def _weigh_single(sample: Sample, config: ComparisonEngineConfig) -> Evidence:
     if _gap(sample, "area") * math.copysign(1.0, gap) < band / 3.0:
         reason = f"single seed: the ends are {told}, but the curves as a whole "
         return _say("single_seed", "inconclusive", reason + "are no further apart than seeds are")
-    noise = math.sqrt(sum((error or 0.0) ** 2 for error in sample.noises))
+    noise = math.hypot(*(error or 0.0 for error in sample.noises))
     if abs(difference) <= _NOISE_MULTIPLE * noise:
         reason = f"single seed: the ends are {told}, within the noise of a run"
         return _say("single_seed", "inconclusive", reason)
