@@ -18,11 +18,13 @@ _LEAST_PROBES = 3
 _DEAD, _ALL_DEAD = 0.7, 0.97
 _DEAD_RISE = 0.3
 _SATURATED, _SATURATION_RISE = 0.85, 0.3
-_STD, _STD_ALONE = 0.03, 1e-3
+_STD, _STD_ALONE = 0.05, 1e-3
 _FLAT = 1e-4
 _ALIKE, _ALIKE_DROP = 1e-3, 0.02
 _NEARLY_ALIKE, _NEARLY_DROP = 0.05, 0.3
 _LEAST_EARLY = 0.01
+_BOTH_ENDS = 0.95
+_SHALLOW = 1e-3  # of what the first layers tell apart
 _GOOD_ACCURACY = 0.9
 _LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding")
 _TWO_ENDED = ("ReLU6", "Hardswish")
@@ -124,8 +126,12 @@ def _look(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
         # Below its range it gives zeros, which count as inactive: at either end nothing passes.
         saturation = saturation + np.nan_to_num(item["zero_ratio"])
     start = _to_the_end(np.nan_to_num(saturation) >= _SATURATED)
+    both_ends = item.kind in _TWO_ENDED and (case.outcome.stalls and not case.outcome.rewarded)
+    if start is not None and both_ends and np.median(saturation[start:]) < _BOTH_ENDS:
+        both_ends = False
     if start is not None and (
         suffers
+        or both_ends
         or case.outcome.worsens_after(int(item.step[start]))
         or (is_hidden and _is_gone(saturation, start, case))
     ):
@@ -158,6 +164,9 @@ def _look_at_samples(item: LayerHistory, case: Case, *, is_hidden: bool) -> Find
     """Whether all samples get the same output, though its features still differ."""
     shares = item["sample_variation_ratio"]
     early = _early(shares)
+    before = _first_layer_share(case)
+    if case.outcome.is_poor and is_hidden and early <= _SHALLOW * before:
+        early = before  # what the first layers tell apart is lost on the way, from the start
     if not early > _LEAST_EARLY:
         return None
     limit = min(_ALIKE, _ALIKE_DROP * early)
@@ -183,6 +192,13 @@ def _look_at_samples(item: LayerHistory, case: Case, *, is_hidden: bool) -> Find
         grade(-level, -1.0, -scale.activation_collapse_error_std,
               -scale.activation_collapse_critical_std),
     )  # fmt: skip
+
+
+def _first_layer_share(case: Case) -> float:
+    """How much of their energy differs between samples in the first layers; 0 if not known."""
+    levels = [_early(item["sample_variation_ratio"]) for item in case.run.activations.values()]
+    known = [level for level in levels[:3] if np.isfinite(level)]
+    return max(known, default=0.0)
 
 
 def _look_at_deviation(item: LayerHistory, std: NDArray[np.float64], case: Case) -> Finding | None:
@@ -241,8 +257,8 @@ def _join(found: list[Finding], span: int) -> Finding:
     begin = min(item.step or 0 for item in found)
     early = [item for item in found if (item.step or 0) <= begin + 0.1 * span]
     # Of layers that are equally gone the first one made the others so.
-    limit = 0.97 * max(_badness(item) for item in early)
-    worst = next(item for item in early if _badness(item) >= limit)
+    gone = max(_badness(item) for item in early)
+    worst = next(item for item in early if _badness(item) >= gone - 0.03 * abs(gone))
     if len(found) == 1:
         return worst
     others = tuple(item.culprit for item in found if item is not worst and item.culprit)
@@ -251,7 +267,8 @@ def _join(found: list[Finding], span: int) -> Finding:
         culprit=worst.culprit,
         severity=worst.severity,
         title=worst.title,
-        fact=f"{worst.fact} {len(others)} more layers collapse: {', '.join(others[:5])}.",
+        fact=f"{worst.fact} So do others: {', '.join(others[:5])}"
+        + (f" and {len(others) - 5} more." if len(others) > 5 else "."),
         inference=worst.inference,
         suggested_check=worst.suggested_check,
         evidence=pieces,

@@ -27,6 +27,7 @@ __all__ = ["ExplodingGradients"]
 _FACTOR = 10.0  # times the run's own recent median
 _EARLY_FACTOR = 3.0  # times the level of the first probes: late noise about nothing is none
 _LEAST_PROBES = 2
+_LEAST_LOSSES = 3
 _WINDOW = 20
 _LOSS_FACTOR = 5.0
 
@@ -68,7 +69,8 @@ class ExplodingGradients:
                 return Verdict(findings=(finding, *limited))
         if limited:
             return Verdict(findings=limited)
-        if not series and case.train_loss is None:
+        loss = case.train_loss
+        if not series and (loss is None or len(loss.finite) < _LEAST_LOSSES):
             return Verdict(
                 reason="there are no gradients, no gradient norm and no training loss",
                 missing=("layer gradients", "parameter gradients", "train/loss"),
@@ -176,8 +178,9 @@ def _describe(surges: list[_Surge], case: Case) -> Finding:
         severity=severity,
         title="Gradients explode",
         fact=f"The gradient of {where} rose to {format_number(worst.ratio)} times its own median "
-        f"from step {begin} on, and {len(surges)} of the watched gradients did so "
-        f"({say_steps(begin, last)}).",
+        f"from step {begin} on"
+        + (f", and {len(surges) - 1} more did so" if len(surges) > 1 else "")
+        + f" ({say_steps(begin, last)}).",
         inference="The steps are too large for the loss's curvature there, and the loss got worse "
         "after it.",
         suggested_check="Look at the learning rate and the data at that step; clip the gradient's "

@@ -83,8 +83,9 @@ class LossSpike:
                     culprit=loss.key,
                     severity=severity,
                     title="The loss spikes" if len(groups) == 1 else "The loss spikes repeatedly",
-                    fact=f"{loss.key} jumped {len(groups)} time(s), the highest to "
-                    f"{format_number(peak)} from {format_number(float(base[worst[0]]))} at "
+                    fact=f"{loss.key} jumped "
+                    + ("once, to " if len(groups) == 1 else f"{len(groups)} times, at most to ")
+                    + f"{format_number(peak)} from {format_number(float(base[worst[0]]))} at "
                     f"step {int(curve.step[worst[0]])}.",
                     inference="Single batches undo what was learned.",
                     suggested_check="Look at those batches; clip the gradient's norm, lower the "
