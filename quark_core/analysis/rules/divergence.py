@@ -55,7 +55,7 @@ class Divergence:
         )
         if lasting < least or regression < _SHARE:
             return quiet
-        if breaks is None and is_player_loss(loss.key):
+        if breaks is None and any(is_player_loss(key) for key in (loss.key, *case.run.metrics)):
             return Verdict(
                 reason="the loss is that of one of two players: it rises when the other one learns",
                 observed=regression,
