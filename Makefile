@@ -1,6 +1,7 @@
 # make demo   sets up, then runs the main job on the embedded default store
 # make test   sets up, then runs the checks and the tests
 # make bench  measures what logging costs, and what the store costs and gives
+# make diagnosis  trains some hundred models, broken and healthy, and scores the analyzers by them
 # make faults kills, starves and cuts off for some minutes, and counts what is lost
 # make clean  takes away what the set-up made
 
@@ -8,9 +9,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+DIAGNOSIS_RUNS ?= diagnosis-runs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench faults clean
+.PHONY: help demo test check bench diagnosis faults clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -32,6 +34,11 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/writers.py
 	$(BIN)/python benchmarks/instrumentation.py
+	$(BIN)/python benchmarks/diagnosis_comparison.py
+
+diagnosis: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks.diagnosis make --family all --seeds 0-4 --every 5 --jobs 2 --out $(DIAGNOSIS_RUNS)
+	$(BIN)/python -m benchmarks.diagnosis score $(DIAGNOSIS_RUNS)
 
 faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all
@@ -40,7 +47,7 @@ clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The base environment: Quark with PyTorch, and what the demo needs.
-$(VENV)/demo.stamp: pyproject.toml .ci/constraints.txt .ci/make_venv.sh hatch_build.py quark_torch/kernels/lean.c $(wildcard quark_torch/kernels/probing*.[ch])
+$(VENV)/demo.stamp: pyproject.toml .ci/constraints.txt .ci/make_venv.sh hatch_build.py $(wildcard quark_torch/kernels/*.[ch])
 	@PYTHON="$(PYTHON)" sh .ci/make_venv.sh $(VENV)
 	@echo "Installing Quark, PyTorch and scikit-learn into $(VENV) ..."
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt "torch>=2.4"

@@ -201,3 +201,31 @@ def test_the_ddp_example_writes_one_run_from_rank_zero(run_python):
     assert "layers: 0, 1, 2" in done.stdout
     (run,) = quark.search_runs(storage_dir=run_python.folder)
     assert run.metrics["train/loss"].count == 12
+
+
+@pytest.mark.slow
+def test_the_analyzer_example_tells_the_broken_run_from_the_steady_one(run_python):
+    done = run_python(EXAMPLES / "analyzer_diagnostics.py")
+    assert done.returncode == 0, done.stderr
+    steady, fast = re.split(r"^too-fast \(\w+\)$", done.stdout, flags=re.M)
+    assert re.search(r"^  overall +100\.0 healthy", steady, re.M)
+    assert "exploding_gradients at" in fast
+    assert "phases: initialization_adaptation" in fast
+    assert "config highest_rate: 0.05 -> 20.0" in fast
+    assert "val/loss: worse" in fast
+
+
+@pytest.mark.slow
+def test_the_gallery_finds_each_mistake_by_its_alert(run_python):
+    # Without the one whose alert is of times, which a busy machine has by itself.
+    names = (
+        "exploding_gradients vanishing_gradients stagnant_layers activation_collapse"
+        " overfitting_onset non_finite_values plateau"
+    ).split()
+    done = run_python(EXAMPLES / "broken_trainings.py", *names)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^ > \w+ +(\w+)", done.stdout, re.M)
+    assert found == names
+    wrong = run_python(EXAMPLES / "broken_trainings.py", "nonsense")
+    assert wrong.returncode == 2
+    assert "there is no nonsense" in wrong.stderr

@@ -1,0 +1,63 @@
+"""The analyzers say the same of a run, whichever backend it is read from."""
+
+import math
+import random
+
+import pytest
+
+import quark
+
+
+def _train(storage_dir, backends=None):
+    rng = random.Random(0)
+    session = quark.TrainingSession.start_run(
+        project="p", storage_dir=storage_dir, backends=backends
+    )
+    with session, quark.MetricsLogger(session) as metrics:
+        for step in range(240):
+            loss = 2 * math.exp(-step / 30) + 0.1 + rng.gauss(0, 0.02)
+            metrics.log("train/loss", loss, step=step)
+            if step % 10 == 9:
+                late = max(0, step - 120) / 60
+                metrics.log("val/loss", loss + 0.05 + late, step=step)
+            wait = 60.0 if step > 160 else 1.0
+            metrics.log("system/runtime/step_time_ms", 40 + wait + rng.gauss(0, 1), step=step)
+            metrics.log("system/runtime/data_time_ms", wait, step=step)
+    return session
+
+
+def _describe(session):
+    result = quark.AnalyzerEngine(session).analyze()
+    alerts = [(a.rule_id, a.severity, a.culprit, a.step, a.fact) for a in result.alerts]
+    scores = [(s.score_key, s.score, s.status) for s in result.health_scores]
+    phases = [
+        (p.phase_name, p.step_start, p.step_end)
+        for p in quark.PhaseAnalyzer(session).analyze().phases
+    ]
+    return alerts, scores, phases
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    return _describe(_train(tmp_path_factory.mktemp("embedded")))
+
+
+def test_there_is_something_to_say(expected):
+    alerts, _, phases = expected
+    assert {alert[0] for alert in alerts} == {"overfitting_onset", "runtime_bottleneck_risk"}
+    assert "overfitting_onset" in {phase[0] for phase in phases}
+
+
+def test_the_journal_as_the_store(tmp_path, monkeypatch, expected):
+    monkeypatch.setenv("QUARK_JOURNAL_ONLY", "1")
+    session = _train(tmp_path)
+    assert _describe(session) == expected
+    assert _describe(quark.open_run(session.run_id, tmp_path)) == expected
+
+
+def test_the_csv_mirror(tmp_path, expected):
+    session = _train(tmp_path, backends=[f"csv:{tmp_path / 'mirror'}"])
+    opened = quark.open_run(session.run_id, tmp_path, backend=f"csv:{tmp_path / 'mirror'}")
+    assert _describe(opened) == expected
+    comparison = quark.ComparisonEngine(session).compare(opened)
+    assert {diff.verdict for diff in comparison.metric_diffs} <= {"equivalent", None}
