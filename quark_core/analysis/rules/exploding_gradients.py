@@ -78,7 +78,10 @@ class ExplodingGradients:
         ratios = [_highest_ratio(item.value) for item in series]
         highest = max((ratio for ratio in ratios if ratio is not None), default=None)
         return Verdict(
-            reason="no gradient stayed far above its own history while the loss suffered",
+            reason="no gradient rose far above its own history"
+            if highest is None or highest < _FACTOR
+            else "a gradient rose far above its own history, but not for long, or the loss did not "
+            "suffer",
             observed=highest,
             threshold=_FACTOR,
         )

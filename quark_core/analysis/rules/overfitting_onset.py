@@ -69,7 +69,10 @@ class OverfittingOnset:
                 missing=("more validation points",),
             )
         return Verdict(
-            reason="the validation did not get worse for good while the training improved",
+            reason="the validation is not much worse than at its best"
+            if best <= _SHARE
+            else "the validation is worse than at its best, but within its noise, not for good, or "
+            "not while the training improved",
             observed=best,
             threshold=_SHARE,
         )
