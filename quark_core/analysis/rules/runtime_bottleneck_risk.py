@@ -66,8 +66,8 @@ class RuntimeBottleneckRisk:
         return Verdict(
             reason="steps take about the same time and hardly wait"
             if times.lost_share <= _LOST
-            else "some steps take longer, but at a regular distance, as from the start, or too short "
-            "for the clock",
+            else "some steps take longer, but at a regular distance, as from the start, or "
+            "too short for the clock",
             observed=times.lost_share,
             threshold=_LOST,
         )
