@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.diagnosis.campaign import parse_seeds, run_campaign
+from benchmarks.diagnosis.campaign import parse_seeds, run_campaign, silence
 from benchmarks.diagnosis.families import list_scenarios
 
 
@@ -69,4 +69,5 @@ def _list(family: str) -> int:
 
 
 if __name__ == "__main__":
+    silence()
     raise SystemExit(main())

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.diagnosis.families import find_scenario, list_scenarios
 from benchmarks.diagnosis.scenario import Draw, Truth
 
-__all__ = ["TRUTH_FILE", "make_run", "name_folder", "parse_seeds", "run_campaign"]
+__all__ = ["TRUTH_FILE", "make_run", "name_folder", "parse_seeds", "run_campaign", "silence"]
 
 TRUTH_FILE = "truth.json"
 
@@ -41,6 +41,11 @@ def name_folder(out: Path, scenario: str, seed: int) -> Path:
     return out / scenario.replace("/", "__") / f"seed_{seed:03d}"
 
 
+def silence() -> None:
+    """Keep what the runs warn of out of this process's output."""
+    logging.getLogger("quark").setLevel(logging.CRITICAL)
+
+
 def make_run(scenario_name: str, seed: int, directory: Path, *, every: int = 5) -> dict[str, Any]:
     """Train once and write the run and its truth; returns the content of the truth file.
 
@@ -50,7 +55,6 @@ def make_run(scenario_name: str, seed: int, directory: Path, *, every: int = 5) 
 
     from benchmarks.diagnosis.recorder import Recorder
 
-    logging.getLogger("quark").setLevel(logging.CRITICAL)
     os.environ.pop("QUARK_PERSISTENCE_URL", None)
     torch.set_num_threads(1)
     shutil.rmtree(directory, ignore_errors=True)
@@ -125,7 +129,7 @@ def run_campaign(
     if jobs <= 1:
         return [_tell(_try_run(task)) for task in waiting]
     # Forked children would share torch's threads and the store's; spawned ones do not.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=silence) as pool:
         futures = [pool.submit(_try_run, task) for task in waiting]
         return [_tell(future.result()) for future in as_completed(futures)]
 

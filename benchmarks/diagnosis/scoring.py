@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import statistics
 import time
@@ -52,7 +51,6 @@ def judge_run(folder: Path) -> dict[str, Any]:
     """
     import quark
 
-    logging.getLogger("quark").setLevel(logging.CRITICAL)
     row: dict[str, Any] = json.loads((folder / TRUTH_FILE).read_text())
     row.update(folder=str(folder), alarms=[], notes=[], phases=[], error=None)
     begun = time.perf_counter()

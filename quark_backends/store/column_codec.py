@@ -197,9 +197,11 @@ def _encode_texts(name: str, values: Array) -> EncodedColumn:
 
 
 def _encode_json(name: str, values: Array) -> EncodedColumn:
-    if all(value is None for value in values):
+    # As Python's: a broken client may have sent numbers under the name of this column.
+    plain = values.tolist()
+    if all(value is None for value in plain):
         return EncodedColumn(name, "c", None)
-    items = [None if value is None else encode_json(value) for value in values]
+    items = [None if value is None else encode_json(value) for value in plain]
     return EncodedColumn(
         name, "j", None, b"", memoryview(zstd.compress(msgspec.msgpack.encode(items), _LEVEL))
     )
