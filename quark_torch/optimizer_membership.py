@@ -18,7 +18,7 @@ __all__ = ["OptimizerMembership"]
 class OptimizerMembership:
     """Tells modules whose own trainable parameters are in no optimizer.
 
-    The answer is worked out again when an optimizer has got more parameters.
+    The answer is worked out again when an optimizer has got another group of parameters.
 
     Args:
         model: The model.
@@ -46,9 +46,11 @@ class OptimizerMembership:
         if not self._optimizers:
             return self._outside
         known = [one for reference in self._optimizers if (one := reference()) is not None]
-        count = sum(len(group["params"]) for one in known for group in one.param_groups)
-        if count != self._counted:
-            self._counted = count
+        groups = 0
+        for one in known:
+            groups += len(one.param_groups)
+        if groups != self._counted:
+            self._counted = groups
             self._outside = _list_outside(known, sites)
         return self._outside
 
