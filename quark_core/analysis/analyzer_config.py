@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from math import isfinite
-from typing import Any, Literal, Self, get_args
+from typing import Literal, get_args
 
 from quark_core.analysis.metric_roles import (
     TRAIN_ACCURACY_KEYS,
@@ -13,6 +12,7 @@ from quark_core.analysis.metric_roles import (
     VALIDATION_ACCURACY_KEYS,
     VALIDATION_LOSS_KEYS,
 )
+from quark_core.analysis.noted_thresholds import NotedThresholds
 from quark_core.errors import SchemaValidationError
 
 __all__ = ["AnalyzerEngineConfig", "AnalyzerMode", "AnalyzerThresholds"]
@@ -21,7 +21,7 @@ AnalyzerMode = Literal["adaptive", "absolute"]
 
 
 @dataclass(frozen=True)
-class AnalyzerThresholds:
+class AnalyzerThresholds(NotedThresholds):
     """Thresholds of the rules, in the units of what they are held against.
 
     In the adaptive mode a default is only the scale of severities; what the
@@ -87,37 +87,6 @@ class AnalyzerThresholds:
     runtime_warning_jitter_ratio: float = 0.25
     runtime_error_jitter_ratio: float = 0.5
     runtime_critical_jitter_ratio: float = 0.75
-
-    def __new__(cls, *args: Any, **values: Any) -> Self:
-        """Note which fields are passed."""
-        made = super().__new__(cls)
-        names = [item.name for item in fields(cls)]
-        object.__setattr__(made, "_passed", frozenset(names[: len(args)]) | set(values))
-        return made
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise SchemaValidationError(
-                    f"{item.name} must be a number, not {type(value).__name__}"
-                )
-            if not isfinite(value) or value < 0:
-                raise SchemaValidationError(
-                    f"{item.name} must be finite and not negative, got {value!r}"
-                )
-            if item.type == "int" and value != int(value):
-                raise SchemaValidationError(f"{item.name} must be a whole number, got {value!r}")
-
-    @property
-    def passed(self) -> frozenset[str]:
-        """Names of the fields that are hard limits."""
-        passed: frozenset[str] = getattr(self, "_passed", frozenset())
-        if len(passed) < len(fields(self)):
-            return passed
-        return frozenset(
-            item.name for item in fields(self) if getattr(self, item.name) != item.default
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

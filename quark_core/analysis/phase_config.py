@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from math import isfinite
-from typing import Any, Self
 
 from quark_core.analysis.analyzer_config import check_texts
 from quark_core.analysis.metric_roles import (
@@ -13,13 +11,14 @@ from quark_core.analysis.metric_roles import (
     VALIDATION_ACCURACY_KEYS,
     VALIDATION_LOSS_KEYS,
 )
+from quark_core.analysis.noted_thresholds import NotedThresholds
 from quark_core.errors import SchemaValidationError
 
 __all__ = ["PhaseAnalyzerConfig", "PhaseAnalyzerThresholds"]
 
 
 @dataclass(frozen=True)
-class PhaseAnalyzerThresholds:
+class PhaseAnalyzerThresholds(NotedThresholds):
     """Thresholds of the phases; changes are shares of the level, 0.01 being one per cent.
 
     A default is only a scale: what counts is a change against the run's own
@@ -55,37 +54,6 @@ class PhaseAnalyzerThresholds:
     overfitting_min_validation_regression: float = 0.015
     divergence_min_relative_regression: float = 0.15
     divergence_from_best_ratio: float = 0.25
-
-    def __new__(cls, *args: Any, **values: Any) -> Self:
-        """Note which fields are passed."""
-        made = super().__new__(cls)
-        names = [item.name for item in fields(cls)]
-        object.__setattr__(made, "_passed", frozenset(names[: len(args)]) | set(values))
-        return made
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise SchemaValidationError(
-                    f"{item.name} must be a number, not {type(value).__name__}"
-                )
-            if not isfinite(value) or value < 0:
-                raise SchemaValidationError(
-                    f"{item.name} must be finite and not negative, got {value!r}"
-                )
-            if item.type == "int" and value != int(value):
-                raise SchemaValidationError(f"{item.name} must be a whole number, got {value!r}")
-
-    @property
-    def passed(self) -> frozenset[str]:
-        """Names of the fields that must hold as they are."""
-        passed: frozenset[str] = getattr(self, "_passed", frozenset())
-        if len(passed) < len(fields(self)):
-            return passed
-        return frozenset(
-            item.name for item in fields(self) if getattr(self, item.name) != item.default
-        )
 
     def limit(self, name: str) -> float | None:
         """A threshold that the caller passed, or None."""

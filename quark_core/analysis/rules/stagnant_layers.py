@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
-from quark_core.analysis.dead_layers import has_dead_layer
 from quark_core.analysis.limits import limit_stagnant_layers
 from quark_core.analysis.observations import (
     count_run,
@@ -162,7 +161,7 @@ def _find_cut_off(
     begin = int(steps[chosen[0]])
     if _drift(item, chosen) > 0.0 or not _others_get_gradients(item, trained, begin):
         return None
-    if not missing[chosen].all() and has_dead_layer(case):
+    if not missing[chosen].all() and case.ends_with_dead_layer:
         return None  # dead units pass nothing on: that is another rule's
     if not _is_called(item, case, steps[chosen]):
         return None

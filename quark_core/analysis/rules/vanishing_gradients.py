@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
-from quark_core.analysis.dead_layers import has_dead_layer
 from quark_core.analysis.limits import limit_vanishing_gradients
 from quark_core.analysis.observations import find_sustained, format_number, observe, say_steps
 from quark_core.analysis.rule import Finding, Verdict, grade
@@ -154,7 +153,7 @@ def _look(depth: _Depth, case: Case) -> tuple[Finding | None, float | None]:
         lowest = np.nanmin(np.where(np.isnan(ratios), np.inf, ratios)[:first_half], axis=0)
     # No layer gets any, or less than the resolution of any weight: an underflow, or a flat loss.
     nothing = largest <= _UNDERFLOW
-    has_dead = has_dead_layer(case)
+    has_dead = case.ends_with_dead_layer
     # A gradient of exactly nothing is an underflow, or the doing of dead units.
     vanished = (lowest <= _RATIO) & (lowest > 0)
     if not has_dead:
