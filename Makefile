@@ -15,7 +15,7 @@ DIAGNOSIS_RUNS ?= diagnosis-runs
 .PHONY: help demo test check bench diagnosis faults clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# \(make \)/\1/p' Makefile
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python examples/train_digits.py

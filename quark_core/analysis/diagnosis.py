@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -161,19 +161,8 @@ def _ask(rule: Rule, case: Case) -> Verdict:
     if case.config.mode == "absolute":
         limits = tuple(finding for finding in verdict.findings if finding.is_hard_limit)
         reason = verdict.reason or "no documented threshold is reached"
-        return _keep(verdict, limits, reason)
+        return replace(verdict, findings=limits, reason=reason)
     return verdict
-
-
-def _keep(verdict: Verdict, findings: tuple[Finding, ...], reason: str) -> Verdict:
-    """A verdict with other findings."""
-    return Verdict(
-        findings=findings,
-        reason=reason,
-        missing=verdict.missing,
-        observed=verdict.observed,
-        threshold=verdict.threshold,
-    )
 
 
 def _make_alerts(
