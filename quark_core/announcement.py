@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from quark_core import recovery
+from quark_core import recovery, settings
 from quark_core.environment import GitState, capture_environment, complete_environment
 from quark_core.errors import InvalidRunStateError
 from quark_core.json_object import JsonObject
@@ -53,6 +53,10 @@ def announce(
                 "git_commit": record.git_commit,
                 "strict_mode": record.strict_mode,
                 "tags": list(record.tags),
+            },
+            "store": {
+                "name": settings.store_name(run.context.storage_dir),
+                "path": str(run.context.storage_dir),
             },
             "process": msgspec.to_builtins(process),
             **({} if from_step is None else {"from_step": from_step}),

@@ -63,7 +63,6 @@ BODY_VERSION = 1
 MISSING_INDEX = -1
 """What stands in an integer array where a record has None; no valid value is negative."""
 
-
 _COMPRESS_FROM_BYTES = 256
 _MAX_BODY_BYTES = 256 * 1024 * 1024
 _PLAIN = b"\x00"
@@ -246,11 +245,10 @@ def encode_records(records: Sequence[StreamRecord]) -> bytes:
     return encode_columns(first.KIND, len(records), columns)
 
 
-def encode_columns(kind: str, count: int, columns: Mapping[str, Sequence[Any] | Column]) -> bytes:
-    """Encode columns of Python values; a field that is left out is read as its default.
-
-    A column that is encoded already is taken as it is.
-    """
+def encode_columns(
+    kind: str, count: int, columns: Mapping[str, Sequence[Any] | Column], compress: bool = True
+) -> bytes:
+    """Encode columns of Python values, or encoded ones; one left out is read as its default."""
     types, booleans = column_types(kind), boolean_fields(kind)
     encoded = []
     for name, given in columns.items():
@@ -262,7 +260,7 @@ def encode_columns(kind: str, count: int, columns: Mapping[str, Sequence[Any] | 
             values = [None if value is None else int(value) for value in given]
         encoded.append(_encode_column(name, types[name], values))
     body = msgspec.msgpack.encode(_Body(BODY_VERSION, kind, count, encoded))
-    if len(body) < _COMPRESS_FROM_BYTES:
+    if not compress or len(body) < _COMPRESS_FROM_BYTES:
         return _PLAIN + body
     return _ZSTD + _compress(body)
 

@@ -46,9 +46,11 @@ class Columns(Mapping[str, Array]):
         count: Number of rows.
         arrays: Field name -> array, or a function that makes it.
         nulls: Name of a column of floats -> which of its values are None.
+        constants: Field name -> value, of fields that are known to be the same
+            in every row, as the records have it.
     """
 
-    __slots__ = ("_arrays", "_nulls", "count", "kind")
+    __slots__ = ("_arrays", "_constants", "_nulls", "count", "kind")
 
     def __init__(
         self,
@@ -56,11 +58,13 @@ class Columns(Mapping[str, Array]):
         count: int,
         arrays: Mapping[str, Array | MakeArray],
         nulls: Mapping[str, Array] | None = None,
+        constants: Mapping[str, Any] | None = None,
     ) -> None:
         self.kind = kind
         self.count = count
         self._arrays = dict(arrays)
         self._nulls = dict(nulls or {})
+        self._constants = dict(constants or {})
 
     @classmethod
     def empty(cls, kind: str) -> Columns:
@@ -104,13 +108,17 @@ class Columns(Mapping[str, Array]):
             name: partial(fill_array, count, origin[name]) for name in _ORIGIN
         }
         nulls = {}
+        constants = {name: origin[name] for name in _ORIGIN}
         for name, encoding in column_types(body.kind).items():
             arrays[name] = partial(body.to_array, name)
+            column = body.column(name)
+            if column.encoding == "c":
+                constants[name] = column.head
             if encoding == "f":
                 is_null = body.nulls(name)
                 if is_null is not None:
                     nulls[name] = is_null
-        return cls(body.kind, count, arrays, nulls)
+        return cls(body.kind, count, arrays, nulls, constants)
 
     @classmethod
     def concatenate(cls, kind: str, parts: Sequence[Columns]) -> Columns:
@@ -129,7 +137,12 @@ class Columns(Mapping[str, Array]):
         nulls = {
             name: np.concatenate([part.is_null(name) for part in parts]) for name in with_nulls
         }
-        return cls(kind, sum(part.count for part in parts), arrays, nulls)
+        constants = {
+            name: value
+            for name, value in parts[0]._constants.items()
+            if all(part._has_constant(name, value) for part in parts)
+        }
+        return cls(kind, sum(part.count for part in parts), arrays, nulls, constants)
 
     def __getitem__(self, name: str) -> Array:
         try:
@@ -156,6 +169,19 @@ class Columns(Mapping[str, Array]):
 
     def __repr__(self) -> str:
         return f"Columns({self.kind}, {self.count} rows: {', '.join(self)})"
+
+    def find_constant(self, name: str) -> tuple[Any] | None:
+        """The value of a field that is known to be the same in every row, in a tuple.
+
+        None where it is not known; nothing is looked at to find out.
+        """
+        return (self._constants[name],) if name in self._constants else None
+
+    def _has_constant(self, name: str, value: Any) -> bool:
+        if name not in self._constants:
+            return False
+        found = self._constants[name]
+        return type(found) is type(value) and bool(found == value)
 
     def is_null(self, name: str) -> Array:
         """Which values of a column stand for None."""
@@ -186,7 +212,7 @@ class Columns(Mapping[str, Array]):
 
         arrays = {name: partial(pick, name) for name in self._arrays}
         nulls = {name: mask[rows] for name, mask in self._nulls.items()}
-        return Columns(self.kind, count, arrays, nulls)
+        return Columns(self.kind, count, arrays, nulls, self._constants)
 
     def order_by_sequence(self) -> Columns:
         """Rows in the order of `sequence`; as it is where they already are."""

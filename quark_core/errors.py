@@ -120,7 +120,18 @@ class BackendError(QuarkError):
 
 
 class BackendUnavailable(BackendError):
-    """The backend cannot take this batch now; the lane tries again, for ever."""
+    """The backend cannot take this batch now; the lane tries again, for ever.
+
+    Attributes:
+        retry_after_s: The backend asks not to be called sooner; None where it
+            does not say.
+    """
+
+    def __init__(
+        self, message: str, *, backend: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, backend=backend)
+        self.retry_after_s = retry_after_s
 
 
 class BackendUnauthorized(BackendUnavailable):

@@ -10,7 +10,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.query import check_index
 from quark_core.run_arguments import resolve_storage_dir
 from quark_core.run_summary import RunSummary
-from quark_core.search.expression import OrderBy, RunSearch
+from quark_core.search.expression import OrderBy, RunSearch, SearchSource
 
 __all__ = ["build_search", "find_runs", "search_runs", "summarize_run"]
 
@@ -85,11 +85,13 @@ def build_search(
         from quark_core.search.parser import parse_where
 
         expression = parse_where(where, where_argument)
+    orders = _list_orders(order_by, order_argument)
     return RunSearch(
         project=project,
         where=expression,
-        order_by=_parse_orders(order_by, order_argument),
+        order_by=_parse_orders(orders, order_argument),
         limit=limit,
+        source=SearchSource(where, orders, where_argument, order_argument),
     )
 
 
@@ -120,7 +122,7 @@ def summarize_run(reader: SupportsRead, run_id: str) -> RunSummary:
     return summarize_by_reading(reader, run_id)
 
 
-def _parse_orders(order_by: str | Sequence[str] | None, argument: str) -> tuple[OrderBy, ...]:
+def _list_orders(order_by: str | Sequence[str] | None, argument: str) -> tuple[str, ...]:
     if order_by is None:
         return ()
     texts = [order_by] if isinstance(order_by, str) else order_by
@@ -130,6 +132,12 @@ def _parse_orders(order_by: str | Sequence[str] | None, argument: str) -> tuple[
         raise SchemaValidationError(
             f"{argument} has {len(texts)} entries; at most {_MAX_ORDERS} are allowed"
         )
+    return tuple(texts)
+
+
+def _parse_orders(texts: tuple[str, ...], argument: str) -> tuple[OrderBy, ...]:
+    if not texts:
+        return ()
     from quark_core.search.parser import parse_order
 
     return tuple(parse_order(text, argument) for text in texts)

@@ -21,6 +21,8 @@ __all__ = [
     "REQUIRE_SERVICE",
     "RUN_ID",
     "SIGTERM_HANDLER",
+    "STORE_NAME",
+    "USER_KEY",
     "WRITERS_TIMEOUT",
     "artifact_limit_bytes",
     "check_timeouts",
@@ -28,6 +30,7 @@ __all__ = [
     "journal_capacity_bytes",
     "journal_timeout_s",
     "persistence_timeout_s",
+    "store_name",
     "writers_timeout_s",
 ]
 
@@ -43,6 +46,8 @@ PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
 RUN_ID = "QUARK_RUN_ID"
 SIGTERM_HANDLER = "QUARK_SIGTERM_HANDLER"
+STORE_NAME = "QUARK_STORE_NAME"
+USER_KEY = "QUARK_USER_KEY"
 WRITERS_TIMEOUT = "QUARK_WRITERS_TIMEOUT_SECONDS"
 
 
@@ -82,6 +87,22 @@ def artifact_limit_bytes() -> int:
     """How large the payload of one artifact may be; 50 GB by default."""
     given = _read_bytes(ARTIFACT_MAX_BYTES)
     return 50 * 10**9 if given is None else given
+
+
+def store_name(storage_dir: Path) -> str:
+    """What the project store under a storage root is called: QUARK_STORE_NAME or its folder.
+
+    Raises:
+        SchemaValidationError: The name that is set is longer than 200 characters,
+            or has one that cannot be printed.
+    """
+    given = os.environ.get(STORE_NAME, "").strip()
+    if given and (len(given) > 200 or not given.isprintable()):
+        raise SchemaValidationError(
+            f"{STORE_NAME} must be a printable text of at most 200 characters, got {given!r:.60}"
+        )
+    folder = "".join(c if c.isprintable() else "?" for c in storage_dir.name)
+    return given or folder[:200] or "root"
 
 
 def check_timeouts() -> None:

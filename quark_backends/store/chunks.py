@@ -86,6 +86,11 @@ class Chunk:
             else decode_column(self.kind, column, self.count, single=True)
         )
 
+    def constant(self, name: str) -> tuple[Any] | None:
+        """The value of a column that is the same in every row, in a tuple; None for another."""
+        column = self._columns.get(name)
+        return (column.head,) if column is not None and column.encoding == "c" else None
+
     def affine(self, name: str) -> tuple[int, int] | None:
         """First value and difference of a column of integers that is a straight line."""
         column = self._columns.get(name)
@@ -145,6 +150,9 @@ def join_chunks(
     for name, encoding in column_types(kind).items():
         if name in constants:
             continue
+        found = [chunk.constant(name) for chunk in kept]
+        if found[0] is not None and all(each == found[0] for each in found):
+            shared[name] = found[0][0]
         arrays[name] = partial(join, name, _DTYPES.get(encoding, object))
         if encoding == "f" and name in optional:
             parts = [chunk.nulls(name) for chunk in kept]
@@ -155,7 +163,7 @@ def join_chunks(
                         for chunk, part in zip(kept, parts, strict=True)
                     ]
                 )
-    return Columns(kind, count, arrays, nulls)
+    return Columns(kind, count, arrays, nulls, shared)
 
 
 def _find_line(chunks: Sequence[Chunk], name: str) -> Array | None:

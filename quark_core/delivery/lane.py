@@ -44,6 +44,7 @@ class RetryPolicy:
             rests instead.
         rest_s: How long it rests before it probes.
         paused_s: How long it waits after its credentials were refused.
+        asked_cap_s: Bound of a wait that the backend asks for.
     """
 
     first_s: float = 0.5
@@ -51,6 +52,7 @@ class RetryPolicy:
     failures_before_rest: int = 5
     rest_s: float = 60.0
     paused_s: float = 300.0
+    asked_cap_s: float = 600.0
 
 
 class Lane:
@@ -305,6 +307,10 @@ class Lane:
             self._state = "retrying"
             bound_s = min(policy.cap_s, policy.first_s * 2.0 ** min(self._tries, 30))
             wait_s = random.uniform(0.0, bound_s)
+        asked_s = getattr(error, "retry_after_s", None)
+        if asked_s is not None:
+            # Spread out: who was told the same must not come back at the same moment.
+            wait_s = max(wait_s, min(asked_s, policy.asked_cap_s) * random.uniform(1.0, 1.1))
         self._tries += 1
         if self._deadline is not None:
             # The end is bounded: a few more tries, then the lane is left as it is.

@@ -23,6 +23,7 @@ __all__ = [
     "Place",
     "RunSearch",
     "Scope",
+    "SearchSource",
     "Statistic",
     "Value",
     "find_fields",
@@ -172,6 +173,22 @@ class OrderBy:
     descending: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SearchSource:
+    """A search as it was written.
+
+    Attributes:
+        where: The expression, or None.
+        order_by: What to sort by, each as one text.
+        where_argument, order_argument: What messages call these two.
+    """
+
+    where: str | None
+    order_by: tuple[str, ...]
+    where_argument: str
+    order_argument: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSearch:
     """Which runs, and in which order.
@@ -181,12 +198,15 @@ class RunSearch:
         where: What must be true of a run.
         order_by: What to sort by; ties, and everything without it, newest first.
         limit: At most so many.
+        source: What the user wrote, where a text was parsed; a store elsewhere
+            parses it again.
     """
 
     project: str | None = None
     where: Expression | None = None
     order_by: tuple[OrderBy, ...] = ()
     limit: int | None = None
+    source: SearchSource | None = field(default=None, compare=False)
 
     @property
     def fields(self) -> tuple[Field, ...]:

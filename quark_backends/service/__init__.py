@@ -1,0 +1,1 @@
+"""The Quark persistence service: its protocol, the server, and the client backend."""
