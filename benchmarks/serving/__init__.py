@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/service.py`: what the persistence service takes and gives."""
