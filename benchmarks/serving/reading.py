@@ -40,7 +40,6 @@ def measure_reading(*, quick: bool) -> dict[str, float]:
             def read_curve(backend: Any = backend) -> int:
                 return len(backend.read_series("reading", "loss", max_points=2000))
 
-            service.wait_compacted("reading")
             figures += [
                 Figure(
                     f"{service.name}, {points:,} points to numpy, ms",

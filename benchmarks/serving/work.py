@@ -39,8 +39,8 @@ def make_batches(run_id: str, count: int) -> tuple[Batch, list[Batch]]:
     return make_start(run_id), batches
 
 
-def make_start(run_id: str) -> Batch:
-    """The lifecycle record that makes the run, as batch 0."""
+def make_start(run_id: str, *, store: str = "bench") -> Batch:
+    """The lifecycle record that makes the run in a project store, as batch 0."""
     data = {
         "project": {"id": "p-bench", "name": "bench", "root_path": "/bench"},
         "run": {
@@ -53,6 +53,7 @@ def make_start(run_id: str) -> Batch:
             "strict_mode": False,
             "tags": [],
         },
+        "store": {"name": store, "path": "/bench"},
         "process": msgspec.to_builtins(current_process()),
     }
     record = LifecycleRecord(run_id, WRITER_ID, 0, 0, 0, START_US, "start", JsonObject(data))
