@@ -86,17 +86,20 @@ def lose_replies(*, quick: bool) -> list[Tally]:
     """The request is carried out, the reply never comes."""
     tallies = []
     for opened in open_services():
-        with opened as service, open_proxy(service) as proxy:
-            with train(service, proxy.url) as training:
-                training.run(1.0)
-                for _ in range(2 if quick else 12):
-                    proxy.set_mode("lose_reply")
-                    training.run(1.5, "outage")
-                    proxy.set_mode("pass")
-                    training.catch_up()
-                lost = proxy.counts["lose_reply"]
-                fault = f"reply lost after the commit, {service.name}"
-                tallies.append(training.finish(11, fault, lost))
+        with (
+            opened as service,
+            open_proxy(service) as proxy,
+            train(service, proxy.url) as training,
+        ):
+            training.run(1.0)
+            for _ in range(2 if quick else 12):
+                proxy.set_mode("lose_reply")
+                training.run(1.5, "outage")
+                proxy.set_mode("pass")
+                training.catch_up()
+            lost = proxy.counts["lose_reply"]
+            fault = f"reply lost after the commit, {service.name}"
+            tallies.append(training.finish(11, fault, lost))
     return tallies
 
 
