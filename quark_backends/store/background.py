@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -175,7 +176,7 @@ def _is_passing(error: Exception, connection: StoreConnection | None) -> bool:
     """Whether the store may be well again later."""
     if isinstance(error, SessionStoreError):
         return True
-    return connection is not None and isinstance(error, connection.Error)
+    return isinstance(error, sqlite3.Error if connection is None else connection.Error)
 
 
 def _count_most(connection: StoreConnection) -> int:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from quark_backends.store.bodies import digest_body
 from quark_backends.store.connection import StoreConnection
 from quark_backends.store.figures import MetricFold, place_writer
 from quark_backends.store.lifecycle import apply_lifecycle
 from quark_backends.store.names import NameTable
+from quark_backends.store.shared_runs import (
+    ADVANCE_HEAD,
+    INSERT_BATCH,
+    SharedRuns,
+    WriterState,
+)
 from quark_backends.store.summaries import rebuild_metrics
 from quark_core.attempts import HiddenRows, can_be_hidden
 from quark_core.backend import Batch
@@ -25,14 +30,6 @@ from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 __all__ = ["BatchIngest"]
 
 _NO_HEAD = -1
-_INT64_MAX = 2**63 - 1
-# Bound parameters of one statement.
-_MANY = 500
-_INSERT = (
-    "INSERT INTO batch (pk, writer_pk, kind, number, count, digest, body)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
-_ADVANCE = "UPDATE writer SET head = ? WHERE pk = ?"
 # What decoding makes of malformed bodies, and drivers of values that no column of ours holds.
 _MALFORMED = (
     AssertionError,
@@ -43,15 +40,6 @@ _MALFORMED = (
     TypeError,
     ValueError,
 )
-
-
-@dataclass(slots=True)
-class _Writer:
-    pk: int
-    run_pk: int
-    head: int
-    started_us: int
-    hidden_step: int | None
 
 
 class BatchIngest:
@@ -79,11 +67,7 @@ class BatchIngest:
         # Of the transaction that is open: figures of runs, and runs whose figures must be remade.
         self._folds: dict[int, MetricFold] = {}
         self._stale: set[int] = set()
-        # In a shared database alone: runs that are locked, their writers, and what waits.
-        self._held: set[str] = set()
-        self._writers: dict[tuple[str, str], _Writer] = {}
-        self._rows: list[tuple[object, ...]] = []
-        self._moved: dict[int, _Writer] = {}
+        self._shared = SharedRuns(connection) if connection.is_shared else None
 
     def write(self, batches: Sequence[Batch]) -> None:
         """Store batches in one transaction.
@@ -110,12 +94,11 @@ class BatchIngest:
         connection = self._connection
         try:
             connection.begin_write()
-            if connection.is_shared:
-                self._hold_runs(batches)
+            if self._shared is not None:
+                self._shared.hold(batches)
             for batch in batches:
                 self._store_checked(batch)
-            self._flush()
-            self._write_figures()
+            self._finish(batches)
             connection.commit()
             self._names.keep()
         except BaseException:
@@ -125,11 +108,26 @@ class BatchIngest:
         finally:
             self._folds.clear()
             self._stale.clear()
-            if connection.is_shared:
-                self._held.clear()
-                self._writers.clear()
-                self._rows.clear()
-                self._moved.clear()
+            if self._shared is not None:
+                self._shared.clear()
+
+    def _finish(self, batches: Sequence[Batch]) -> None:
+        """Write what waits for the end.
+
+        Raises:
+            BackendRejected: Something in it is malformed; nobody can tell in which batch.
+        """
+        try:
+            self._flush()
+            self._write_figures()
+        except (*_MALFORMED, self._connection.Error) as error:
+            if not isinstance(error, _MALFORMED) and not self._connection.is_malformed(error):
+                raise
+            if len(batches) == 1:
+                raise _reject(batches[0], error) from error
+            raise BackendRejected(
+                f"one of {len(batches)} batches is malformed: {error!r}"
+            ) from error
 
     def _store_checked(self, batch: Batch) -> None:
         """Store a batch, or find that it never can be.
@@ -146,51 +144,9 @@ class BatchIngest:
                 raise
             raise _reject(batch, error) from error
 
-    def _hold_runs(self, batches: Sequence[Batch]) -> None:
-        """Lock the runs of batches, and find their writers."""
-        execute = self._connection.execute
-        run_ids = sorted({batch.run_id for batch in batches})
-        writer_ids = sorted({batch.writer_id for batch in batches})
-        for start in range(0, len(run_ids), _MANY):
-            part = run_ids[start : start + _MANY]
-            # In one order everywhere: who writes the same runs waits, and does not deadlock.
-            rows = execute(
-                f"SELECT id FROM run WHERE id IN ({_marks(part)}) ORDER BY id"
-                f"{self._connection.for_update}",
-                part,
-            )
-            self._held.update(run_id for (run_id,) in rows)
-        # A statement of its own: one that waited for the lock would see old heads.
-        for start in range(0, len(writer_ids), _MANY):
-            part = writer_ids[start : start + _MANY]
-            rows = execute(
-                "SELECT run.id, writer.id, writer.pk, run_pk, head, started_us, hidden_step"
-                f" FROM writer JOIN run ON run.pk = run_pk WHERE writer.id IN ({_marks(part)})",
-                part,
-            )
-            for run_id, writer_id, *row in rows:
-                if run_id in self._held:
-                    self._writers[run_id, writer_id] = _Writer(*row)
-
-    def _hold_run(self, run_id: str) -> bool:
-        """Lock a run that was not there a moment ago; whether it is now."""
-        if run_id in self._held:
-            return True
-        if self._connection.execute(
-            f"SELECT pk FROM run WHERE id = ?{self._connection.for_update}", (run_id,)
-        ).fetchone():
-            self._held.add(run_id)
-        return run_id in self._held
-
     def _flush(self) -> None:
-        """Write what waits to be written together."""
-        if self._rows:
-            self._connection.executemany(_INSERT, self._rows)
-            self._rows.clear()
-        if self._moved:
-            heads = [(writer.head, pk) for pk, writer in self._moved.items()]
-            self._connection.executemany(_ADVANCE, heads)
-            self._moved.clear()
+        if self._shared is not None:
+            self._shared.flush()
 
     def _write_figures(self) -> None:
         """Add what the batches say of metrics to what is known of their runs."""
@@ -232,21 +188,20 @@ class BatchIngest:
         elif batch.kind in RECORD_TYPES and batch.decoded.count != batch.count:
             raise SchemaValidationError(f"it holds {batch.decoded.count} records")
 
-    def _add_batch(self, writer: _Writer, batch: Batch, digest: bytes) -> None:
-        row = (writer.pk, batch.kind, batch.number, batch.count, digest, batch.body)
+    def _add_batch(self, writer: WriterState, batch: Batch, digest: bytes) -> None:
         writer.head = batch.number
-        if self._connection.is_shared:
-            _check_row(batch)
-            self._rows.append((self._connection.new_key(), *row))
-            self._moved[writer.pk] = writer
-        else:
-            self._connection.execute(_INSERT, (None, *row))
-            self._connection.execute(_ADVANCE, (batch.number, writer.pk))
+        if self._shared is not None:
+            self._shared.add(writer, batch, digest)
+            return
+        execute = self._connection.execute
+        row = (None, writer.pk, batch.kind, batch.number, batch.count, digest, batch.body)
+        execute(INSERT_BATCH, row)
+        execute(ADVANCE_HEAD, (batch.number, writer.pk))
 
-    def _find_writer(self, batch: Batch) -> _Writer | None:
-        if self._connection.is_shared:
-            found = self._writers.get((batch.run_id, batch.writer_id))
-            if found is not None or not self._hold_run(batch.run_id):
+    def _find_writer(self, batch: Batch) -> WriterState | None:
+        if self._shared is not None:
+            found = self._shared.find(batch)
+            if found is not None or not self._shared.hold_run(batch.run_id):
                 return found
         row = self._connection.execute(
             "SELECT writer.pk, run_pk, head, started_us, hidden_step FROM writer"
@@ -255,9 +210,9 @@ class BatchIngest:
         ).fetchone()
         if row is None:
             return None
-        writer = _Writer(*row)
-        if self._connection.is_shared:
-            self._writers[batch.run_id, batch.writer_id] = writer
+        writer = WriterState(*row)
+        if self._shared is not None:
+            self._shared.know(batch, writer)
         return writer
 
     def _is_removed(self, batch: Batch) -> bool:
@@ -282,7 +237,7 @@ class BatchIngest:
             )
         return True
 
-    def _add_writer(self, batch: Batch) -> _Writer:
+    def _add_writer(self, batch: Batch) -> WriterState:
         execute = self._connection.execute
         run = execute(
             f"SELECT pk FROM run WHERE id = ?{self._connection.for_update}", (batch.run_id,)
@@ -308,9 +263,9 @@ class BatchIngest:
                 hidden_step,
             ),
         )
-        writer = _Writer(pk, run[0], _NO_HEAD, started_us, hidden_step)
-        if self._connection.is_shared:
-            self._writers[batch.run_id, batch.writer_id] = writer
+        writer = WriterState(pk, run[0], _NO_HEAD, started_us, hidden_step)
+        if self._shared is not None:
+            self._shared.know(batch, writer)
         return writer
 
     def _find_start(self, batch: Batch) -> int:
@@ -319,7 +274,7 @@ class BatchIngest:
         except SchemaValidationError:
             return time.time_ns() // 1000  # a kind that only a newer Quark knows
 
-    def _note_hidden(self, writer: _Writer, batch: Batch) -> HiddenRows:
+    def _note_hidden(self, writer: WriterState, batch: Batch) -> HiddenRows:
         """Which of a late batch's rows a later attempt has hidden."""
         assert writer.hidden_step is not None
         execute = self._connection.execute
@@ -361,20 +316,9 @@ class BatchIngest:
         for record in batch.to_records():
             assert isinstance(record, LifecycleRecord)
             apply_lifecycle(self._connection, record, self._names)
-            if record.action == "start":
+            if record.action == "start" and self._shared is not None:
                 # It may have hidden what other writers say from some step on.
-                self._writers.clear()
-
-
-def _marks(values: Sequence[str]) -> str:
-    return ", ".join("?" * len(values))
-
-
-def _check_row(batch: Batch) -> None:
-    """Refuse now what would make the statement fail that stores many batches."""
-    batch.kind.encode()
-    if max(batch.number, batch.count) > _INT64_MAX:
-        raise OverflowError("a number of the batch is too large")
+                self._shared.forget_writers()
 
 
 def _reject(batch: Batch, error: Exception) -> BackendRejected:

@@ -77,7 +77,7 @@ class PostgresDatabase:
             SessionStoreError: The database cannot be reached, has no such
                 store, or one of another version; the message says what to do.
         """
-        connection = self._pool.take(self.schema)
+        connection = self.take()
         if not self._is_checked:
             try:
                 self._check_version(self._read_version(connection))
@@ -126,13 +126,21 @@ class PostgresDatabase:
         with self._pool.begin_search(self.schema) as connection:
             yield connection
 
+    def take(self) -> PostgresConnection:
+        """As `connect`, whatever is in the schema, or is not.
+
+        Raises:
+            SessionStoreError: The database cannot be reached.
+        """
+        return self._pool.take(self.schema)
+
     def read_version(self) -> int | None:
         """Version of the tables, or None where there are none.
 
         Raises:
             SessionStoreError: The database cannot be reached.
         """
-        connection = self._pool.take(self.schema)
+        connection = self.take()
         try:
             return self._read_version(connection)
         finally:
@@ -140,7 +148,7 @@ class PostgresDatabase:
 
     def create(self) -> int:
         """Make the schema and its tables where they are not; as `migrate` besides."""
-        connection = self._pool.take(self.schema)
+        connection = self.take()
         try:
             # IF NOT EXISTS still needs the right to make one, and may lose a race.
             found = connection.execute(

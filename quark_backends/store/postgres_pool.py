@@ -60,7 +60,7 @@ class PostgresPool:
                 **self._arguments,
                 "autocommit": True,
                 "context": make_adapters(),
-                "options": _timeouts(_STATEMENT_TIMEOUT_S, _LOCK_TIMEOUT_S),
+                "options": self._timeouts(_STATEMENT_TIMEOUT_S, _LOCK_TIMEOUT_S),
             },
             min_size=0,
             max_size=max_connections,
@@ -116,7 +116,7 @@ class PostgresPool:
             poolclass=NullPool,
             connect_args={
                 **self._extra,
-                "options": _timeouts(_MIGRATION_TIMEOUT_S, _LOCK_TIMEOUT_S)
+                "options": self._timeouts(_MIGRATION_TIMEOUT_S, _LOCK_TIMEOUT_S)
                 + f" -c search_path={quote_schema(schema)}",
             },
         )
@@ -133,6 +133,13 @@ class PostgresPool:
             if self._engine is not None:
                 self._engine.dispose()
                 self._engine = None
+
+    def _timeouts(self, statement_s: int, lock_s: int) -> str:
+        return (
+            f"{self._arguments.get('options', '')}"
+            f" -c statement_timeout={statement_s}s -c lock_timeout={lock_s}s"
+            f" -c idle_in_transaction_session_timeout={_IDLE_TIMEOUT_S}s"
+        )
 
     @property
     def _extra(self) -> dict[str, Any]:
@@ -156,7 +163,7 @@ class PostgresPool:
                         **self._extra,
                         "context": make_adapters(),
                         "client_encoding": "utf8",
-                        "options": _timeouts(_STATEMENT_TIMEOUT_S, _LOCK_TIMEOUT_S)
+                        "options": self._timeouts(_STATEMENT_TIMEOUT_S, _LOCK_TIMEOUT_S)
                         + " -c default_transaction_read_only=on",
                     },
                 )
@@ -190,13 +197,6 @@ def _find_arguments(url: URL) -> dict[str, Any]:
         "client_encoding": "utf8",
         **arguments,
     }
-
-
-def _timeouts(statement_s: int, lock_s: int) -> str:
-    return (
-        f"-c statement_timeout={statement_s}s -c lock_timeout={lock_s}s"
-        f" -c idle_in_transaction_session_timeout={_IDLE_TIMEOUT_S}s"
-    )
 
 
 def quote_schema(schema: str) -> str:

@@ -13,7 +13,7 @@ from quark_backends.store.background import BackgroundCompaction, WriteGate
 from quark_backends.store.generations import store_generation, write_generation
 from quark_backends.store.ingest import BatchIngest
 from quark_backends.store.reader import StoreReader
-from quark_core.errors import BackendUnavailable
+from quark_core.errors import BackendUnavailable, SessionStoreError
 
 if TYPE_CHECKING:
     from quark_backends.store.connection import StoreConnection
@@ -124,6 +124,8 @@ class RunStore:
             BackendUnavailable: The store cannot take them now; none was, or
                 nobody can tell, and then they are recognised when they come again.
         """
+        if not batches:
+            return
         self._writing.write_group(batches)
         self._compaction.note(len(batches))
 
@@ -261,7 +263,11 @@ class _PostgresWriting:
 
     def write_group(self, batches: Sequence[Batch]) -> None:
         names = self._database.known_names
-        self._database.run(lambda connection: BatchIngest(connection, names).write_once(batches))
+        try:
+            self._database.run(lambda store: BatchIngest(store, names).write_once(batches))
+        except SessionStoreError as error:
+            # What is stored already cannot be read here now, and may be later.
+            raise BackendUnavailable(str(error)) from error
 
     def write_generation(self, generation: Generation) -> int:
         return self._database.run(lambda connection: store_generation(connection, generation))

@@ -126,6 +126,8 @@ class StoredRows:
         names = self._find_names(writer, kind, query)
         condition = ""
         if names is not None:
+            if not names:
+                return []
             condition = f"AND name_pk IN ({', '.join('?' * len(names))})"
         rows = self.connection.execute(
             "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
