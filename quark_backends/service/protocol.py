@@ -31,8 +31,10 @@ __all__ = [
     "IngestRequest",
     "OutputBody",
     "ReadRequest",
+    "RecordList",
     "RunList",
     "SearchRequest",
+    "SeriesReply",
     "SummaryList",
     "WireBatch",
     "WireBatches",
@@ -54,7 +56,7 @@ ENCODINGS = ("identity", "zstd", "gzip")
 ACKNOWLEDGED_LIMIT_BATCHES = 256
 """A request of ingest has at most so many batches."""
 
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _Text = Annotated[str, Meta(max_length=512)]
@@ -245,6 +247,39 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     limit: _Number | None = None
     where_argument: _Text = "where"
     order_argument: _Text = "order_by"
+
+
+class SeriesReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/runs/{run_id}/series`: as `quark_core.series.Series`.
+
+    In msgpack each column is the bytes of its little-endian values: int64 for
+    step, epoch, time_us, low_step, high_step, count and non_finite, float64
+    for low, high, mean and last. In JSON each is a list, with null for NaN and
+    the infinities.
+
+    Attributes:
+        key: The metric's stored key.
+        exact: Whether every entry is one point.
+        columns: Name of a field of `Series` -> its values.
+    """
+
+    key: str
+    exact: bool
+    columns: dict[str, bytes | list[int | float | None]]
+
+
+class RecordList(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a read, or outputs, as JSON: records as `to_dict()`.
+
+    Attributes:
+        kind: Kind of the records.
+        count: How many there are here.
+        records: The newest of them that the server's limit and the request's allow.
+    """
+
+    kind: str
+    count: int
+    records: list[dict[str, Any]]
 
 
 class RunList(msgspec.Struct, frozen=True):
