@@ -93,6 +93,9 @@ def fetch_payload(transport: Transport, run_id: str, sha256: str) -> BinaryIO:
 
             def read(reply: Reply) -> None:
                 nonlocal size, digest
+                if "content-length" not in reply.headers:
+                    # What has no end could fill the disk.
+                    raise Unreachable("its reply does not say how long it is", answered=True)
                 if size and reply.status != 206:
                     size, digest = 0, hashlib.sha256()
                     spool.seek(0)
