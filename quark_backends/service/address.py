@@ -1,0 +1,159 @@
+"""Where a service is: what a backend's configuration says, taken apart and checked."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
+
+from quark_core import settings
+from quark_core.backend import BackendConfig
+from quark_core.errors import SessionStoreError
+
+__all__ = ["ServiceAddress", "find_address"]
+
+_PORTS = {"http": 80, "https": 443}
+_OPTIONS = ("store", "timeout")
+_EXAMPLE = "such as https://quark.example.org"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceAddress:
+    """A service, and what is asked of it.
+
+    Attributes:
+        scheme: http or https.
+        host: Name or address, without brackets, in ASCII.
+        port: Port, or None for the scheme's own.
+        prefix: Path under which the service answers, "" or with a slash before it.
+        store: Name of the project store that lists and searches keep to.
+        timeout_s: How long one call may take.
+    """
+
+    scheme: str
+    host: str
+    port: int | None
+    prefix: str
+    store: str
+    timeout_s: float
+
+    @property
+    def authority(self) -> str:
+        """Host and port as they stand in a URL."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port is None else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """URL of the service, without a slash at its end."""
+        return f"{self.scheme}://{self.authority}{self.prefix}"
+
+    @property
+    def store_root(self) -> str:
+        """The project store as a URI, which QUARK_PERSISTENCE_URL takes."""
+        return f"{self.url}?store={quote(self.store, safe='')}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the service is on this machine."""
+        if self.host == "localhost" or self.host.endswith(".localhost"):
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def run_path(self, run_id: str) -> str:
+        """The run as a URI: the route that describes it to who has the key."""
+        return f"{self.url}/v1/runs/{quote(run_id, safe='')}"
+
+
+def find_address(config: BackendConfig) -> ServiceAddress:
+    """The service that a configuration means; QUARK_PERSISTENCE_URL where it says nothing.
+
+    Raises:
+        SessionStoreError: There is none, or its URL is no good; the message
+            holds no user-info and no secret.
+    """
+    text, source = config.location.strip(), "the backend's URI"
+    if not text:
+        text, source = os.environ.get(settings.PERSISTENCE_URL, "").strip(), ""
+    if not source or text == os.environ.get(settings.PERSISTENCE_URL, "").strip():
+        source = settings.PERSISTENCE_URL
+    if not text:
+        raise SessionStoreError(
+            f"{settings.PERSISTENCE_URL} is not set: set it to the URL of your Quark service, "
+            f"{_EXAMPLE}"
+        )
+    parts = _split(text.removeprefix("quark+"), source)
+    options = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **config.options}
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise SessionStoreError(
+            f"{source}: the service has no option {unknown[0]!r:.60}; there are "
+            f"{' and '.join(_OPTIONS)}"
+        )
+    return ServiceAddress(
+        scheme=parts.scheme,
+        host=_encode_host(parts.hostname or "", source),
+        port=_check_port(parts, source),
+        prefix=parts.path.rstrip("/").removesuffix("/v1"),
+        store=options.get("store") or settings.store_name(config.storage_dir),
+        timeout_s=_find_timeout(options, source),
+    )
+
+
+def _split(text: str, source: str) -> SplitResult:
+    try:
+        parts = urlsplit(text)
+        host = parts.hostname
+    except ValueError:
+        parts, host = urlsplit(""), None
+    if parts.scheme == "quark":
+        parts = parts._replace(scheme="https")
+    if parts.scheme not in _PORTS or not host:
+        shown = repr(text.rpartition("@")[2].partition("?")[0])
+        raise SessionStoreError(
+            f"{source} is no URL of a Quark service: {shown:.80}; give it with its scheme, "
+            f"{_EXAMPLE}"
+        )
+    if "@" in parts.netloc:
+        raise SessionStoreError(
+            f"{source} must hold no user name and no password: the key belongs into "
+            f"{settings.USER_KEY}"
+        )
+    if not parts.path.isascii() or not (parts.path or "/").isprintable() or " " in parts.path:
+        raise SessionStoreError(f"{source}: the path {parts.path!r:.80} must be percent-encoded")
+    return parts
+
+
+def _check_port(parts: SplitResult, source: str) -> int | None:
+    try:
+        port = parts.port
+    except ValueError:
+        raise SessionStoreError(f"{source}: the port must be a number from 1 to 65535") from None
+    return None if port == _PORTS[parts.scheme] else port
+
+
+def _encode_host(host: str, source: str) -> str:
+    if ":" in host:
+        return host
+    try:
+        return host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise SessionStoreError(f"{source}: {host!r:.80} is no host name") from None
+
+
+def _find_timeout(options: Mapping[str, str], source: str) -> float:
+    text = options.get("timeout")
+    if text is None:
+        return settings.persistence_timeout_s()
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < 86_400.0:
+        raise SessionStoreError(f"{source}: timeout must be a number of seconds, got {text!r:.40}")
+    return seconds
