@@ -29,6 +29,10 @@ class Limits:
         json_rows: Rows of one read as JSON.
         page_runs: Runs of one page of a list.
         concurrent_requests: Requests that one process works on at once.
+        memory_bytes: What the bodies of requests in one process may take together,
+            decompressed; more of them wait.
+        reader_stall_s: How long a reader may take nothing of a reply.
+        reader_total_s: How long the rows of one reply may take.
     """
 
     body_bytes: int = 32 * 2**20
@@ -44,6 +48,9 @@ class Limits:
     json_rows: int = 10_000
     page_runs: int = 500
     concurrent_requests: int = 512
+    memory_bytes: int = 512 * 2**20
+    reader_stall_s: float = 30.0
+    reader_total_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,12 @@ class ServiceConfig:
         host, port: Where it listens; 0 takes a free port.
         workers: Processes.
         allowed_hosts: Names that a request's Host may have; empty allows any.
+        key_cache_s: How long a key that was looked up is believed in: a revoked one
+            stops within that time.
+        shutdown_s: How long a server that is told to end finishes what it has accepted.
+        drain_s: How long before that it says that it is not ready, and serves on.
+        access_log: Whether every request is logged.
+        open_stores: Workspaces whose stores one process holds open.
         limits: See there.
     """
 
@@ -65,6 +78,11 @@ class ServiceConfig:
     port: int = 7411
     workers: int = 1
     allowed_hosts: tuple[str, ...] = ()
+    key_cache_s: float = 30.0
+    shutdown_s: float = 20.0
+    drain_s: float = 0.0
+    access_log: bool = False
+    open_stores: int = 64
     limits: Limits = field(default_factory=Limits)
 
 

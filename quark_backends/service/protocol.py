@@ -30,6 +30,7 @@ __all__ = [
     "GenerationRequest",
     "IngestRequest",
     "OutputBody",
+    "PayloadReply",
     "ReadRequest",
     "RecordList",
     "RunList",
@@ -280,6 +281,13 @@ class RecordList(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     count: int
     records: list[dict[str, Any]]
+
+
+class PayloadReply(msgspec.Struct, frozen=True):
+    """`PUT /v1/runs/{run_id}/payloads/{sha256}`: the payload is kept and synced."""
+
+    sha256: str
+    size_bytes: int
 
 
 class RunList(msgspec.Struct, frozen=True):

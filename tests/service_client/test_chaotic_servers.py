@@ -154,9 +154,7 @@ def test_a_server_that_does_not_read_gets_less_at_a_time(proxy, backend):
     proxy.set_mode("never_reads")
     maker = BatchMaker("run0")
     body = bytes(range(256)) * 4096
-    group = [
-        msgspec.structs.replace(maker.metrics(("m", i, 1.0)), body=body) for i in range(6)
-    ]
+    group = [msgspec.structs.replace(maker.metrics(("m", i, 1.0)), body=body) for i in range(6)]
     sent = []
     post = backend._sender._post
     backend._sender._post = lambda batches: (sent.append(len(batches)), post(batches))

@@ -1,0 +1,74 @@
+"""The ASGI application of the service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from quark_backends.service.call import Call, ServiceRoute
+from quark_backends.service.middleware import Surroundings
+from quark_backends.service.routes import ROUTES
+from quark_backends.service.service import Service
+
+__all__ = ["assemble"]
+
+
+def assemble(service: Service) -> Starlette:
+    """The application over what its routes share; it closes that when it is shut down.
+
+    Args:
+        service: What the routes share.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await service.close()
+
+    application = Starlette(
+        routes=[
+            Route(route.path, _Endpoint(route, service), methods=[route.method]) for route in ROUTES
+        ],
+        middleware=[Middleware(Surroundings, service=service)],
+        exception_handlers={HTTPException: _pass_on},
+        lifespan=lifespan,
+    )
+    application.router.redirect_slashes = False
+    application.state.service = service
+    return application
+
+
+class _Endpoint:
+    """One route of the table as an ASGI application."""
+
+    def __init__(self, route: ServiceRoute, service: Service) -> None:
+        self._route = route
+        self._service = service
+        self._name = f"{route.method} {route.path}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope["state"]
+        state["route"] = self._name
+        request = Request(scope, receive, send)
+        call = Call(self._service, self._route, request, state["request_id"])
+        if self._route.scope is not None:
+            call.principal = await self._service.guard.admit(
+                request.headers.get("authorization"), self._route.scope
+            )
+            state["key_id"] = call.principal.key_id
+        reply = await self._route.handler(call)
+        await reply(scope, receive, send)
+
+
+async def _pass_on(_request: Request, error: Exception) -> None:
+    """Leave what Starlette itself refuses to the envelope around it."""
+    raise error
