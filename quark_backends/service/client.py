@@ -221,10 +221,17 @@ class ServiceBackend:
     def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
         """See `SupportsReplay`."""
         path = f"{_run_route(run_id)}/writers/{quote(writer_id, safe='')}/batches"
-        parameters = {"start": str(start), "limit": str(limit)}
-        with self._reading():
-            reply = self._fetch(_get(path, parameters), WireBatches)
-            return [from_wire(run_id, batch) for batch in reply.batches]
+        found: list[Batch] = []
+        while len(found) < limit:
+            # One reply may be cut short of what was asked for, but for its first batch.
+            first = found[-1].number + 1 if found else start
+            parameters = {"start": str(first), "limit": str(limit - len(found))}
+            with self._reading():
+                reply = self._fetch(_get(path, parameters), WireBatches)
+            if not reply.batches:
+                break
+            found += [from_wire(run_id, batch) for batch in reply.batches]
+        return found
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """See `SupportsGenerations`."""
