@@ -3,6 +3,12 @@
 import signal
 
 import pytest
+from postgres_server import (  # noqa: F401 - fixtures for all tests
+    make_postgres_database,
+    postgres_database,
+    postgres_server,
+    postgres_url,
+)
 
 from quark_core.open_run import open_runs
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.generations import Bodies, add_generation, encode_outputs
 from quark_core.backend import Generation
 from quark_core.errors import BackendUnavailable, SchemaValidationError
@@ -64,7 +64,7 @@ class GenerationFiles:
         except OSError as error:
             raise BackendUnavailable(f"{self._folder}: {error}", backend="embedded") from error
 
-    def play(self, connection: sqlite3.Connection, run_pk: int, known: set[Path]) -> None:
+    def play(self, connection: StoreConnection, run_pk: int, known: set[Path]) -> None:
         """Add to a database the generations that are not among the known ones.
 
         Raises:

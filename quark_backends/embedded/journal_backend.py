@@ -9,13 +9,13 @@ on a local disk, makes an ordinary store of it.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quark_backends.embedded.generation_files import GenerationFiles
+from quark_backends.store.connection import SqliteConnection
 from quark_backends.store.database import StoreLayout, connect_memory, ensure_marker, find_store
 from quark_backends.store.ingest import BatchIngest
 from quark_backends.store.payloads import KeepsPayloads
@@ -65,7 +65,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         self._generations: set[Path] = set()
         self._finder: RunFinder | None = None
         self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+        self._connection: SqliteConnection | None = None
         self._reader = StoreReader(self._connect)
 
     def write(self, batch: Batch) -> None:
@@ -162,7 +162,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
             self._play()
             return self._reader.list_runs(project=project, limit=limit)
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> SqliteConnection:
         if self._connection is None:
             self._connection = connect_memory()
         return self._connection

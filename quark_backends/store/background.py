@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from quark_backends.store.connection import StoreConnection
 from quark_core.errors import SessionStoreError
 from quark_core.forking import importing
 
@@ -73,7 +74,7 @@ class BackgroundCompaction:
         gate: The gate of the lane that writes in this process.
     """
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], gate: WriteGate) -> None:
+    def __init__(self, connect: Callable[[], StoreConnection], gate: WriteGate) -> None:
         self._connect = connect
         self._gate = gate
         self._batches = 0
@@ -109,7 +110,7 @@ class BackgroundCompaction:
             self._thread.join(timeout_s + _TURN_S)
 
     def _run(self) -> None:
-        connection: sqlite3.Connection | None = None
+        connection: StoreConnection | None = None
         closing = False
         while not closing:
             self._wake.wait()
@@ -122,16 +123,20 @@ class BackgroundCompaction:
                 # What a quick run leaves at its end is done then, if it is much.
                 if not closing or _count_most(connection) >= _MANY_BATCHES:
                     self._compact(connection)
-            except (sqlite3.Error, SessionStoreError) as error:
+            except Exception as error:  # noqa: BLE001 - the data is safe; the run must go on
+                if not _is_passing(error, connection):
+                    _log.exception("compaction failed; batches stay as they are")
+                    break
                 _log.debug("compaction waits: %s", error)
                 self._closing.wait(_AFTER_FAILURE_S)
-            except Exception:  # noqa: BLE001 - the data is safe as it is; the run must go on
-                _log.exception("compaction failed; batches stay as they are")
-                break
+            if connection is not None and connection.is_shared:
+                # Others need it more while this thread waits.
+                connection.close()
+                connection = None
         if connection is not None:
             connection.close()
 
-    def _compact(self, connection: sqlite3.Connection) -> None:
+    def _compact(self, connection: StoreConnection) -> None:
         # numpy and the codecs are needed only now.
         with importing():
             import random
@@ -146,7 +151,7 @@ class BackgroundCompaction:
             for item in work:
                 if time.monotonic() >= self._deadline:
                     return
-                if not self._compact_one(compactor, item):
+                if not self._compact_one(compactor, item, connection):
                     self._left.add((item.writer_pk, item.kind))
                 self._closing.wait(_BETWEEN_TURNS_S)
             minimum = _ENOUGH_BATCHES
@@ -156,21 +161,28 @@ class BackgroundCompaction:
         found = found or compactor.find_work(minimum=_FEW_BATCHES, ended_only=True)
         return [item for item in found if (item.writer_pk, item.kind) not in self._left]
 
-    def _compact_one(self, compactor: Compactor, item: Work) -> bool:
+    def _compact_one(self, compactor: Compactor, item: Work, connection: StoreConnection) -> bool:
         """One turn; whether it did anything."""
         try:
             return compactor.compact(item) > 0
-        except (sqlite3.Error, SessionStoreError):
-            raise
-        except Exception:  # noqa: BLE001 - the data is safe as it is; other work must go on
+        except Exception as error:
+            if _is_passing(error, connection):
+                raise
             _log.exception("compaction of %s records failed; they stay as they are", item.kind)
             return False
 
 
-def _count_most(connection: sqlite3.Connection) -> int:
+def _is_passing(error: Exception, connection: StoreConnection | None) -> bool:
+    """Whether the store may be well again later."""
+    if isinstance(error, SessionStoreError):
+        return True
+    return isinstance(error, sqlite3.Error if connection is None else connection.Error)
+
+
+def _count_most(connection: StoreConnection) -> int:
     """How many batches the writer with the most of a kind has."""
     (found,) = connection.execute(
         "SELECT coalesce(max(batches), 0) FROM"
-        " (SELECT count(*) AS batches FROM batch GROUP BY writer_pk, kind)"
+        " (SELECT count(*) AS batches FROM batch GROUP BY writer_pk, kind) AS waiting"
     ).fetchone()
     return int(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +15,7 @@ import numpy as np
 from quark_backends.store.bodies import DamagedError, open_body
 from quark_backends.store.chunks import decode_chunk, encode_chunk, join_chunks
 from quark_backends.store.column_codec import MissingCodecError, best_codec
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.frames import Frame, encode_frames
 from quark_backends.store.names import NameTable
 from quark_backends.store.rollups import encode_rollup
@@ -90,7 +90,7 @@ class Compactor:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, gate: Gate = nullcontext, *, codec: int | None = None
+        self, connection: StoreConnection, gate: Gate = nullcontext, *, codec: int | None = None
     ) -> None:
         self._connection = connection
         self._gate = gate
@@ -118,7 +118,7 @@ class Compactor:
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         rows = self._connection.execute(
             f"SELECT writer_pk, kind, count(*) AS batches FROM batch {where}"
-            " GROUP BY writer_pk, kind HAVING batches >= ? ORDER BY batches DESC",
+            " GROUP BY writer_pk, kind HAVING count(*) >= ? ORDER BY batches DESC",
             (*arguments, minimum),
         ).fetchall()
         return [Work(*row) for row in rows if row[1] in RECORD_TYPES]
@@ -130,7 +130,7 @@ class Compactor:
             How many batches it did away with; 0 where another process was first.
 
         Raises:
-            sqlite3.Error: The store is busy, full or out of reach; nothing has changed.
+            The database's error: The store is busy, full or out of reach; nothing has changed.
         """
         turn = _Turn(work.writer_pk, work.kind)
         rows = self._read_batches(turn)
@@ -249,8 +249,16 @@ class Compactor:
     def _commit(self, turn: _Turn) -> bool:
         """Put chunks in the place of batches; whether these were still there."""
         execute, executemany = self._connection.execute, self._connection.executemany
-        execute("BEGIN IMMEDIATE")
+        new_key = self._connection.new_key
+        self._connection.begin_write()
         try:
+            if self._connection.is_shared:
+                # Who makes a run's figures again must not see its rows come and go.
+                execute(
+                    "SELECT pk FROM run WHERE pk = (SELECT run_pk FROM writer WHERE pk = ?)"
+                    f"{self._connection.for_update}",
+                    (turn.writer_pk,),
+                ).fetchone()
             # A number may mean another run's batch by now, if this one was taken away meanwhile.
             gone = executemany(
                 "DELETE FROM batch WHERE pk = ? AND writer_pk = ? AND kind = ? AND number = ?",
@@ -263,13 +271,13 @@ class Compactor:
                 )
                 whole = whole and gone.rowcount == len(turn.merged_pks)
             if not whole:
-                execute("ROLLBACK")
+                self._connection.rollback()
                 return False
             executemany(
-                "INSERT INTO chunk (writer_pk, kind, name_pk, first_sequence, last_sequence,"
+                "INSERT INTO chunk (pk, writer_pk, kind, name_pk, first_sequence, last_sequence,"
                 " step_low, step_high, count, codec, rollup, body)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                turn.chunks,
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(new_key(), *chunk) for chunk in turn.chunks],
             )
             if turn.frames:
                 execute(
@@ -284,22 +292,31 @@ class Compactor:
                 )
             now_us = time.time_ns() // 1000
             executemany(
-                "INSERT INTO damaged (writer_pk, source, kind, number, count, reason, found_us,"
-                " body) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO damaged (pk, writer_pk, source, kind, number, count, reason, found_us,"
+                " body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (turn.writer_pk, source, turn.kind, number, count, reason, now_us, body)
+                    (
+                        new_key(),
+                        turn.writer_pk,
+                        source,
+                        turn.kind,
+                        number,
+                        count,
+                        reason,
+                        now_us,
+                        body,
+                    )
                     for source, number, count, reason, body in turn.damaged
                 ],
             )
-            execute("COMMIT")
+            self._connection.commit()
         except BaseException:
-            if self._connection.in_transaction:
-                execute("ROLLBACK")
+            self._connection.rollback()
             raise
         return True
 
 
-def _name_metric(connection: sqlite3.Connection, name_pk: int) -> dict[str, Any]:
+def _name_metric(connection: StoreConnection, name_pk: int) -> dict[str, Any]:
     row = connection.execute("SELECT text FROM name WHERE pk = ?", (name_pk,)).fetchone()
     namespace, metric_name = split_name(row[0])
     return {"metric_key": row[0], "namespace": namespace, "metric_name": metric_name}

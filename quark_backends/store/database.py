@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from quark_backends.store.connection import SqliteConnection
 from quark_core.errors import SessionStoreError
 from quark_core.schema import CURRENT_SCHEMA_VERSION
 
@@ -92,9 +93,11 @@ def ensure_marker(storage_dir: Path) -> StoreLayout:
     return layout
 
 
-def connect_memory() -> sqlite3.Connection:
+def connect_memory() -> SqliteConnection:
     """A database in memory with the store's tables."""
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        ":memory:", isolation_level=None, check_same_thread=False, factory=SqliteConnection
+    )
     connection.executescript(load_schema())
     return connection
 
@@ -175,7 +178,7 @@ def find_store(storage_dir: Path) -> StoreLayout | None:
     return layout
 
 
-def connect(layout: StoreLayout, *, read_only: bool = False) -> sqlite3.Connection:
+def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection:
     """A connection in autocommit mode, usable from any one thread at a time.
 
     A store of an older version is migrated first; see `migration.open_older`.
@@ -216,7 +219,7 @@ def connect(layout: StoreLayout, *, read_only: bool = False) -> sqlite3.Connecti
     return open_older(layout, read_only=read_only)
 
 
-def open_database(path: Path, parameters: str) -> sqlite3.Connection:
+def open_database(path: Path, parameters: str) -> SqliteConnection:
     """Open a database file as it is, whatever is in it, and read its head.
 
     Args:
@@ -234,6 +237,7 @@ def open_database(path: Path, parameters: str) -> sqlite3.Connection:
         check_same_thread=False,
         timeout=_BUSY_TIMEOUT_S,
         cached_statements=64,
+        factory=SqliteConnection,
     )
     try:
         connection.execute("PRAGMA user_version").fetchone()

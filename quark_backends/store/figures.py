@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.stretches import Stretch, continue_figures, count_rounds
 from quark_core.attempts import HiddenRows
 from quark_core.codec import DecodedBody
@@ -28,10 +28,12 @@ INSERT INTO run_metric (run_pk, name_pk, count, non_finite, first, last, low, hi
     last_sequence)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (run_pk, name_pk) DO UPDATE SET
-    count = count + excluded.count,
-    non_finite = non_finite + excluded.non_finite,
-    low = coalesce(min(low, excluded.low), low, excluded.low),
-    high = coalesce(max(high, excluded.high), high, excluded.high),
+    count = run_metric.count + excluded.count,
+    non_finite = run_metric.non_finite + excluded.non_finite,
+    low = CASE WHEN excluded.low < run_metric.low THEN excluded.low
+        ELSE coalesce(run_metric.low, excluded.low) END,
+    high = CASE WHEN excluded.high > run_metric.high THEN excluded.high
+        ELSE coalesce(run_metric.high, excluded.high) END,
     (first, first_place, first_started_us, first_sequence) = (SELECT
         CASE WHEN earlier THEN excluded.first ELSE run_metric.first END,
         CASE WHEN earlier THEN excluded.first_place ELSE run_metric.first_place END,
@@ -39,7 +41,7 @@ ON CONFLICT (run_pk, name_pk) DO UPDATE SET
         CASE WHEN earlier THEN excluded.first_sequence ELSE run_metric.first_sequence END
         FROM (SELECT (excluded.first_place, excluded.first_started_us, excluded.first_sequence)
             < (run_metric.first_place, run_metric.first_started_us, run_metric.first_sequence)
-            AS earlier)),
+            AS earlier) AS places),
     (last, last_step, last_us, last_place, last_started_us, last_sequence) = (SELECT
         CASE WHEN later THEN excluded.last ELSE run_metric.last END,
         CASE WHEN later THEN excluded.last_step ELSE run_metric.last_step END,
@@ -49,7 +51,7 @@ ON CONFLICT (run_pk, name_pk) DO UPDATE SET
         CASE WHEN later THEN excluded.last_sequence ELSE run_metric.last_sequence END
         FROM (SELECT (excluded.last_place, excluded.last_started_us, excluded.last_sequence)
             >= (run_metric.last_place, run_metric.last_started_us, run_metric.last_sequence)
-            AS later))
+            AS later) AS places)
 """
 
 
@@ -126,8 +128,12 @@ class MetricFold:
                 (place, started_us),
             )
 
+    def list_keys(self) -> Iterable[str]:
+        """The metrics that it has figures of."""
+        return self._figures if self._only is None else self._only.keys
+
     def write(
-        self, connection: sqlite3.Connection, run_pk: int, find_name: Callable[[str], int]
+        self, connection: StoreConnection, run_pk: int, find_name: Callable[[str], int]
     ) -> None:
         """Add the figures to the store's, inside the caller's transaction.
 
@@ -137,7 +143,12 @@ class MetricFold:
             find_name: Gives the number of a metric's name, which it makes where it is new.
         """
         stretch = self._only
-        if stretch is None or not continue_figures(connection, run_pk, find_name, stretch):
+        # Where round trips cost, one statement that always holds is better than a quick try.
+        if (
+            stretch is None
+            or connection.is_shared
+            or not continue_figures(connection, run_pk, find_name, stretch)
+        ):
             self._write_figures(connection, run_pk, find_name)
         if self.newest_step >= 0:
             connection.execute(
@@ -146,7 +157,7 @@ class MetricFold:
             )
 
     def _write_figures(
-        self, connection: sqlite3.Connection, run_pk: int, find_name: Callable[[str], int]
+        self, connection: StoreConnection, run_pk: int, find_name: Callable[[str], int]
     ) -> None:
         self._settle()
         rows = [

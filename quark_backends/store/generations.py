@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.reader import find_run
 from quark_core.codec import decode_body, encode_columns
 from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
@@ -17,14 +17,21 @@ if TYPE_CHECKING:
     from quark_core.columns import Columns
     from quark_core.records import StreamRecord
 
-__all__ = ["Bodies", "add_generation", "encode_outputs", "read_outputs", "write_generation"]
+__all__ = [
+    "Bodies",
+    "add_generation",
+    "encode_outputs",
+    "read_outputs",
+    "store_generation",
+    "write_generation",
+]
 
 
 Bodies = list[tuple[str, int, bytes]]
 """Kind, number of records and encoded records of each output."""
 
 
-def write_generation(connection: sqlite3.Connection, generation: Generation) -> int:
+def write_generation(connection: StoreConnection, generation: Generation) -> int:
     """Store a generation in one transaction; returns its number, 1 for the first.
 
     Raises:
@@ -32,27 +39,34 @@ def write_generation(connection: sqlite3.Connection, generation: Generation) -> 
         SchemaValidationError: Records of another run, or under another kind's name.
         BackendUnavailable: The store is busy, full or out of reach; nothing was stored.
     """
-    bodies = encode_outputs(generation)
-    execute = connection.execute
     try:
-        execute("BEGIN IMMEDIATE")
-        try:
-            run_pk = find_run(connection, generation.run_id)
-            (newest,) = execute(
-                "SELECT coalesce(max(number), 0) FROM generation WHERE run_pk = ? AND analyzer = ?",
-                (run_pk, generation.analyzer),
-            ).fetchone()
-            add_generation(
-                connection, run_pk, generation.analyzer, newest + 1, generation.replaces, bodies
-            )
-            execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                execute("ROLLBACK")
-            raise
-    except sqlite3.Error as error:
-        raise BackendUnavailable(f"SQLite: {error}", backend="embedded") from error
-    return int(newest) + 1
+        return store_generation(connection, generation)
+    except connection.Error as error:
+        raise BackendUnavailable(f"{connection.product}: {error}", backend="embedded") from error
+
+
+def store_generation(connection: StoreConnection, generation: Generation) -> int:
+    """As `write_generation`, with the errors of the database as they are.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SchemaValidationError: Records of another run, or under another kind's name.
+    """
+    bodies = encode_outputs(generation)
+    try:
+        connection.begin_write()
+        run_pk = find_run(connection, generation.run_id, for_update=True)
+        (newest,) = connection.execute(
+            "SELECT coalesce(max(number), 0) FROM generation WHERE run_pk = ? AND analyzer = ?",
+            (run_pk, generation.analyzer),
+        ).fetchone()
+        number = int(newest) + 1
+        add_generation(connection, run_pk, generation.analyzer, number, generation.replaces, bodies)
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+    return number
 
 
 def encode_outputs(generation: Generation) -> Bodies:
@@ -76,7 +90,7 @@ def encode_outputs(generation: Generation) -> Bodies:
 
 
 def add_generation(
-    connection: sqlite3.Connection,
+    connection: StoreConnection,
     run_pk: int,
     analyzer: str,
     number: int,
@@ -84,19 +98,19 @@ def add_generation(
     bodies: Bodies,
 ) -> None:
     """Add a generation, inside the caller's transaction."""
-    cursor = connection.execute(
-        "INSERT INTO generation (run_pk, analyzer, number, replaces, created_us)"
-        " VALUES (?, ?, ?, ?, ?)",
-        (run_pk, analyzer, number, replaces, time.time_ns() // 1000),
+    generation_pk = connection.insert(
+        "INSERT INTO generation (pk, run_pk, analyzer, number, replaces, created_us)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (run_pk, analyzer, number, int(replaces), time.time_ns() // 1000),
     )
     connection.executemany(
-        "INSERT INTO output (generation_pk, kind, count, body) VALUES (?, ?, ?, ?)",
-        [(cursor.lastrowid, *body) for body in bodies],
+        "INSERT INTO output (pk, generation_pk, kind, count, body) VALUES (?, ?, ?, ?, ?)",
+        [(connection.new_key(), generation_pk, *body) for body in bodies],
     )
 
 
 def read_outputs(
-    connection: sqlite3.Connection, run_id: str, kind: str, analyzer: str | None
+    connection: StoreConnection, run_id: str, kind: str, analyzer: str | None
 ) -> Columns:
     """Outputs of one kind: of each analyzer all from its newest replacing generation on.
 
@@ -109,14 +123,15 @@ def read_outputs(
     from quark_core.columns import Columns
 
     run_pk = find_run(connection, run_id)
+    of_analyzer, arguments = ("", ()) if analyzer is None else (" AND analyzer = ?", (analyzer,))
     rows = connection.execute(
         "SELECT output.pk, analyzer, number, body FROM output"
         " JOIN generation AS g ON g.pk = generation_pk"
-        " WHERE run_pk = ? AND kind = ? AND (analyzer = ? OR ? IS NULL)"
+        f" WHERE run_pk = ? AND kind = ?{of_analyzer}"
         " AND number >= (SELECT coalesce(max(number), 0) FROM generation AS newest"
-        " WHERE newest.run_pk = g.run_pk AND newest.analyzer = g.analyzer AND replaces)"
+        " WHERE newest.run_pk = g.run_pk AND newest.analyzer = g.analyzer AND replaces <> 0)"
         " ORDER BY analyzer, number, output.pk",
-        (run_pk, kind, analyzer, analyzer),
+        (run_pk, kind, *arguments),
     ).fetchall()
     parts = []
     for pk, its_analyzer, number, body in rows:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from quark_backends.store.bodies import digest_body
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.figures import MetricFold, place_writer
 from quark_backends.store.lifecycle import apply_lifecycle
 from quark_backends.store.names import NameTable
+from quark_backends.store.shared_runs import (
+    ADVANCE_HEAD,
+    INSERT_BATCH,
+    SharedRuns,
+    WriterState,
+)
 from quark_backends.store.summaries import rebuild_metrics
 from quark_core.attempts import HiddenRows, can_be_hidden
 from quark_core.backend import Batch
@@ -25,11 +30,8 @@ from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 __all__ = ["BatchIngest"]
 
 _NO_HEAD = -1
-# What decoding makes of malformed bodies, and SQLite of values that no column of ours holds.
+# What decoding makes of malformed bodies, and drivers of values that no column of ours holds.
 _MALFORMED = (
-    sqlite3.IntegrityError,
-    sqlite3.InterfaceError,
-    sqlite3.DataError,
     AssertionError,
     AttributeError,
     IndexError,
@@ -40,15 +42,6 @@ _MALFORMED = (
 )
 
 
-@dataclass(slots=True)
-class _Writer:
-    pk: int
-    run_pk: int
-    head: int
-    started_us: int
-    hidden_step: int | None
-
-
 class BatchIngest:
     """Writes batches over one connection; belongs to one thread.
 
@@ -57,14 +50,24 @@ class BatchIngest:
     its number and acknowledged without being stored again. What is known of a
     run without reading it (its metrics' figures, tags, configuration, newest
     step) changes in that transaction too.
+
+    Several processes may write one run of a shared database at once: each
+    locks the run first, so that they take turns.
+
+    Args:
+        connection: The store.
+        known_names: Committed names of metrics, which other threads may know too.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(
+        self, connection: StoreConnection, known_names: dict[str, int] | None = None
+    ) -> None:
         self._connection = connection
-        self._names = NameTable(connection)
+        self._names = NameTable(connection, known_names)
         # Of the transaction that is open: figures of runs, and runs whose figures must be remade.
         self._folds: dict[int, MetricFold] = {}
         self._stale: set[int] = set()
+        self._shared = SharedRuns(connection) if connection.is_shared else None
 
     def write(self, batches: Sequence[Batch]) -> None:
         """Store batches in one transaction.
@@ -73,27 +76,58 @@ class BatchIngest:
             BackendRejected: One of them can never be stored; none was.
             BackendUnavailable: The database is busy, full or out of reach; none was.
         """
-        execute = self._connection.execute
         try:
-            execute("BEGIN IMMEDIATE")
-            try:
-                for batch in batches:
-                    self._store_checked(batch)
-                self._write_figures()
-                execute("COMMIT")
-            except BaseException:
-                self._names.forget()
-                if self._connection.in_transaction:
-                    execute("ROLLBACK")
-                raise
-            finally:
-                self._folds.clear()
-                self._stale.clear()
-        except sqlite3.Error as error:
-            raise BackendUnavailable(f"SQLite: {error}") from error
+            self.write_once(batches)
+        except self._connection.Error as error:
+            raise BackendUnavailable(f"{self._connection.product}: {error}") from error
         except SessionStoreError as error:
             # What is stored already cannot be read here now, and may be later.
             raise BackendUnavailable(str(error)) from error
+
+    def write_once(self, batches: Sequence[Batch]) -> None:
+        """As `write`, with the errors of the database as they are.
+
+        Raises:
+            BackendRejected: One of them can never be stored; none was.
+            SessionStoreError: What is stored already cannot be read; none was.
+        """
+        connection = self._connection
+        try:
+            connection.begin_write()
+            if self._shared is not None:
+                self._shared.hold(batches)
+            for batch in batches:
+                self._store_checked(batch)
+            self._finish(batches)
+            connection.commit()
+            self._names.keep()
+        except BaseException:
+            self._names.forget()
+            connection.rollback()
+            raise
+        finally:
+            self._folds.clear()
+            self._stale.clear()
+            if self._shared is not None:
+                self._shared.clear()
+
+    def _finish(self, batches: Sequence[Batch]) -> None:
+        """Write what waits for the end.
+
+        Raises:
+            BackendRejected: Something in it is malformed; nobody can tell in which batch.
+        """
+        try:
+            self._flush()
+            self._write_figures()
+        except (*_MALFORMED, self._connection.Error) as error:
+            if not isinstance(error, _MALFORMED) and not self._connection.is_malformed(error):
+                raise
+            if len(batches) == 1:
+                raise _reject(batches[0], error) from error
+            raise BackendRejected(
+                f"one of {len(batches)} batches is malformed: {error!r}"
+            ) from error
 
     def _store_checked(self, batch: Batch) -> None:
         """Store a batch, or find that it never can be.
@@ -103,15 +137,21 @@ class BatchIngest:
         """
         try:
             self._store(batch)
-        except sqlite3.ProgrammingError as error:
-            if "bind" not in str(error):
-                raise
-            raise _reject(batch, error) from error
         except _MALFORMED as error:
             raise _reject(batch, error) from error
+        except self._connection.Error as error:
+            if not self._connection.is_malformed(error):
+                raise
+            raise _reject(batch, error) from error
+
+    def _flush(self) -> None:
+        if self._shared is not None:
+            self._shared.flush()
 
     def _write_figures(self) -> None:
         """Add what the batches say of metrics to what is known of their runs."""
+        if self._connection.is_shared:
+            self._names.find_all(key for fold in self._folds.values() for key in fold.list_keys())
         for run_pk in self._stale:
             rebuild_metrics(self._connection, run_pk, self._names.find)
         for run_pk, fold in self._folds.items():
@@ -121,7 +161,6 @@ class BatchIngest:
         self._stale.clear()
 
     def _store(self, batch: Batch) -> None:
-        execute = self._connection.execute
         digest = digest_body(batch.body)
         writer = self._find_writer(batch)
         if writer is not None and batch.number <= writer.head:
@@ -131,16 +170,12 @@ class BatchIngest:
             return
         if batch.kind == LifecycleRecord.KIND:
             # A resumed run's figures are made again of what is stored, the last batch included.
+            self._flush()
             self._write_figures()
             self._apply(batch)  # a start makes the run that its writer belongs to
         if writer is None:
             writer = self._add_writer(batch)
-        execute(
-            "INSERT INTO batch (writer_pk, kind, number, count, digest, body)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
-            (writer.pk, batch.kind, batch.number, batch.count, digest, batch.body),
-        )
-        execute("UPDATE writer SET head = ? WHERE pk = ?", (batch.number, writer.pk))
+        self._add_batch(writer, batch, digest)
         hidden = None
         if writer.hidden_step is not None and can_be_hidden(batch.kind):
             hidden = self._note_hidden(writer, batch)
@@ -153,13 +188,32 @@ class BatchIngest:
         elif batch.kind in RECORD_TYPES and batch.decoded.count != batch.count:
             raise SchemaValidationError(f"it holds {batch.decoded.count} records")
 
-    def _find_writer(self, batch: Batch) -> _Writer | None:
+    def _add_batch(self, writer: WriterState, batch: Batch, digest: bytes) -> None:
+        writer.head = batch.number
+        if self._shared is not None:
+            self._shared.add(writer, batch, digest)
+            return
+        execute = self._connection.execute
+        row = (None, writer.pk, batch.kind, batch.number, batch.count, digest, batch.body)
+        execute(INSERT_BATCH, row)
+        execute(ADVANCE_HEAD, (batch.number, writer.pk))
+
+    def _find_writer(self, batch: Batch) -> WriterState | None:
+        if self._shared is not None:
+            found = self._shared.find(batch)
+            if found is not None or not self._shared.hold_run(batch.run_id):
+                return found
         row = self._connection.execute(
             "SELECT writer.pk, run_pk, head, started_us, hidden_step FROM writer"
             " JOIN run ON run.pk = run_pk WHERE run.id = ? AND writer.id = ?",
             (batch.run_id, batch.writer_id),
         ).fetchone()
-        return None if row is None else _Writer(*row)
+        if row is None:
+            return None
+        writer = WriterState(*row)
+        if self._shared is not None:
+            self._shared.know(batch, writer)
+        return writer
 
     def _is_removed(self, batch: Batch) -> bool:
         """Whether the batch is a late one of a run that was removed for good.
@@ -183,9 +237,11 @@ class BatchIngest:
             )
         return True
 
-    def _add_writer(self, batch: Batch) -> _Writer:
+    def _add_writer(self, batch: Batch) -> WriterState:
         execute = self._connection.execute
-        run = execute("SELECT pk FROM run WHERE id = ?", (batch.run_id,)).fetchone()
+        run = execute(
+            f"SELECT pk FROM run WHERE id = ?{self._connection.for_update}", (batch.run_id,)
+        ).fetchone()
         if run is None:
             raise BackendRejected(f"run {batch.run_id} was never started in this store")
         # An attempt that began before this writer's first batch came hides what it says too.
@@ -194,9 +250,9 @@ class BatchIngest:
             (run[0], batch.attempt),
         ).fetchone()
         started_us = self._find_start(batch)
-        cursor = execute(
-            "INSERT INTO writer (run_pk, id, attempt, rank, started_us, head, hidden_step)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        pk = self._connection.insert(
+            "INSERT INTO writer (pk, run_pk, id, attempt, rank, started_us, head, hidden_step)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 run[0],
                 batch.writer_id,
@@ -207,7 +263,10 @@ class BatchIngest:
                 hidden_step,
             ),
         )
-        return _Writer(int(cursor.lastrowid or 0), run[0], _NO_HEAD, started_us, hidden_step)
+        writer = WriterState(pk, run[0], _NO_HEAD, started_us, hidden_step)
+        if self._shared is not None:
+            self._shared.know(batch, writer)
+        return writer
 
     def _find_start(self, batch: Batch) -> int:
         try:
@@ -215,7 +274,7 @@ class BatchIngest:
         except SchemaValidationError:
             return time.time_ns() // 1000  # a kind that only a newer Quark knows
 
-    def _note_hidden(self, writer: _Writer, batch: Batch) -> HiddenRows:
+    def _note_hidden(self, writer: WriterState, batch: Batch) -> HiddenRows:
         """Which of a late batch's rows a later attempt has hidden."""
         assert writer.hidden_step is not None
         execute = self._connection.execute
@@ -236,13 +295,14 @@ class BatchIngest:
             first = min(beyond)
             execute(
                 "INSERT INTO hidden (writer_pk, kind, sequence) VALUES (?, ?, ?)"
-                " ON CONFLICT (writer_pk, kind) DO UPDATE SET"
-                " sequence = min(sequence, excluded.sequence)",
+                " ON CONFLICT (writer_pk, kind) DO UPDATE SET sequence = excluded.sequence"
+                " WHERE excluded.sequence < hidden.sequence",
                 (writer.pk, batch.kind, first),
             )
         return HiddenRows(writer.hidden_step, first)
 
     def _recognise(self, writer_pk: int, batch: Batch, digest: bytes) -> None:
+        self._flush()
         row = self._connection.execute(
             "SELECT digest FROM batch WHERE writer_pk = ? AND kind = ? AND number = ?",
             (writer_pk, batch.kind, batch.number),
@@ -256,6 +316,9 @@ class BatchIngest:
         for record in batch.to_records():
             assert isinstance(record, LifecycleRecord)
             apply_lifecycle(self._connection, record, self._names)
+            if record.action == "start" and self._shared is not None:
+                # It may have hidden what other writers say from some step on.
+                self._shared.forget_writers()
 
 
 def _reject(batch: Batch, error: Exception) -> BackendRejected:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.names import NameTable
 from quark_backends.store.run_labels import write_config, write_tags
 from quark_core.errors import BackendRejected
@@ -16,9 +16,7 @@ from quark_core.records import LifecycleRecord
 __all__ = ["apply_lifecycle"]
 
 
-def apply_lifecycle(
-    connection: sqlite3.Connection, record: LifecycleRecord, names: NameTable
-) -> None:
+def apply_lifecycle(connection: StoreConnection, record: LifecycleRecord, names: NameTable) -> None:
     """Apply one record inside the caller's transaction.
 
     A record of an attempt never changes a run whose newest attempt is later.
@@ -31,11 +29,11 @@ def apply_lifecycle(
         _start(connection, record, data, names)
         return
     row = connection.execute(
-        "SELECT pk, attempt, tags, status FROM run WHERE id = ?", (record.run_id,)
+        f"SELECT pk, attempt, tags FROM run WHERE id = ?{connection.for_update}", (record.run_id,)
     ).fetchone()
     if row is None:
         raise BackendRejected(f"run {record.run_id} was never started in this store")
-    run_pk, attempt, tags, _ = row
+    run_pk, attempt, tags = row
     now_us = time.time_ns() // 1000
     if record.action == "tag":
         merged = sorted({*json.loads(tags), data["tag"]})
@@ -62,7 +60,7 @@ def apply_lifecycle(
 
 
 def _start(
-    connection: sqlite3.Connection,
+    connection: StoreConnection,
     record: LifecycleRecord,
     data: Mapping[str, Any],
     names: NameTable,
@@ -74,17 +72,19 @@ def _start(
         (project["id"], project["name"], project["root_path"], record.time_us, record.time_us),
     )
     row = connection.execute(
-        "SELECT pk, attempt, trashed_us FROM run WHERE id = ?", (record.run_id,)
+        f"SELECT pk, attempt, trashed_us FROM run WHERE id = ?{connection.for_update}",
+        (record.run_id,),
     ).fetchone()
     now_us = time.time_ns() // 1000
     process = json.dumps(data["process"])
     if row is None:
         tags = sorted(set(run["tags"]))
-        cursor = connection.execute(
-            "INSERT INTO run (id, project_id, name, notes, status, attempt, parent_run_id,"
+        store = data.get("store") or {}
+        run_pk = connection.insert(
+            "INSERT INTO run (pk, id, project_id, name, notes, status, attempt, parent_run_id,"
             " lineage_root_run_id, run_path, git_commit, strict_mode, tags, process, created_us,"
-            " updated_us, heartbeat_us) VALUES (?, ?, ?, ?, 'running', ?, ?, ?, ?, ?, ?, ?, ?, ?,"
-            " ?, ?)",
+            " updated_us, heartbeat_us, store_name, store_path)"
+            " VALUES (?, ?, ?, ?, ?, 'running', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 record.run_id,
                 project["id"],
@@ -95,16 +95,18 @@ def _start(
                 run["lineage_root_run_id"],
                 run["run_path"],
                 run["git_commit"],
-                run["strict_mode"],
+                int(run["strict_mode"]),
                 json.dumps(tags),
                 process,
                 record.time_us,
                 record.time_us,
                 now_us,
+                store.get("name"),
+                store.get("path"),
             ),
         )
-        write_tags(connection, int(cursor.lastrowid or 0), tags)
-        _add_attempt(connection, int(cursor.lastrowid or 0), record, None)
+        write_tags(connection, run_pk, tags)
+        _add_attempt(connection, run_pk, record, None)
         return
     run_pk, attempt, trashed_us = row
     if trashed_us is not None:
@@ -133,7 +135,7 @@ def _start(
 
 
 def _add_attempt(
-    connection: sqlite3.Connection, run_pk: int, record: LifecycleRecord, from_step: int | None
+    connection: StoreConnection, run_pk: int, record: LifecycleRecord, from_step: int | None
 ) -> None:
     connection.execute(
         "INSERT INTO attempt (run_pk, number, from_step, started_us) VALUES (?, ?, ?, ?)",
@@ -142,7 +144,7 @@ def _add_attempt(
 
 
 def _hide_rows(
-    connection: sqlite3.Connection, run_pk: int, attempt: int, from_step: int, names: NameTable
+    connection: StoreConnection, run_pk: int, attempt: int, from_step: int, names: NameTable
 ) -> None:
     """Hide what earlier attempts have at a step or beyond it."""
     from quark_backends.store.summaries import find_first_hidden, rebuild_metrics
@@ -154,7 +156,8 @@ def _hide_rows(
     for (writer_pk,) in writers:
         connection.execute("UPDATE writer SET hidden_step = ? WHERE pk = ?", (from_step, writer_pk))
         connection.executemany(
-            "INSERT OR REPLACE INTO hidden (writer_pk, kind, sequence) VALUES (?, ?, ?)",
+            "INSERT INTO hidden (writer_pk, kind, sequence) VALUES (?, ?, ?)"
+            " ON CONFLICT (writer_pk, kind) DO UPDATE SET sequence = excluded.sequence",
             [
                 (writer_pk, kind, sequence)
                 for kind, sequence in find_first_hidden(connection, writer_pk, from_step).items()
@@ -163,7 +166,7 @@ def _hide_rows(
     rebuild_metrics(connection, run_pk, names.find)
 
 
-def _update(connection: sqlite3.Connection, run_pk: int, **values: Any) -> None:
+def _update(connection: StoreConnection, run_pk: int, **values: Any) -> None:
     # Column names come from this module only; values are bound.
     assignments = ", ".join(f"{name} = ?" for name in values)
     connection.execute(f"UPDATE run SET {assignments} WHERE pk = ?", (*values.values(), run_pk))

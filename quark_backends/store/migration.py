@@ -13,17 +13,15 @@ be read meanwhile, from a migrated copy.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import sqlite3
-import threading
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from quark_backends.store import snapshot
+from quark_backends.store.connection import SqliteConnection
 from quark_backends.store.database import (
     SCHEMA_VERSION,
     StoreLayout,
@@ -35,14 +33,12 @@ from quark_backends.store.database import (
     read_version,
     write_marker,
 )
+from quark_backends.store.revisions import alembic_lock, upgrade_tables
 from quark_core.errors import SchemaMigrationError, SessionStoreError
 from quark_core.liveness import find_lost_reason
 from quark_core.process import ProcessIdentity
 from quark_core.records import format_time
 from quark_core.times import now_us
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
 
 __all__ = ["migrate", "open_older"]
 
@@ -92,7 +88,7 @@ def migrate(storage_dir: Path, migrated_at: str) -> int:
     return SCHEMA_VERSION
 
 
-def open_older(layout: StoreLayout, *, read_only: bool) -> sqlite3.Connection:
+def open_older(layout: StoreLayout, *, read_only: bool) -> SqliteConnection:
     """A connection to a store that was found to be of an older version.
 
     The store is migrated where it lies. Where that is not possible now, it is
@@ -147,7 +143,7 @@ def _upgrade(db_path: Path, root: Path, *, wait_s: float, is_copy: bool = False)
         with closing(open_database(db_path, "mode=rw")) as connection:
             if read_version(connection, root) < SCHEMA_VERSION:
                 connection.execute("PRAGMA synchronous=FULL")
-                with _alembic_lock:
+                with alembic_lock():
                     _run_transaction(connection, root, wait_s, is_copy=is_copy)
     except sqlite3.Error as error:
         what = f"the store {root} cannot be migrated to schema version {SCHEMA_VERSION}"
@@ -162,7 +158,7 @@ def _upgrade(db_path: Path, root: Path, *, wait_s: float, is_copy: bool = False)
 
 
 def _run_transaction(
-    connection: sqlite3.Connection, root: Path, wait_s: float, *, is_copy: bool
+    connection: SqliteConnection, root: Path, wait_s: float, *, is_copy: bool
 ) -> None:
     from sqlalchemy import create_engine
     from sqlalchemy.exc import DBAPIError
@@ -186,7 +182,7 @@ def _run_transaction(
                     version,
                     SCHEMA_VERSION,
                 )
-            _run_alembic(core, version)
+            upgrade_tables(core, f"{SCHEMA_VERSION:04d}", stamped=f"{version:04d}")
             if version < _SUMMARIES_SINCE:
                 _make_summaries(connection)
             connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
@@ -240,29 +236,7 @@ def _refuse_living_runs(connection: sqlite3.Connection, root: Path, version: int
         )
 
 
-def _run_alembic(core: Connection, version: int) -> None:
-    # It tells each of its steps at INFO; one line about a migration is enough.
-    logger = logging.getLogger("alembic")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        from alembic import command
-        from alembic.config import Config
-        from sqlalchemy import inspect
-
-        config = Config()
-        config.attributes["connection"] = core
-        place = str(Path(__file__).with_name("migrations"))
-        # Alembic's options are read with interpolation.
-        config.set_main_option("script_location", place.replace("%", "%%"))
-        if not inspect(core).has_table("alembic_version"):
-            command.stamp(config, f"{version:04d}")
-        command.upgrade(config, f"{SCHEMA_VERSION:04d}")
-    finally:
-        logger.setLevel(level)
-
-
-def _make_summaries(connection: sqlite3.Connection) -> None:
+def _make_summaries(connection: SqliteConnection) -> None:
     from quark_backends.store.summaries import rebuild_summaries
 
     for (run_pk,) in connection.execute("SELECT pk FROM run ORDER BY pk").fetchall():
@@ -301,13 +275,3 @@ def _let_shrink(db_path: Path, *, at_most_bytes: int | None) -> None:
             connection.execute("VACUUM")
     except (sqlite3.Error, OSError) as error:
         _log.debug("the store %s cannot shrink yet: %s", db_path, error)
-
-
-def _renew_lock() -> None:
-    global _alembic_lock
-    _alembic_lock = threading.Lock()
-
-
-# Alembic keeps what it works on in globals. A fork copies a lock as it was held.
-_alembic_lock = threading.Lock()
-os.register_at_fork(after_in_child=_renew_lock)

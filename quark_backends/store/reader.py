@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.run_rows import RUN_QUERY, run_not_found, to_stored_run
 from quark_core.errors import RunNotFoundError, SessionStoreError
 
@@ -31,9 +31,9 @@ class StoreReader:
         connect: Opens a connection for reading.
     """
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, connect: Callable[[], StoreConnection]) -> None:
         self._connect = connect
-        self._connection: sqlite3.Connection | None = None
+        self._connection: StoreConnection | None = None
         self._rows: StoredRows | None = None
         self._lock = threading.RLock()
 
@@ -87,11 +87,11 @@ class StoreReader:
         # A connection of its own: the moment lasts as long as whoever iterates takes.
         connection = self._connect()
         try:
-            connection.execute("BEGIN")
+            connection.begin_read()
             stored = StoredRows(connection)
             for writer in find_writers(connection, run_id):
                 yield from iterate_writer(stored, writer, kind, query, rows)
-        except sqlite3.Error as error:
+        except connection.Error as error:
             raise SessionStoreError(f"the store cannot be read: {error}") from error
         finally:
             connection.close()
@@ -127,48 +127,77 @@ class StoreReader:
             find_run(connection, run_id)
         return to_stored_run(row)
 
-    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
-        """Runs, newest first."""
-        where, arguments = "WHERE trashed_us IS NULL", []
-        if project is not None:
-            where += " AND project.name = ?"
-            arguments.append(project)
+    def list_runs(
+        self,
+        *,
+        project: str | None = None,
+        limit: int | None = None,
+        store_name: str | None = None,
+    ) -> list[StoredRun]:
+        """Runs, newest first.
+
+        Args:
+            project: Only those of this project.
+            limit: At most so many.
+            store_name: Only those that were started for a storage root of this label.
+        """
+        sql, arguments = f"{RUN_QUERY} WHERE trashed_us IS NULL", list[str | int]()
+        for column, wanted in (("project.name", project), ("store_name", store_name)):
+            if wanted is not None:
+                sql += f" AND {column} = ?"
+                arguments.append(wanted)
+        sql += " ORDER BY run.created_us DESC, run.pk DESC"
+        if limit is not None:
+            sql += " LIMIT ?"
+            arguments.append(limit)
         with self._lock, self._moment() as connection:
-            rows = connection.execute(
-                f"{RUN_QUERY} {where} ORDER BY run.created_us DESC, run.pk DESC LIMIT ?",
-                (*arguments, -1 if limit is None else limit),
-            ).fetchall()
+            rows = connection.execute(sql, arguments).fetchall()
         return [to_stored_run(row) for row in rows]
 
-    def _stored_rows(self, connection: sqlite3.Connection) -> StoredRows:
+    def _stored_rows(self, connection: StoreConnection) -> StoredRows:
         from quark_backends.store.stored_rows import StoredRows
 
         if self._rows is None:
             self._rows = StoredRows(connection)
+        self._rows.connection = connection
         return self._rows
 
     @contextmanager
-    def _moment(self) -> Iterator[sqlite3.Connection]:
+    def _moment(self) -> Iterator[StoreConnection]:
         """A transaction for reading: what is committed meanwhile does not show."""
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._connect()
         try:
-            if self._connection is None:
-                self._connection = self._connect()
-            self._connection.execute("BEGIN")
+            connection.begin_read()
             try:
-                yield self._connection
+                yield connection
             finally:
-                self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+                connection.commit()
+        except connection.Error as error:
             raise SessionStoreError(f"the store cannot be read: {error}") from error
+        finally:
+            if connection.is_shared:
+                # Others may have it meanwhile; what was read last is kept without it.
+                connection.close()
+                self._connection = None
 
 
-def find_run(connection: sqlite3.Connection, run_id: str) -> int:
+def find_run(connection: StoreConnection, run_id: str, *, for_update: bool = False) -> int:
     """Number of a run.
+
+    Args:
+        connection: The store.
+        run_id: The run.
+        for_update: Whether nobody else may write it until the transaction ends.
 
     Raises:
         RunNotFoundError: There is none, or it is in the trash.
     """
-    row = connection.execute("SELECT pk, trashed_us FROM run WHERE id = ?", (run_id,)).fetchone()
+    lock = connection.for_update if for_update else ""
+    row = connection.execute(
+        f"SELECT pk, trashed_us FROM run WHERE id = ?{lock}", (run_id,)
+    ).fetchone()
     if row is None:
         raise run_not_found(run_id)
     if row[1] is not None:
@@ -178,7 +207,7 @@ def find_run(connection: sqlite3.Connection, run_id: str) -> int:
     return int(row[0])
 
 
-def find_writers(connection: sqlite3.Connection, run_id: str) -> list[WriterRow]:
+def find_writers(connection: StoreConnection, run_id: str) -> list[WriterRow]:
     """The writers of a run, in persistence order.
 
     Raises:
@@ -187,11 +216,11 @@ def find_writers(connection: sqlite3.Connection, run_id: str) -> list[WriterRow]
     from quark_backends.store.stored_rows import WriterRow
 
     rows = connection.execute(
-        "SELECT pk, ?, id, attempt, rank, hidden_step FROM writer WHERE run_pk = ?"
+        "SELECT pk, id, attempt, rank, hidden_step FROM writer WHERE run_pk = ?"
         " ORDER BY attempt, rank, started_us, id",
-        (run_id, find_run(connection, run_id)),
+        (find_run(connection, run_id),),
     ).fetchall()
-    return [WriterRow(*row) for row in rows]
+    return [WriterRow(pk, run_id, *row) for pk, *row in rows]
 
 
 def _without_limit(query: Query) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 
 import numpy as np
 
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.frames import Frame, decode_frames
 from quark_backends.store.stored_rows import StoredRows, WriterRow
 from quark_core.backend import Batch
@@ -23,7 +23,7 @@ _ALL = Query(all_attempts=True)
 
 
 def replay_batches(
-    connection: sqlite3.Connection,
+    connection: StoreConnection,
     stored: StoredRows,
     writer: WriterRow,
     start: int,
@@ -73,7 +73,7 @@ def _load_rows(stored: StoredRows, writer: WriterRow, kind: str, frames: list[Fr
 
 
 def _find_frames(
-    connection: sqlite3.Connection, writer: WriterRow, start: int
+    connection: StoreConnection, writer: WriterRow, start: int
 ) -> dict[int, tuple[str, Frame]]:
     bodies = connection.execute(
         "SELECT body FROM frame WHERE writer_pk = ? AND last_number >= ?", (writer.pk, start)

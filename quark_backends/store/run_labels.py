@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from quark_backends.store.connection import StoreConnection
 
 __all__ = ["flatten_config", "write_config", "write_tags"]
 
 
-def write_tags(connection: sqlite3.Connection, run_pk: int, tags: Iterable[str]) -> None:
+def write_tags(connection: StoreConnection, run_pk: int, tags: Iterable[str]) -> None:
     """Make the tags that are searched those of a run."""
     connection.execute("DELETE FROM run_tag WHERE run_pk = ?", (run_pk,))
     connection.executemany(
@@ -18,12 +19,13 @@ def write_tags(connection: sqlite3.Connection, run_pk: int, tags: Iterable[str])
     )
 
 
-def write_config(connection: sqlite3.Connection, run_pk: int, values: Mapping[str, Any]) -> None:
+def write_config(connection: StoreConnection, run_pk: int, values: Mapping[str, Any]) -> None:
     """Make the configuration that is searched that of a run."""
     connection.execute("DELETE FROM run_config WHERE run_pk = ?", (run_pk,))
     connection.executemany(
-        "INSERT OR REPLACE INTO run_config (run_pk, key, type, number, text)"
-        " VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO run_config (run_pk, key, type, number, text) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (run_pk, key) DO UPDATE SET"
+        " type = excluded.type, number = excluded.number, text = excluded.text",
         [(run_pk, *row) for row in flatten_config(values)],
     )
 
@@ -45,7 +47,9 @@ def flatten_config(
             yield key, "bool", float(value), None
         elif isinstance(value, (int, float)):
             try:
-                yield key, "number", float(value), None
+                number = float(value)
+                # SQLite keeps no NaN; no other database shall find one either.
+                yield key, "number", None if number != number else number, None
             except OverflowError:
                 yield key, "text", None, str(value)
         elif isinstance(value, str):

@@ -42,12 +42,15 @@ CREATE TABLE run (
     heartbeat_us INTEGER NOT NULL,
     newest_step INTEGER,
     trashed_us INTEGER,
+    store_name TEXT,
+    store_path TEXT,
     PRIMARY KEY (pk),
     UNIQUE (id),
     FOREIGN KEY(project_id) REFERENCES project (id)
 );
 CREATE INDEX run_by_creation ON run (created_us, trashed_us);
 CREATE INDEX run_by_project ON run (project_id, created_us, trashed_us);
+CREATE INDEX run_by_store ON run (store_name, created_us, trashed_us);
 CREATE TABLE attempt (
     run_pk INTEGER NOT NULL,
     number INTEGER NOT NULL,
@@ -194,4 +197,4 @@ CREATE TABLE alembic_version (
     version_num VARCHAR(32) NOT NULL,
     CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO alembic_version (version_num) VALUES ('0002');
+INSERT INTO alembic_version (version_num) VALUES ('0003');

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from quark_core.errors import SessionStoreError
 from quark_core.liveness import find_lost_reason
 from quark_core.process import ProcessIdentity
 from quark_core.records import format_time
+from quark_core.redaction import redact_text
 from quark_core.run_summary import MetricSummary, RunSummary
 from quark_core.times import now_us
 
@@ -31,14 +32,23 @@ _MANY = 500
 
 
 class RunFinder:
-    """Searches over a connection of its own; may be used from any thread, one at a time.
+    """Searches over a connection of its own; may be used from any thread.
 
     Args:
-        connect: Opens a connection for reading, in autocommit mode.
+        connect: Opens a connection to SQLite for reading, in autocommit mode;
+            one search at a time is made over it.
+        begin: Instead of it, begins a transaction that reads, of any database;
+            as many searches are made at once as it lets begin.
     """
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], sqlite3.Connection] | None = None,
+        *,
+        begin: Callable[[], AbstractContextManager[Connection]] | None = None,
+    ) -> None:
         self._connect = connect
+        self._given = begin
         self._file = ""
         self._engine: Engine | None = None
         self._lock = threading.Lock()
@@ -50,10 +60,14 @@ class RunFinder:
                 self._engine.dispose()
                 self._engine = None
 
-    def search(self, search: RunSearch) -> list[RunSummary]:
+    def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
         """The runs that fit, in the order that is asked for, newest first by default.
 
         What it returns is the store at one moment. Runs in the trash are left out.
+
+        Args:
+            search: What is asked for.
+            store_name: Only runs that were started for a storage root of this label.
 
         Raises:
             SchemaValidationError: A name that no run of the searched project
@@ -68,7 +82,7 @@ class RunFinder:
 
         run = METADATA.tables["run"]
         with self._begin() as connection:
-            names = _StoredNames(connection, search.project)
+            names = _StoredNames(connection, search.project, store_name)
             resolved = resolve_names(search, names)
             if resolved is None or resolved.limit == 0:
                 return []
@@ -77,7 +91,7 @@ class RunFinder:
                 for field in resolved.fields
             )
             alive = _find_alive(connection) if asks_liveness else ()
-            conditions = SearchConditions(resolved, names.metric_names, alive, now_us())
+            conditions = SearchConditions(resolved, names.metric_names, alive, now_us(), store_name)
             statement = (
                 select(run.c.pk)
                 .select_from(conditions.tables)
@@ -111,6 +125,14 @@ class RunFinder:
         """A transaction that reads, so that all statements of a search see one moment."""
         from sqlalchemy.exc import SQLAlchemyError
 
+        if self._given is not None:
+            try:
+                with self._given() as connection:
+                    yield connection
+            except SQLAlchemyError as error:
+                said = redact_text(str(getattr(error, "orig", None) or error))
+                raise SessionStoreError(f"the store cannot be searched: {said}") from error
+            return
         with self._lock:
             try:
                 if self._engine is None:
@@ -123,6 +145,7 @@ class RunFinder:
                 raise SessionStoreError(f"the {store} cannot be searched: {reason}") from error
 
     def _open(self) -> sqlite3.Connection:
+        assert self._connect is not None
         connection = self._connect()
         # Messages name it; it is empty where the store is in memory.
         self._file = connection.execute("PRAGMA database_list").fetchone()[2]
@@ -306,7 +329,7 @@ class _StoredNames:
         metric_names: Stored key -> number, of the metrics that were found.
     """
 
-    def __init__(self, connection: Connection, project: str | None) -> None:
+    def __init__(self, connection: Connection, project: str | None, store_name: str | None) -> None:
         from quark_backends.store.search_conditions import is_of_project
         from quark_backends.store.tables import METADATA
 
@@ -315,6 +338,8 @@ class _StoredNames:
         self._is_searched: list[ColumnElement[bool]] = [self._tables["run"].c.trashed_us.is_(None)]
         if project is not None:
             self._is_searched.append(is_of_project(project))
+        if store_name is not None:
+            self._is_searched.append(self._tables["run"].c.store_name == store_name)
         self.metric_names: dict[str, int] = {}
 
     def has_runs(self) -> bool:

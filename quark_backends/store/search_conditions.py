@@ -72,6 +72,7 @@ class SearchConditions:
         metric_names: Stored key of each of its metrics -> the key's number.
         alive: Numbers of the runs that say they are running, and are.
         at_us: The present, in microseconds since the epoch.
+        store_name: Only runs that were started for a storage root of this label.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class SearchConditions:
         metric_names: Mapping[str, int],
         alive: tuple[int, ...],
         at_us: int,
+        store_name: str | None = None,
     ) -> None:
         self._search = search
+        self._store_name = store_name
         self._alive = alive
         self._at_us = at_us
         self._joined: dict[tuple[str, str], FromClause] = {}
@@ -107,6 +110,8 @@ class SearchConditions:
         conditions: list[ColumnElement[bool]] = [_run.c.trashed_us.is_(None)]
         if self._search.project is not None:
             conditions.append(is_of_project(self._search.project))
+        if self._store_name is not None:
+            conditions.append(_run.c.store_name == self._store_name)
         if self._search.where is not None:
             conditions.append(self._convert(self._search.where))
         return and_(*conditions)

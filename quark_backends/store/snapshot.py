@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from quark_backends.store.connection import SqliteConnection
 from quark_backends.store.database import is_unwritable, open_database
 from quark_core.errors import SessionStoreError
 
@@ -75,7 +76,7 @@ class _Copies:
 _copies = _Copies()
 
 
-def open_unwritable(db_path: Path) -> sqlite3.Connection:
+def open_unwritable(db_path: Path) -> SqliteConnection:
     """Open a database for reading where SQLite may make no files beside it.
 
     Raises:
@@ -96,7 +97,7 @@ def open_unwritable(db_path: Path) -> sqlite3.Connection:
     return open_database(copy, "mode=ro")
 
 
-def open_still(db_path: Path) -> sqlite3.Connection:
+def open_still(db_path: Path) -> SqliteConnection:
     """Open a database for reading, of whatever version, wherever it lies.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import msgspec
 
 from quark_backends.store.bodies import open_body
 from quark_backends.store.chunks import Chunk, decode_chunk, join_chunks
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.rollups import Blocks, decode_rollups
 from quark_core.attempts import HiddenRows, can_be_hidden
 from quark_core.columns import Columns
@@ -83,10 +83,13 @@ class StoredRows:
 
     Args:
         connection: The store.
+
+    Attributes:
+        connection: The store; another connection may take its place between transactions.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: StoreConnection) -> None:
+        self.connection = connection
         self._tails: OrderedDict[tuple[int, str], tuple[int, int, Columns]] = OrderedDict()
         self._joined: OrderedDict[tuple[int, str, tuple[int, ...]], Columns] = OrderedDict()
         self._blocks: OrderedDict[tuple[int, ...], list[Blocks]] = OrderedDict()
@@ -113,7 +116,7 @@ class StoredRows:
         """Which of a writer's rows a later attempt has hidden; None where none."""
         if writer.hidden_step is None or not can_be_hidden(kind):
             return None
-        row = self._connection.execute(
+        row = self.connection.execute(
             "SELECT sequence FROM hidden WHERE writer_pk = ? AND kind = ?", (writer.pk, kind)
         ).fetchone()
         return HiddenRows(writer.hidden_step, None if row is None else row[0])
@@ -123,8 +126,10 @@ class StoredRows:
         names = self._find_names(writer, kind, query)
         condition = ""
         if names is not None:
+            if not names:
+                return []
             condition = f"AND name_pk IN ({', '.join('?' * len(names))})"
-        rows = self._connection.execute(
+        rows = self.connection.execute(
             "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
             f" FROM chunk WHERE writer_pk = ? AND kind = ? {condition} ORDER BY first_sequence, pk",
             (writer.pk, kind, *(names or ())),
@@ -182,16 +187,16 @@ class StoredRows:
         pks = tuple(entry.pk for entry in entries)
         found = self._blocks.get(pks)
         if found is None:
-            rollups: dict[int, bytes] = {}
+            rollups: dict[int, bytes | None] = {}
             for start in range(0, len(pks), _MANY):
                 part = pks[start : start + _MANY]
                 marks = ", ".join("?" * len(part))
                 rollups.update(
-                    self._connection.execute(
-                        f"SELECT pk, coalesce(rollup, x'') FROM chunk WHERE pk IN ({marks})", part
+                    self.connection.execute(
+                        f"SELECT pk, rollup FROM chunk WHERE pk IN ({marks})", part
                     )
                 )
-            found = self._blocks[pks] = decode_rollups([rollups[pk] for pk in pks])
+            found = self._blocks[pks] = decode_rollups([rollups[pk] or b"" for pk in pks])
             while sum(map(len, self._blocks)) > _CACHED_CHUNKS:
                 self._blocks.popitem(last=False)
         else:
@@ -212,7 +217,7 @@ class StoredRows:
             part = pks[start : start + _MANY]
             marks = ", ".join("?" * len(part))
             found.update(
-                self._connection.execute(f"SELECT pk, body FROM chunk WHERE pk IN ({marks})", part)
+                self.connection.execute(f"SELECT pk, body FROM chunk WHERE pk IN ({marks})", part)
             )
         return found
 
@@ -225,7 +230,7 @@ class StoredRows:
 
     def _name_constants(self, kind: str, name_pk: int) -> Mapping[str, Any]:
         if name_pk not in self._names:
-            row = self._connection.execute(
+            row = self.connection.execute(
                 "SELECT text FROM name WHERE pk = ?", (name_pk,)
             ).fetchone()
             self._names[name_pk] = name_constants(kind, None if row is None else row[0])
@@ -234,7 +239,7 @@ class StoredRows:
     def load_tail(self, writer: WriterRow, kind: str) -> Columns:
         """All rows of the batches that are not compacted yet, in order of the batches."""
         key = (writer.pk, kind)
-        (first,) = self._connection.execute(
+        (first,) = self.connection.execute(
             "SELECT min(number) FROM batch WHERE writer_pk = ? AND kind = ?", key
         ).fetchone()
         if first is None:
@@ -260,7 +265,7 @@ class StoredRows:
         self, writer: WriterRow, kind: str, after: int = -1
     ) -> Iterator[tuple[int, Columns | None]]:
         """Number and rows of each batch after one; None for one that is damaged."""
-        rows = self._connection.execute(
+        rows = self.connection.execute(
             "SELECT number, count, digest, body FROM batch"
             " WHERE writer_pk = ? AND kind = ? AND number > ? ORDER BY number",
             (writer.pk, kind, after),
@@ -270,7 +275,7 @@ class StoredRows:
 
     def load_batch(self, writer: WriterRow, kind: str, number: int) -> Columns | None:
         """Rows of one batch; None where it is damaged or not there."""
-        row = self._connection.execute(
+        row = self.connection.execute(
             "SELECT count, digest, body FROM batch WHERE writer_pk = ? AND kind = ? AND number = ?",
             (writer.pk, kind, number),
         ).fetchone()
@@ -292,11 +297,11 @@ class StoredRows:
         if kind != MetricRecord.KIND or not wanted:
             return None
         if set(wanted) == {"metric_key"}:
-            rows = self._connection.execute(
+            rows = self.connection.execute(
                 "SELECT pk, text FROM name WHERE text = ?", (wanted["metric_key"],)
             )
             return [pk for pk, _ in rows]
-        rows = self._connection.execute(
+        rows = self.connection.execute(
             "SELECT pk, text FROM name WHERE pk IN"
             " (SELECT name_pk FROM chunk WHERE writer_pk = ? AND kind = ?)",
             (writer.pk, kind),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from itertools import repeat
 from typing import Any, NamedTuple
+
+from quark_backends.store.connection import StoreConnection
 
 __all__ = ["Stretch", "continue_figures", "count_rounds"]
 
@@ -35,7 +36,7 @@ class Stretch(NamedTuple):
 
 
 def continue_figures(
-    connection: sqlite3.Connection,
+    connection: StoreConnection,
     run_pk: int,
     find_name: Callable[[str], int],
     stretch: Stretch,

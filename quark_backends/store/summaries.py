@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Callable
 
 from quark_backends.store.bodies import open_body
+from quark_backends.store.connection import StoreConnection
 from quark_backends.store.figures import MetricFold, place_writer
 from quark_backends.store.names import NameTable
 from quark_backends.store.run_labels import write_config, write_tags
@@ -20,7 +20,7 @@ __all__ = ["find_first_hidden", "rebuild_metrics", "rebuild_summaries"]
 _log = logging.getLogger("quark")
 
 
-def rebuild_summaries(connection: sqlite3.Connection, run_pk: int) -> None:
+def rebuild_summaries(connection: StoreConnection, run_pk: int) -> None:
     """Make metrics, tags, configuration and newest step of a run again.
 
     Inside the caller's transaction. What cannot be read is left out, with a warning.
@@ -34,7 +34,7 @@ def rebuild_summaries(connection: sqlite3.Connection, run_pk: int) -> None:
 
 
 def rebuild_metrics(
-    connection: sqlite3.Connection, run_pk: int, find_name: Callable[[str], int] | None = None
+    connection: StoreConnection, run_pk: int, find_name: Callable[[str], int] | None = None
 ) -> None:
     """Make the figures of a run's metrics and its newest step again."""
     find_name = find_name or NameTable(connection).find
@@ -54,7 +54,7 @@ def rebuild_metrics(
     fold.write(connection, run_pk, find_name)
 
 
-def find_first_hidden(connection: sqlite3.Connection, writer_pk: int, step: int) -> dict[str, int]:
+def find_first_hidden(connection: StoreConnection, writer_pk: int, step: int) -> dict[str, int]:
     """For each kind of a writer's records, the lowest sequence at a step or beyond it."""
     found: dict[str, int] = {}
 
@@ -91,7 +91,7 @@ def find_first_hidden(connection: sqlite3.Connection, writer_pk: int, step: int)
 
 
 def _fold_batches(
-    connection: sqlite3.Connection,
+    connection: StoreConnection,
     writer_pk: int,
     fold: MetricFold,
     place: int,
@@ -110,7 +110,7 @@ def _fold_batches(
 
 
 def _fold_chunks(
-    connection: sqlite3.Connection,
+    connection: StoreConnection,
     writer_pk: int,
     fold: MetricFold,
     place: int,

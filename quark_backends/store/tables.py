@@ -12,7 +12,8 @@ they change in the transaction of the batch that changes them. A record hidden
 by `resume_run(from_step=...)` is in no summary.
 
 SQLite is used through its driver on the hot path, with `schema.sql`, which is
-made from this module and held equal to it by a test.
+made from this module and held equal to it by a test. PostgreSQL has a schema of
+these tables for each workspace; its keys are drawn at random, without sequences.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ METADATA = MetaData()
 
 # SQLite numbers rows by itself only where the type is INTEGER.
 _Number = BigInteger().with_variant(Integer(), "sqlite")
+# By code points, as SQLite compares: a database's own order differs from one to the next.
+_Text = Text().with_variant(Text(collation="C"), "postgresql")
+
+
+def _own_key() -> Column[int]:
+    # PostgreSQL must make no sequence of it: keys are drawn at random there.
+    return Column("pk", _Number, primary_key=True, autoincrement=False)
 
 
 def _key(name: str, *target: str) -> Column[int]:
@@ -46,9 +54,9 @@ def _key(name: str, *target: str) -> Column[int]:
 project = Table(
     "project",
     METADATA,
-    Column("id", Text, primary_key=True),
-    Column("name", Text, nullable=False, unique=True),
-    Column("root_path", Text, nullable=False),
+    Column("id", _Text, primary_key=True),
+    Column("name", _Text, nullable=False, unique=True),
+    Column("root_path", _Text, nullable=False),
     Column("created_us", _Number, nullable=False),
     Column("updated_us", _Number, nullable=False),
 )
@@ -56,23 +64,23 @@ project = Table(
 run = Table(
     "run",
     METADATA,
-    Column("pk", _Number, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("project_id", Text, ForeignKey("project.id"), nullable=False),
-    Column("name", Text),
-    Column("notes", Text),
-    Column("status", Text, nullable=False),
+    _own_key(),
+    Column("id", _Text, nullable=False, unique=True),
+    Column("project_id", _Text, ForeignKey("project.id"), nullable=False),
+    Column("name", _Text),
+    Column("notes", _Text),
+    Column("status", _Text, nullable=False),
     Column("attempt", _Number, nullable=False),
-    Column("parent_run_id", Text),
-    Column("lineage_root_run_id", Text),
-    Column("run_path", Text, nullable=False),
-    Column("git_commit", Text),
+    Column("parent_run_id", _Text),
+    Column("lineage_root_run_id", _Text),
+    Column("run_path", _Text, nullable=False),
+    Column("git_commit", _Text),
     Column("strict_mode", _Number, nullable=False),
     # JSON: a sorted array of texts.
-    Column("tags", Text, nullable=False),
-    Column("process", Text, nullable=False),
-    Column("config", Text),
-    Column("environment", Text),
+    Column("tags", _Text, nullable=False),
+    Column("process", _Text, nullable=False),
+    Column("config", _Text),
+    Column("environment", _Text),
     Column("created_us", _Number, nullable=False),
     Column("updated_us", _Number, nullable=False),
     Column("ended_us", _Number),
@@ -81,9 +89,13 @@ run = Table(
     Column("newest_step", _Number),
     # When it was put into the trash, which hides it from every list.
     Column("trashed_us", _Number),
+    # Label and full path of the storage root that it was started for, in a store of many.
+    Column("store_name", _Text),
+    Column("store_path", _Text),
     # With what hides a run, so that a list need not look at the rows that it leaves out.
     Index("run_by_creation", "created_us", "trashed_us"),
     Index("run_by_project", "project_id", "created_us", "trashed_us"),
+    Index("run_by_store", "store_name", "created_us", "trashed_us"),
 )
 
 attempt = Table(
@@ -101,7 +113,7 @@ run_tag = Table(
     "run_tag",
     METADATA,
     Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
-    Column("tag", Text, primary_key=True),
+    Column("tag", _Text, primary_key=True),
     Index("run_tag_by_tag", "tag"),
     sqlite_with_rowid=False,
 )
@@ -112,10 +124,10 @@ run_config = Table(
     "run_config",
     METADATA,
     Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
-    Column("key", Text, primary_key=True),
-    Column("type", Text, nullable=False),
+    Column("key", _Text, primary_key=True),
+    Column("type", _Text, nullable=False),
     Column("number", Double),
-    Column("text", Text),
+    Column("text", _Text),
     Index("run_config_by_key", "key"),
     sqlite_with_rowid=False,
 )
@@ -124,8 +136,8 @@ run_config = Table(
 name = Table(
     "name",
     METADATA,
-    Column("pk", _Number, primary_key=True),
-    Column("text", Text, nullable=False, unique=True),
+    _own_key(),
+    Column("text", _Text, nullable=False, unique=True),
 )
 
 # Values that are not finite are counted in `non_finite`, and NULL where they come
@@ -156,9 +168,9 @@ run_metric = Table(
 writer = Table(
     "writer",
     METADATA,
-    Column("pk", _Number, primary_key=True),
+    _own_key(),
     _key("run_pk", "run.pk"),
-    Column("id", Text, nullable=False),
+    Column("id", _Text, nullable=False),
     Column("attempt", _Number, nullable=False),
     Column("rank", _Number, nullable=False),
     Column("started_us", _Number, nullable=False),
@@ -174,7 +186,7 @@ hidden = Table(
     "hidden",
     METADATA,
     Column("writer_pk", _Number, ForeignKey("writer.pk"), primary_key=True),
-    Column("kind", Text, primary_key=True),
+    Column("kind", _Text, primary_key=True),
     Column("sequence", _Number, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -182,9 +194,9 @@ hidden = Table(
 batch = Table(
     "batch",
     METADATA,
-    Column("pk", _Number, primary_key=True),
+    _own_key(),
     _key("writer_pk", "writer.pk"),
-    Column("kind", Text, nullable=False),
+    Column("kind", _Text, nullable=False),
     Column("number", _Number, nullable=False),
     Column("count", _Number, nullable=False),
     Column("digest", LargeBinary, nullable=False),
@@ -196,9 +208,9 @@ batch = Table(
 chunk = Table(
     "chunk",
     METADATA,
-    Column("pk", _Number, primary_key=True),
+    _own_key(),
     _key("writer_pk", "writer.pk"),
-    Column("kind", Text, nullable=False),
+    Column("kind", _Text, nullable=False),
     Column("name_pk", _Number, nullable=False),
     Column("first_sequence", _Number, nullable=False),
     Column("last_sequence", _Number, nullable=False),
@@ -228,13 +240,13 @@ frame = Table(
 damaged = Table(
     "damaged",
     METADATA,
-    Column("pk", _Number, primary_key=True),
+    _own_key(),
     _key("writer_pk", "writer.pk"),
-    Column("source", Text, nullable=False),
-    Column("kind", Text, nullable=False),
+    Column("source", _Text, nullable=False),
+    Column("kind", _Text, nullable=False),
     Column("number", _Number, nullable=False),
     Column("count", _Number, nullable=False),
-    Column("reason", Text, nullable=False),
+    Column("reason", _Text, nullable=False),
     Column("found_us", _Number, nullable=False),
     Column("body", LargeBinary, nullable=False),
 )
@@ -244,9 +256,9 @@ damaged = Table(
 generation = Table(
     "generation",
     METADATA,
-    Column("pk", _Number, primary_key=True),
+    _own_key(),
     _key("run_pk", "run.pk"),
-    Column("analyzer", Text, nullable=False),
+    Column("analyzer", _Text, nullable=False),
     Column("number", _Number, nullable=False),
     Column("replaces", _Number, nullable=False),
     Column("created_us", _Number, nullable=False),
@@ -256,9 +268,9 @@ generation = Table(
 output = Table(
     "output",
     METADATA,
-    Column("pk", _Number, primary_key=True),
+    _own_key(),
     _key("generation_pk", "generation.pk"),
-    Column("kind", Text, nullable=False),
+    Column("kind", _Text, nullable=False),
     Column("count", _Number, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Index("output_by_generation", "generation_pk", "kind"),
@@ -268,6 +280,6 @@ output = Table(
 removed = Table(
     "removed",
     METADATA,
-    Column("run_id", Text, primary_key=True),
+    Column("run_id", _Text, primary_key=True),
     Column("removed_us", _Number, nullable=False),
 )

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
+from quark_backends.store.connection import SqliteConnection
 from quark_backends.store.database import StoreLayout, connect
 from quark_backends.store.run_files import is_written, list_paths, trash_path
 from quark_backends.store.run_rows import run_not_found
@@ -134,7 +135,7 @@ class RunTrash:
             return collector.collect(older_than_s)
 
     @contextmanager
-    def _open(self, purpose: str) -> Iterator[sqlite3.Connection]:
+    def _open(self, purpose: str) -> Iterator[SqliteConnection]:
         reading = purpose == "read"
         if self._read_only and not reading:
             raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
@@ -224,7 +225,7 @@ class SupportsTrash:
         )
 
 
-def _compact_ended(connection: sqlite3.Connection) -> None:
+def _compact_ended(connection: SqliteConnection) -> None:
     """What runs that have ended left as batches takes up less as chunks."""
     from quark_backends.store.compaction import Compactor
 

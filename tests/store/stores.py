@@ -24,13 +24,21 @@ class Store:
     def __init__(self, storage_dir, run_id="run0"):
         self.storage_dir = storage_dir
         self.layout = ensure_store(storage_dir)
-        self.connection = connect(self.layout)
+        self.connection = self.connect()
         self.ingest = BatchIngest(self.connection)
-        self.reader = StoreReader(lambda: connect(self.layout, read_only=True))
+        self.reader = StoreReader(self.connect_reader)
         self.run_id = run_id
         self.attempt = -1
         self.writers = {}
         self.start()
+
+    def connect(self):
+        """A connection that writes."""
+        return connect(self.layout)
+
+    def connect_reader(self):
+        """A connection that reads."""
+        return connect(self.layout, read_only=True)
 
     def start(self, *, from_step=None, **run):
         """Begin the next attempt; returns its writer."""

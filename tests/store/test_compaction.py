@@ -231,12 +231,10 @@ def test_compacted_batches_are_given_back_with_their_numbers(store):
 
 
 def test_two_compactors_do_not_do_the_same_work_twice(store):
-    from quark_backends.store.database import connect
-
     writer = store.start()
     for step in range(200):
         writer.log(("loss", float(step), step))
-    first, second = Compactor(store.connection), Compactor(connect(store.layout))
+    first, second = Compactor(store.connection), Compactor(store.connect())
     (work,) = [w for w in first.find_work(minimum=2) if w.kind == "metric"]
     planned = second._commit
 

@@ -33,6 +33,15 @@ class Breaking:
     def executemany(self, *arguments):
         return self._do(self.connection.executemany, *arguments)
 
+    def insert(self, *arguments):
+        return self._do(self.connection.insert, *arguments)
+
+    def begin_write(self):
+        self._do(lambda _: self.connection.begin_write(), "BEGIN")
+
+    def commit(self):
+        self._do(lambda _: self.connection.commit(), "COMMIT")
+
     def _do(self, function, *arguments):
         here, self.place = self.place == 0, self.place - 1
         # A transaction that began and says that it did not is no failure that SQLite knows.

@@ -11,36 +11,37 @@ revision = "0001"
 down_revision = None
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+_TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 def upgrade() -> None:
     """Make the tables in an empty database; a store of version 1 has them."""
     op.create_table(
         "project",
-        sa.Column("id", sa.Text, primary_key=True),
-        sa.Column("name", sa.Text, nullable=False, unique=True),
-        sa.Column("root_path", sa.Text, nullable=False),
+        sa.Column("id", _TEXT, primary_key=True),
+        sa.Column("name", _TEXT, nullable=False, unique=True),
+        sa.Column("root_path", _TEXT, nullable=False),
         sa.Column("created_us", _NUMBER, nullable=False),
         sa.Column("updated_us", _NUMBER, nullable=False),
     )
     op.create_table(
         "run",
-        sa.Column("pk", _NUMBER, primary_key=True),
-        sa.Column("id", sa.Text, nullable=False, unique=True),
-        sa.Column("project_id", sa.Text, sa.ForeignKey("project.id"), nullable=False),
-        sa.Column("name", sa.Text),
-        sa.Column("notes", sa.Text),
-        sa.Column("status", sa.Text, nullable=False),
+        sa.Column("pk", _NUMBER, primary_key=True, autoincrement=False),
+        sa.Column("id", _TEXT, nullable=False, unique=True),
+        sa.Column("project_id", _TEXT, sa.ForeignKey("project.id"), nullable=False),
+        sa.Column("name", _TEXT),
+        sa.Column("notes", _TEXT),
+        sa.Column("status", _TEXT, nullable=False),
         sa.Column("attempt", _NUMBER, nullable=False),
-        sa.Column("parent_run_id", sa.Text),
-        sa.Column("lineage_root_run_id", sa.Text),
-        sa.Column("run_path", sa.Text, nullable=False),
-        sa.Column("git_commit", sa.Text),
+        sa.Column("parent_run_id", _TEXT),
+        sa.Column("lineage_root_run_id", _TEXT),
+        sa.Column("run_path", _TEXT, nullable=False),
+        sa.Column("git_commit", _TEXT),
         sa.Column("strict_mode", _NUMBER, nullable=False),
-        sa.Column("tags", sa.Text, nullable=False),
-        sa.Column("process", sa.Text, nullable=False),
-        sa.Column("config", sa.Text),
-        sa.Column("environment", sa.Text),
+        sa.Column("tags", _TEXT, nullable=False),
+        sa.Column("process", _TEXT, nullable=False),
+        sa.Column("config", _TEXT),
+        sa.Column("environment", _TEXT),
         sa.Column("created_us", _NUMBER, nullable=False),
         sa.Column("updated_us", _NUMBER, nullable=False),
         sa.Column("ended_us", _NUMBER),
@@ -50,9 +51,9 @@ def upgrade() -> None:
     op.create_index("run_by_project", "run", ["project_id", sa.text("created_us DESC")])
     op.create_table(
         "writer",
-        sa.Column("pk", _NUMBER, primary_key=True),
+        sa.Column("pk", _NUMBER, primary_key=True, autoincrement=False),
         sa.Column("run_pk", _NUMBER, sa.ForeignKey("run.pk"), nullable=False),
-        sa.Column("id", sa.Text, nullable=False),
+        sa.Column("id", _TEXT, nullable=False),
         sa.Column("attempt", _NUMBER, nullable=False),
         sa.Column("rank", _NUMBER, nullable=False),
         sa.Column("started_us", _NUMBER, nullable=False),
@@ -61,9 +62,9 @@ def upgrade() -> None:
     )
     op.create_table(
         "batch",
-        sa.Column("pk", _NUMBER, primary_key=True),
+        sa.Column("pk", _NUMBER, primary_key=True, autoincrement=False),
         sa.Column("writer_pk", _NUMBER, sa.ForeignKey("writer.pk"), nullable=False),
-        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("kind", _TEXT, nullable=False),
         sa.Column("number", _NUMBER, nullable=False),
         sa.Column("count", _NUMBER, nullable=False),
         sa.Column("digest", sa.LargeBinary, nullable=False),

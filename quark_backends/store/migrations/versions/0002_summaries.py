@@ -16,6 +16,7 @@ revision = "0002"
 down_revision = "0001"
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+_TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 def upgrade() -> None:
@@ -63,24 +64,24 @@ def _add_tables_of_runs() -> None:
     op.create_table(
         "run_tag",
         _key("run_pk", "run.pk"),
-        sa.Column("tag", sa.Text, primary_key=True),
+        sa.Column("tag", _TEXT, primary_key=True),
         sqlite_with_rowid=False,
     )
     op.create_index("run_tag_by_tag", "run_tag", ["tag"])
     op.create_table(
         "run_config",
         _key("run_pk", "run.pk"),
-        sa.Column("key", sa.Text, primary_key=True),
-        sa.Column("type", sa.Text, nullable=False),
+        sa.Column("key", _TEXT, primary_key=True),
+        sa.Column("type", _TEXT, nullable=False),
         sa.Column("number", sa.Double),
-        sa.Column("text", sa.Text),
+        sa.Column("text", _TEXT),
         sqlite_with_rowid=False,
     )
     op.create_index("run_config_by_key", "run_config", ["key"])
     op.create_table(
         "name",
-        sa.Column("pk", _NUMBER, primary_key=True),
-        sa.Column("text", sa.Text, nullable=False, unique=True),
+        sa.Column("pk", _NUMBER, primary_key=True, autoincrement=False),
+        sa.Column("text", _TEXT, nullable=False, unique=True),
     )
     op.create_table(
         "run_metric",
@@ -105,7 +106,7 @@ def _add_tables_of_runs() -> None:
     op.create_index("run_metric_by_name", "run_metric", ["name_pk", "run_pk"])
     op.create_table(
         "removed",
-        sa.Column("run_id", sa.Text, primary_key=True),
+        sa.Column("run_id", _TEXT, primary_key=True),
         _number("removed_us"),
     )
 
@@ -114,15 +115,15 @@ def _add_tables_of_records() -> None:
     op.create_table(
         "hidden",
         _key("writer_pk", "writer.pk"),
-        sa.Column("kind", sa.Text, primary_key=True),
+        sa.Column("kind", _TEXT, primary_key=True),
         _number("sequence"),
         sqlite_with_rowid=False,
     )
     op.create_table(
         "chunk",
-        sa.Column("pk", _NUMBER, primary_key=True),
+        sa.Column("pk", _NUMBER, primary_key=True, autoincrement=False),
         _references("writer_pk", "writer.pk"),
-        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("kind", _TEXT, nullable=False),
         _number("name_pk"),
         _number("first_sequence"),
         _number("last_sequence"),
@@ -144,13 +145,13 @@ def _add_tables_of_records() -> None:
     )
     op.create_table(
         "damaged",
-        sa.Column("pk", _NUMBER, primary_key=True),
+        sa.Column("pk", _NUMBER, primary_key=True, autoincrement=False),
         _references("writer_pk", "writer.pk"),
-        sa.Column("source", sa.Text, nullable=False),
-        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("source", _TEXT, nullable=False),
+        sa.Column("kind", _TEXT, nullable=False),
         _number("number"),
         _number("count"),
-        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("reason", _TEXT, nullable=False),
         _number("found_us"),
         sa.Column("body", sa.LargeBinary, nullable=False),
     )
@@ -159,9 +160,9 @@ def _add_tables_of_records() -> None:
 def _add_tables_of_analyzers() -> None:
     op.create_table(
         "generation",
-        sa.Column("pk", _NUMBER, primary_key=True),
+        sa.Column("pk", _NUMBER, primary_key=True, autoincrement=False),
         _references("run_pk", "run.pk"),
-        sa.Column("analyzer", sa.Text, nullable=False),
+        sa.Column("analyzer", _TEXT, nullable=False),
         _number("number"),
         _number("replaces"),
         _number("created_us"),
@@ -169,9 +170,9 @@ def _add_tables_of_analyzers() -> None:
     )
     op.create_table(
         "output",
-        sa.Column("pk", _NUMBER, primary_key=True),
+        sa.Column("pk", _NUMBER, primary_key=True, autoincrement=False),
         _references("generation_pk", "generation.pk"),
-        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("kind", _TEXT, nullable=False),
         _number("count"),
         sa.Column("body", sa.LargeBinary, nullable=False),
     )
