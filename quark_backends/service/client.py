@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -56,6 +57,8 @@ __all__ = ["ServiceBackend"]
 
 T = TypeVar("T")
 
+_log = logging.getLogger("quark")
+
 _PAGE_RUNS = 200
 
 
@@ -78,6 +81,8 @@ class ServiceBackend:
         self._sender = BatchSender(self._transport)
         if config.run_path is None and not config.read_only:
             self._check_workspace()
+            if config.run_id is None:
+                _claim_folder(config.storage_dir)
 
     @property
     def store_name(self) -> str:
@@ -347,6 +352,20 @@ class ServiceBackend:
                     describe(error, self._address.url), backend=BACKEND
                 ) from None
             raise to_write_error(error, self._address.url) from None
+
+
+def _claim_folder(storage_dir: Path) -> None:
+    """Mark the folder in which journals will lie as Quark's; no database is made in it.
+
+    Without the mark, a store that is made there later would take it for somebody else's.
+    """
+    from quark_backends.store.database import ensure_marker
+
+    try:
+        ensure_marker(storage_dir)
+    except SessionStoreError as error:
+        # The journal says for itself what it cannot do; the service does not need the folder.
+        _log.debug("the folder of journals is not marked: %s", error)
 
 
 def _run_route(run_id: str) -> str:

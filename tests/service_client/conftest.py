@@ -44,7 +44,7 @@ def count_rows(tmp_path):
             return database.execute(
                 "SELECT count(*), coalesce(sum(b.count), 0) FROM batch AS b"
                 " JOIN writer AS w ON w.pk = b.writer_pk JOIN run AS r ON r.pk = w.run_pk"
-                " WHERE b.kind = 'metric' AND r.run_id = ?",
+                " WHERE b.kind = 'metric' AND r.id = ?",
                 (run_id,),
             ).fetchone()
 
