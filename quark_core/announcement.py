@@ -55,7 +55,9 @@ def announce(
                 "tags": list(record.tags),
             },
             "store": {
-                "name": settings.store_name(run.context.storage_dir),
+                # A primary elsewhere may have been told another name by its URI.
+                "name": getattr(run.reader, "store_name", None)
+                or settings.store_name(run.context.storage_dir),
                 "path": str(run.context.storage_dir),
             },
             "process": msgspec.to_builtins(process),

@@ -16,7 +16,7 @@ from quark_core.ranks import RankInfo
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
 
-__all__ = ["BackendChoice", "Plan", "choose_backend", "default_primary", "plan_backends"]
+__all__ = ["BackendChoice", "Plan", "choose_backend", "choose_primary", "plan_backends"]
 
 _SPECIFICATION = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?:(?P<mark>[+:])(?P<rest>.*))?")
 _DEFAULT_PRIMARY = "embedded"
@@ -81,7 +81,8 @@ def plan_backends(
         UnknownBackendError: A name or scheme that nothing answers to.
         BackendContractError: A named plugin that was left out.
         SchemaValidationError: `backends` is of a wrong type, or names two primaries.
-        SessionStoreError: QUARK_REQUIRE_SERVICE is set and QUARK_PERSISTENCE_URL is not.
+        SessionStoreError: QUARK_REQUIRE_SERVICE is set and QUARK_PERSISTENCE_URL
+            is not, or the latter is the URL of nothing.
     """
     registry = registry or default_registry()
     wanted = _split(backends)
@@ -93,7 +94,7 @@ def plan_backends(
     if len(primaries) > 1:
         names = " and ".join(choice.definition.name for choice in primaries)
         raise SchemaValidationError(f"backends: {names} are both primary stores; name one")
-    primary = primaries[0] if primaries else choose_backend(default_primary(), registry)
+    primary = primaries[0] if primaries else choose_primary(registry)
     mirrors = [choice for choice in choices if choice is not primary]
 
     def is_here(choice: BackendChoice) -> bool:
@@ -105,21 +106,29 @@ def plan_backends(
     )
 
 
-def default_primary() -> str:
-    """How to ask for the store that runs go to where nobody says otherwise.
+def choose_primary(registry: BackendRegistry) -> BackendChoice:
+    """The store that runs go to where nobody says otherwise.
 
     Raises:
-        SessionStoreError: QUARK_REQUIRE_SERVICE is set and QUARK_PERSISTENCE_URL is not.
+        SessionStoreError: QUARK_REQUIRE_SERVICE is set and QUARK_PERSISTENCE_URL
+            is not, or the latter is the URL of nothing.
     """
     url = os.environ.get(settings.PERSISTENCE_URL, "").strip()
     if url:
-        return url
+        try:
+            return choose_backend(url, registry)
+        except UnknownBackendError as error:
+            shown = redact_text(url)
+            raise SessionStoreError(
+                f"{settings.PERSISTENCE_URL} is no URL of a Quark service: {shown[:100]!r}; "
+                f"give it with its scheme, such as https://quark.example.org ({error})"
+            ) from None
     if os.environ.get(settings.REQUIRE_SERVICE, "").strip() not in ("", "0"):
         raise SessionStoreError(
             f"{settings.REQUIRE_SERVICE} is set but {settings.PERSISTENCE_URL} is not: "
             "set it to the URL of your Quark service"
         )
-    return _DEFAULT_PRIMARY
+    return choose_backend(_DEFAULT_PRIMARY, registry)
 
 
 def _split(backends: str | Sequence[str] | None) -> list[str]:

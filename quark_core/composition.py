@@ -28,7 +28,7 @@ from quark_core.backend_choice import (
     BackendChoice,
     Plan,
     choose_backend,
-    default_primary,
+    choose_primary,
     plan_backends,
 )
 from quark_core.capability_check import check_capabilities
@@ -85,7 +85,10 @@ def open_reader(
         SessionStoreError: There is no store, or it cannot be read.
     """
     registry = registry or default_registry()
-    choice = choose_backend(specification or default_primary(), registry)
+    if specification is None:
+        choice = choose_primary(registry)
+    else:
+        choice = choose_backend(specification, registry)
     config = replace(choice.configure(storage_dir), read_only=True)
     return open_primary(choice, config)
 

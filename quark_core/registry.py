@@ -22,7 +22,9 @@ _log = logging.getLogger("quark")
 _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
 # Backends that an extra brings: what to say when one is asked for and absent.
-_EXTRAS = {"mlflow": "mlflow", "wandb": "wandb", "service": "service", "http": "service"}
+_EXTRAS = {"mlflow": "mlflow", "wandb": "wandb"}
+# Backends that are always there, unless an installation is broken.
+_OWN = frozenset({"embedded", "csv", "service", "quark", "http", "https"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,10 @@ class BackendRegistry:
                     f"backend {name!r} of {left_out.origin} cannot be used: {left_out.reason}",
                     backend=name,
                 )
-        extra = _EXTRAS.get(name.rstrip("s") if name == "https" else name)
+        extra = _EXTRAS.get(name)
         hint = f'; install it with: pip install "quark-tracker[{extra}]"' if extra else ""
+        if name in _OWN:
+            hint = "; it belongs to Quark, which is not whole here: install quark-tracker again"
         raise UnknownBackendError(
             f"backends: there is no backend {name!r} (installed: {', '.join(self.names)}){hint}",
             backend=name,

@@ -66,7 +66,10 @@ def artifacts(
         Console().print(make_artifact_table(found))
         total = sum({record.sha256: record.size_bytes for record in found}.values())
         click.echo(f"{len(found)} artifacts, {decimal(total)}; --output DIR copies them out.")
-        click.echo(f"They lie in {Path(session.run_path, ARTIFACT_STORAGE_LAYOUT['root'])}")
+        if isinstance(session.run_path, Path):
+            click.echo(f"They lie in {session.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
+        else:
+            click.echo(f"They lie in the service, with {session.run_path}")
     if output is not None:
         _copy(store, found, output)
 

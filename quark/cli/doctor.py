@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import describe_place, json_option, print_json, storage_option
 from quark.cli.sync import print_lanes
+from quark_core.backend import SupportsPrimary
 from quark_core.errors import SessionStoreError
 from quark_core.keeping import DamagedRecords
 from quark_core.run_arguments import resolve_storage_dir
@@ -23,12 +24,16 @@ __all__ = ["doctor"]
 def doctor(storage_dir: Path | None, as_json: bool) -> None:
     """Say what waits in the journals, what is in quarantine or damaged, and why."""
     from quark_core import recovery
+    from quark_core.composition import open_reader
 
     root = resolve_storage_dir(storage_dir)
     unreadable: str | None = None
     damaged: list[DamagedRecords] = []
+    place = str(root / ".quark")
     try:
-        damaged = _list_damaged(root)
+        store = open_reader(root)
+        place = describe_place(store)
+        damaged = _list_damaged(store)
     except SessionStoreError as error:
         if not recovery.has_journals(root):
             raise
@@ -40,7 +45,7 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
         print_json(
             {
                 "store": {
-                    "path": str(root / ".quark"),
+                    "path": place,
                     "readable": unreadable is None,
                     "reason": unreadable,
                 },
@@ -51,9 +56,9 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
         )
         return
     if unreadable is None:
-        click.echo(f"Store {root / '.quark'}: readable.")
+        click.echo(f"Store {place}: readable.")
     else:
-        click.echo(f"Store {root / '.quark'}: cannot be read: {unreadable}")
+        click.echo(f"Store {place}: cannot be read: {unreadable}")
     print_lanes(lanes, nothing="Nothing waits in a journal.")
     if any(lane.state == "pending" for lane in lanes):
         click.echo(f"Deliver it with: quark sync {shlex.quote(str(root))}")
@@ -71,16 +76,14 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
         )
 
 
-def _list_damaged(root: Path) -> list[DamagedRecords]:
+def _list_damaged(store: SupportsPrimary) -> list[DamagedRecords]:
     """What the store has set aside.
 
     Raises:
-        SessionStoreError: There is none, or it cannot be read.
+        SessionStoreError: It cannot be read.
     """
-    from quark_core.composition import open_reader
     from quark_core.keeping import SupportsRemoval
 
-    store = open_reader(root)
     store.list_runs(limit=1)  # whether it can be read shows when it is
     removal: object = store
     return removal.list_damaged() if isinstance(removal, SupportsRemoval) else []

@@ -121,7 +121,20 @@ def _add_filters(search: RunSearch, status: str | None, tags: Sequence[str]) -> 
         terms.append(Comparison(Field("run", "state"), "==", status))
     if search.where is not None:
         terms.append(search.where)
-    return replace(search, where=And(tuple(terms)) if terms else None)
+    source = search.source
+    if source is not None:
+        # A store that is asked over a network is asked in words.
+        words = [f"{_quote(tag)} in tags" for tag in tags]
+        words += [] if status is None else [f"state == {_quote(status)}"]
+        words += [f"({source.where})" if words else source.where] if source.where else []
+        source = replace(source, where=" and ".join(words) or None)
+    return replace(search, where=And(tuple(terms)) if terms else None, source=source)
+
+
+def _quote(text: str) -> str:
+    """A text as the language of searches has it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "'" + escaped.replace("\n", "\\n").replace("\t", "\\t") + "'"
 
 
 def _print_table(runs: Sequence[RunSummary], asked: Sequence[Field], *, has_more: bool) -> None:

@@ -12,12 +12,13 @@ import click
 
 from quark_core.backend import StoredRun, SupportsGenerations, SupportsPrimary
 from quark_core.composition import open_reader
-from quark_core.errors import RunNotFoundError
+from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.keeping import SupportsRemoval
-from quark_core.run_arguments import resolve_storage_dir
+from quark_core.run_arguments import check_run_id, resolve_storage_dir
 
 __all__ = [
     "describe_analysis",
+    "describe_place",
     "describe_unstored",
     "find_run",
     "json_option",
@@ -59,6 +60,11 @@ def open_store(storage_dir: Path | None) -> SupportsPrimary:
     return open_reader(resolve_storage_dir(storage_dir))
 
 
+def describe_place(store: SupportsPrimary) -> str:
+    """Where a store is: its folder, or its URI."""
+    return str(store.locate("unknown").store_root)
+
+
 def find_run(store: SupportsPrimary, prefix: str) -> StoredRun:
     """The run whose id, or whose name, is given; a prefix of the id is enough.
 
@@ -69,6 +75,8 @@ def find_run(store: SupportsPrimary, prefix: str) -> StoredRun:
     found = [stored for stored in runs if prefix in (stored.run.id, stored.run.name)]
     if not found:
         found = [stored for stored in runs if (stored.run.id or "").startswith(prefix)]
+    if not found and (elsewhere := _find_by_id(store, prefix)) is not None:
+        return elsewhere
     if not found:
         if trashed := _find_in_trash(store, prefix):
             raise RunNotFoundError(
@@ -115,6 +123,14 @@ def describe_analysis(store: SupportsPrimary, run_id: str) -> str | None:
     told = f"{len(severities)} ({', '.join(counted)})" if counted else "none"
     number = str(scores["writer_id"][-1]).rpartition(".")[2]
     return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
+
+
+def _find_by_id(store: SupportsPrimary, run_id: str) -> StoredRun | None:
+    """A run that lists leave out, such as one of another project store of a service."""
+    try:
+        return store.load_run(check_run_id(run_id)) if run_id else None
+    except (RunNotFoundError, SchemaValidationError):
+        return None
 
 
 def _find_in_trash(store: object, prefix: str) -> list[str]:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.store_access import (
+    describe_place,
+    json_option,
+    open_store,
+    print_json,
+    storage_option,
+)
+from quark_core import settings
+from quark_core.backend import SupportsPrimary
 from quark_core.errors import SessionStoreError
 from quark_core.keeping import RunUsage, StoreUsage, SupportsRemoval
 
@@ -65,11 +73,16 @@ def measure(store: object) -> SupportsRemoval:
     Raises:
         SessionStoreError: It can do neither.
     """
-    if not isinstance(store, SupportsRemoval):
+    if isinstance(store, SupportsRemoval):
+        return store
+    place = describe_place(store) if isinstance(store, SupportsPrimary) else type(store).__name__
+    if "://" in place:
         raise SessionStoreError(
-            f"the store ({type(store).__name__}) can neither measure nor remove runs"
+            f"runs lie in the service {place}: what they take up there is measured, and runs are "
+            "removed, by those who run it. To look after the store of this folder instead, "
+            f"unset {settings.PERSISTENCE_URL}"
         )
-    return store
+    raise SessionStoreError(f"the store ({place}) can neither measure nor remove runs")
 
 
 def describe_bytes(size_bytes: int) -> str:

@@ -77,11 +77,9 @@ def find_address(config: BackendConfig) -> ServiceAddress:
         SessionStoreError: There is none, or its URL is no good; the message
             holds no user-info and no secret.
     """
-    text, source = config.location.strip(), "the backend's URI"
-    if not text:
-        text, source = os.environ.get(settings.PERSISTENCE_URL, "").strip(), ""
-    if not source or text == os.environ.get(settings.PERSISTENCE_URL, "").strip():
-        source = settings.PERSISTENCE_URL
+    given = os.environ.get(settings.PERSISTENCE_URL, "").strip()
+    text = config.location.strip() or given
+    source = settings.PERSISTENCE_URL if text in given else "the backend's URI"
     if not text:
         raise SessionStoreError(
             f"{settings.PERSISTENCE_URL} is not set: set it to the URL of your Quark service, "

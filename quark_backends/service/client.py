@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -56,6 +57,8 @@ __all__ = ["ServiceBackend"]
 
 T = TypeVar("T")
 
+_log = logging.getLogger("quark")
+
 _PAGE_RUNS = 200
 
 
@@ -78,6 +81,8 @@ class ServiceBackend:
         self._sender = BatchSender(self._transport)
         if config.run_path is None and not config.read_only:
             self._check_workspace()
+            if config.run_id is None:
+                _claim_folder(config.storage_dir)
 
     @property
     def store_name(self) -> str:
@@ -221,10 +226,17 @@ class ServiceBackend:
     def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
         """See `SupportsReplay`."""
         path = f"{_run_route(run_id)}/writers/{quote(writer_id, safe='')}/batches"
-        parameters = {"start": str(start), "limit": str(limit)}
-        with self._reading():
-            reply = self._fetch(_get(path, parameters), WireBatches)
-            return [from_wire(run_id, batch) for batch in reply.batches]
+        found: list[Batch] = []
+        while len(found) < limit:
+            # One reply may be cut short of what was asked for, but for its first batch.
+            first = found[-1].number + 1 if found else start
+            parameters = {"start": str(first), "limit": str(limit - len(found))}
+            with self._reading():
+                reply = self._fetch(_get(path, parameters), WireBatches)
+            if not reply.batches:
+                break
+            found += [from_wire(run_id, batch) for batch in reply.batches]
+        return found
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """See `SupportsGenerations`."""
@@ -340,6 +352,20 @@ class ServiceBackend:
                     describe(error, self._address.url), backend=BACKEND
                 ) from None
             raise to_write_error(error, self._address.url) from None
+
+
+def _claim_folder(storage_dir: Path) -> None:
+    """Mark the folder in which journals will lie as Quark's; no database is made in it.
+
+    Without the mark, a store that is made there later would take it for somebody else's.
+    """
+    from quark_backends.store.database import ensure_marker
+
+    try:
+        ensure_marker(storage_dir)
+    except SessionStoreError as error:
+        # The journal says for itself what it cannot do; the service does not need the folder.
+        _log.debug("the folder of journals is not marked: %s", error)
 
 
 def _run_route(run_id: str) -> str:

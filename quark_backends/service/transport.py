@@ -6,20 +6,18 @@ import contextlib
 import logging
 import os
 import random
-import ssl
-import threading
 import time
-import urllib.request
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-from urllib.parse import unquote, urlencode, urlsplit
+from typing import TypeVar
+from urllib.parse import urlencode
 
 import httpcore
 
 from quark_backends.service.address import ServiceAddress
-from quark_backends.service.bounded_network import BoundedNetwork, Deadline
+from quark_backends.service.bounded_network import Deadline
+from quark_backends.service.connections import MAX_CONNECTIONS, Connections
 from quark_backends.service.protocol import JSON, MSGPACK, PROTOCOL_VERSION
 from quark_backends.service.service_errors import Refused, ServiceError, Unreachable, read_refusal
 from quark_backends.service.user_key import UserKey
@@ -33,9 +31,6 @@ T = TypeVar("T")
 _log = logging.getLogger("quark")
 
 _CONNECT_S = 3.0
-_CONNECTIONS = 16
-_KEPT_ALIVE = 4
-_KEEP_ALIVE_S = 120.0
 _REPLY_BYTES = 64 * 2**20
 _ERROR_BYTES = 64 * 1024
 _PACE_BYTES = 256 * 1024
@@ -153,7 +148,7 @@ class Transport:
     def __init__(self, address: ServiceAddress, key: UserKey) -> None:
         self.address = address
         self.key = key
-        self._pool: _Pool | None = None
+        self._pool: Connections | None = None
         _warn_of_plain_http(address)
 
     def ask(self, call: Call, *, limit_bytes: int = _REPLY_BYTES) -> tuple[bytes, Reply]:
@@ -258,101 +253,16 @@ class Transport:
             extensions={"timeout": _TIMEOUTS},
         )
 
-    def _find_pool(self) -> _Pool:
+    def _find_pool(self) -> Connections:
         pool = self._pool
         if pool is not None and pool.process == os.getpid():
             return pool
         if pool is not None:
             _inherited.append(pool)
         # Two threads may both make one: it opens nothing before it is used, and one of them stays.
-        pool = self._pool = _Pool(self.address)
+        pool = self._pool = Connections(self.address)
         weakref.finalize(self, pool.abandon)
         return pool
-
-
-class _Pool:
-    """The connections of one process to one service."""
-
-    def __init__(self, address: ServiceAddress) -> None:
-        self.process = os.getpid()
-        self._pool = _open_pool(address)
-        self._lock = threading.Lock()
-        self._calls = 0
-        self._retired = False
-
-    def handle(self, request: httpcore.Request) -> httpcore.Response:
-        return self._pool.handle_request(request)
-
-    def enter(self) -> None:
-        with self._lock:
-            self._calls += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            last = self._retired and self._calls == 0
-        if last:
-            self._pool.close()
-
-    def retire(self) -> None:
-        """Close the connections, once the calls that are under way are over."""
-        if self.process != os.getpid():
-            return
-        with self._lock:
-            self._retired = True
-            idle = self._calls == 0
-        if idle:
-            self._pool.close()
-
-    def abandon(self) -> None:
-        """Close the connections: nobody can call any more."""
-        if self.process == os.getpid():
-            with contextlib.suppress(Exception):
-                self._pool.close()
-
-
-def _open_pool(address: ServiceAddress) -> httpcore.ConnectionPool:
-    """A pool that goes through the proxy of the environment, where there is one for the host."""
-    options: dict[str, Any] = {
-        "max_connections": _CONNECTIONS,
-        "max_keepalive_connections": _KEPT_ALIVE,
-        "keepalive_expiry": _KEEP_ALIVE_S,
-        "network_backend": BoundedNetwork(),
-    }
-    if address.scheme == "https":
-        options["ssl_context"] = _make_tls()
-    proxy = _find_proxy(address)
-    if proxy is None:
-        return httpcore.ConnectionPool(**options)
-    parts = urlsplit(proxy)
-    url = httpcore.URL(scheme=parts.scheme, host=parts.hostname or "", port=parts.port, target="/")
-    auth = None
-    if parts.username is not None:
-        auth = (unquote(parts.username), unquote(parts.password or ""))
-    if parts.scheme.startswith("socks5"):
-        return httpcore.SOCKSProxy(proxy_url=url, proxy_auth=auth, **options)
-    return httpcore.HTTPProxy(proxy_url=url, proxy_auth=auth, **options)
-
-
-def _find_proxy(address: ServiceAddress) -> str | None:
-    if address.is_loopback or urllib.request.proxy_bypass(address.authority):
-        return None
-    found = urllib.request.getproxies()
-    proxy = found.get(address.scheme) or found.get("all")
-    if proxy is None or not proxy.strip():
-        return None
-    return proxy if "://" in proxy else f"http://{proxy}"
-
-
-def _make_tls() -> ssl.SSLContext:
-    """The system's certificates, and certifi's where it is; SSL_CERT_FILE goes before both."""
-    context = ssl.create_default_context()
-    if not os.environ.get("SSL_CERT_FILE") and not os.environ.get("SSL_CERT_DIR"):
-        with contextlib.suppress(ImportError, OSError, ssl.SSLError):
-            import certifi
-
-            context.load_verify_locations(certifi.where())
-    return context
 
 
 def _pace(pieces: Iterable[bytes], deadline: Deadline) -> Iterator[bytes]:
@@ -422,7 +332,7 @@ def _translate(deadline: Deadline, hide: Callable[[str], str]) -> Iterator[None]
         raise Unreachable(reason, timed_out=True, unheard=True) from None
     except httpcore.PoolTimeout:
         raise Unreachable(
-            f"all {_CONNECTIONS} connections to it are in use", timed_out=True, unheard=True
+            f"all {MAX_CONNECTIONS} connections to it are in use", timed_out=True, unheard=True
         ) from None
     except httpcore.TimeoutException:
         raise Unreachable(

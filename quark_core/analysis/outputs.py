@@ -18,7 +18,7 @@ import msgspec
 from quark_core import composition, settings
 from quark_core.analysis.run_data import RunData
 from quark_core.backend import Generation, SupportsGenerations, SupportsPrimary
-from quark_core.backend_choice import BackendChoice, choose_backend, default_primary
+from quark_core.backend_choice import BackendChoice, choose_primary
 from quark_core.context import RunContext
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.stream import RunStream
@@ -255,7 +255,7 @@ def _find_choice(context: RunContext) -> BackendChoice | None:
     if not context.backends:
         if not context.read_only:
             return None
-        return choose_backend(default_primary(), default_registry())
+        return choose_primary(default_registry())
     # The run's first rank has all of its backends, whichever rank this process is.
     return composition.plan_backends(list(context.backends), RankInfo()).primary
 

@@ -35,7 +35,7 @@ def test_bad_arguments_are_named_and_leave_nothing_behind(tmp_path, arguments, n
 
 @pytest.mark.parametrize("backends", ["nowhere", "csv,nowhere", ["nowhere:x"], "no where", ":x"])
 def test_unknown_backends_list_what_is_installed(tmp_path, backends):
-    with pytest.raises(UnknownBackendError, match=r"installed: csv, embedded, mlflow\)") as caught:
+    with pytest.raises(UnknownBackendError, match=r"installed: csv, embedded, mlflow, service\)") as caught:
         quark.start_run(project="p", storage_dir=tmp_path, backends=backends)
     assert isinstance(caught.value, (BackendError, ValueError))
     assert list(tmp_path.iterdir()) == []
@@ -55,7 +55,13 @@ def test_a_required_service_must_be_named(tmp_path, monkeypatch):
 
 def test_a_service_that_this_installation_cannot_reach_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", "https://quark.example.invalid")
-    with pytest.raises(quark.QuarkError, match="service"):
+    with pytest.raises(quark.SessionStoreError, match="QUARK_USER_KEY is not set"):
+        quark.start_run(project="p", storage_dir=tmp_path)
+    monkeypatch.setenv("QUARK_USER_KEY", "qk_a_b")
+    with pytest.raises(quark.SessionStoreError, match="cannot be reached"):
+        quark.start_run(project="p", storage_dir=tmp_path)
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", "quark.example.invalid:7411")
+    with pytest.raises(quark.SessionStoreError, match="with its scheme"):
         quark.start_run(project="p", storage_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 

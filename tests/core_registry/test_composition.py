@@ -147,7 +147,7 @@ def test_requiring_the_service_without_its_url_is_an_error(registry, monkeypatch
 def test_a_service_that_is_not_installed_is_an_error(registry, monkeypatch, required):
     monkeypatch.setenv("QUARK_REQUIRE_SERVICE", required)
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", "https://quark.example.org")
-    with pytest.raises(UnknownBackendError, match=r"quark-tracker\[service\]"):
+    with pytest.raises(SessionStoreError, match=r"QUARK_PERSISTENCE_URL.*install quark-tracker"):
         plan_backends(None, ZERO, registry)
 
 

@@ -141,13 +141,19 @@ def test_an_unknown_name_lists_what_is_installed(registry):
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("mlflow", "mlflow"), ("wandb", "wandb"), ("http", "service"), ("https", "service")],
+    [("mlflow", "mlflow"), ("wandb", "wandb")],
 )
 def test_an_absent_backend_of_an_extra_says_what_to_install(registry, name, extra):
     with pytest.raises(UnknownBackendError) as raised:
         registry.find(name)
     assert f'pip install "quark-tracker[{extra}]"' in str(raised.value)
     assert "csv, embedded" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["service", "http", "https"])
+def test_an_absent_backend_of_the_base_says_that_the_installation_is_not_whole(registry, name):
+    with pytest.raises(UnknownBackendError, match="install quark-tracker again"):
+        registry.find(name)
 
 
 class Writes:

@@ -140,7 +140,7 @@ def test_what_is_too_large_goes_in_smaller_requests(proxy, backend):
     proxy.set_mode("413")
     maker = BatchMaker("run0")
     group = [maker.start(), *[maker.metrics(("m", i, 1.0)) for i in range(7)]]
-    with pytest.raises(BackendRejected, match="a batch of 2 records .* is larger"):
+    with pytest.raises(BackendRejected, match=r"a batch of 2 records .* is larger"):
         backend.write_group(group)
     # Eight, then by bytes: each batch as it is.
     tries = proxy.counts["413"]
@@ -154,9 +154,7 @@ def test_a_server_that_does_not_read_gets_less_at_a_time(proxy, backend):
     proxy.set_mode("never_reads")
     maker = BatchMaker("run0")
     body = bytes(range(256)) * 4096
-    group = [
-        msgspec.structs.replace(maker.metrics(("m", i, 1.0)), body=body) for i in range(6)
-    ]
+    group = [msgspec.structs.replace(maker.metrics(("m", i, 1.0)), body=body) for i in range(6)]
     sent = []
     post = backend._sender._post
     backend._sender._post = lambda batches: (sent.append(len(batches)), post(batches))
