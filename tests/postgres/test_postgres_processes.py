@@ -199,6 +199,7 @@ class Deliverer:
         assert self.acknowledged == len(self.groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["backends", "server"])
 def test_a_postgres_that_is_killed_loses_and_doubles_nothing(postgres_server, how):
     url = postgres_server.url

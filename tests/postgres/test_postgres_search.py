@@ -15,6 +15,8 @@ from test_search_equivalence import (  # noqa: F401
 from quark_backends.store.search import RunFinder
 from quark_backends.store.tables import METADATA
 
+pytestmark = pytest.mark.slow
+
 
 def copy_rows(source, target):
     """All rows of a store in SQLite, with their keys."""

@@ -190,11 +190,10 @@ def test_a_bad_name_of_a_schema_is_refused(schema):
         PostgresDatabase("postgresql://h/d", schema=schema)
 
 
-def test_a_database_out_of_reach_is_told_without_the_password(monkeypatch):
-    monkeypatch.setattr("quark_backends.store.postgres_pool._WAIT_S", 0.5)
+def test_a_database_out_of_reach_is_told_without_the_password():
     # Nobody listens there.
     url = "postgresql+psycopg://somebody:secret@127.0.0.1:1/d"
-    with contextlib.closing(PostgresDatabase(url, schema="s")) as database:
+    with contextlib.closing(PostgresDatabase(url, schema="s", wait_s=0.5)) as database:
         for call in (database.connect, database.read_version, database.migrate):
             with pytest.raises(SessionStoreError, match="cannot be reached") as caught:
                 call()

@@ -132,6 +132,17 @@ def test_odd_texts_are_kept_as_they_are(run_store):
     ]
 
 
+def test_numbers_of_names_that_are_no_longer_right_are_found_again(postgres_database):
+    """As after a backup was put back under a server that runs."""
+    postgres_database.known_names["loss"] = 12_345
+    with open_over_postgres(postgres_database) as store:
+        run = StoredRun(store)
+        run.start().log(("loss", 1.0, 0))
+        assert read_values(run) == [1.0]
+        assert store.summarize(run.run_id).metrics["loss"].count == 1
+    assert postgres_database.known_names["loss"] != 12_345
+
+
 def test_lone_surrogates_are_refused_by_name(run, run_store):
     writer = run.start()
     with pytest.raises((BackendRejected, SchemaValidationError, ValueError)):
