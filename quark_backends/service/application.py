@@ -9,15 +9,64 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from quark_backends.service.call import Call, ServiceRoute
-from quark_backends.service.middleware import Surroundings
+from quark_backends.service.config import ServiceConfig
+from quark_backends.service.deployment import Deployment
+from quark_backends.service.figures import Figures
+from quark_backends.service.keys import KeyGuard
+from quark_backends.service.middleware import UNROUTED, Surroundings
+from quark_backends.service.payload_vault import FolderVault
 from quark_backends.service.routes import ROUTES
 from quark_backends.service.service import Service
+from quark_backends.service.work import WorkThreads
 
-__all__ = ["assemble"]
+__all__ = ["assemble", "make_application"]
+
+
+def make_application(
+    config: ServiceConfig, *, worker: int = 0, figures_path: str | None = None
+) -> Starlette:
+    """The application of one process of a server.
+
+    Args:
+        config: How the server is set up.
+        worker: Which of its processes this is, from 0.
+        figures_path: The file in which the processes keep their figures; None for one process.
+
+    Raises:
+        SchemaValidationError: The configuration names something that cannot be.
+        SessionStoreError: A database is of another version, or cannot be reached.
+    """
+    deployment = Deployment(config)
+    deployment.check()
+    threads = WorkThreads()
+    service = Service(
+        config,
+        guard=KeyGuard(
+            deployment.control,
+            threads,
+            config.limits,
+            cache_s=config.key_cache_s,
+            workers=config.workers,
+        ),
+        vault=FolderVault(deployment.payload_root, threads),
+        open_store=deployment.open_store,
+        groups=deployment.groups,
+        figures=Figures(
+            [*(f"{route.method} {route.path}" for route in ROUTES), UNROUTED],
+            worker=worker,
+            workers=config.workers,
+            path=figures_path,
+        ),
+        threads=threads,
+        control=deployment.control,
+        on_close=deployment.close,
+    )
+    return assemble(service)
 
 
 def assemble(service: Service) -> Starlette:
@@ -69,6 +118,6 @@ class _Endpoint:
         await reply(scope, receive, send)
 
 
-async def _pass_on(_request: Request, error: Exception) -> None:
+async def _pass_on(_request: Request, error: Exception) -> Response:
     """Leave what Starlette itself refuses to the envelope around it."""
     raise error

@@ -143,10 +143,7 @@ def _check_column(column: Column, encoding: str, count: int, *, is_optional: boo
         return
     if found != encoding:
         raise _bad(column, f"is encoded as {found!r:.40}, its field as {encoding!r}")
-    if found == "f":
-        width = 8
-    else:
-        width = _check_head(column, found, is_optional=is_optional)
+    width = 8 if found == "f" else _check_head(column, found, is_optional=is_optional)
     if len(column.data) != count * width:
         raise _bad(column, f"has {len(column.data)} bytes for {count} records of {width}")
     if found == "t":
@@ -212,9 +209,12 @@ def _check_values(body: DecodedBody, column: Column, limits: Limits) -> None:
         times = body.to_array(name)
         if body.count and not _FIRST_US <= int(times.min()) <= int(times.max()) <= _LAST_US:
             raise _bad(column, "holds a time outside the years 1 to 9999")
-    elif name in boolean_fields(body.kind) and column.encoding == "i":
-        if not bool(np.isin(body.to_array(name), (-1, 0, 1)).all()):
-            raise _bad(column, "holds what is neither true nor false")
+    elif (
+        name in boolean_fields(body.kind)
+        and column.encoding == "i"
+        and not bool(np.isin(body.to_array(name), (-1, 0, 1)).all())
+    ):
+        raise _bad(column, "holds what is neither true nor false")
 
 
 def _check_text(text: str, field: str, limits: Limits) -> None:

@@ -23,7 +23,7 @@ from quark_backends.service.protocol import (
 from quark_backends.service.repeats import is_repeat
 from quark_core.backend import Batch, Generation
 from quark_core.errors import BackendRejected, RunNotFoundError
-from quark_core.records import ANALYSIS_TYPES
+from quark_core.records import ANALYSIS_TYPES, StreamRecord
 
 if TYPE_CHECKING:
     from quark_backends.service.stores import OpenStore
@@ -116,7 +116,7 @@ def _decode_generation(call: Call, run_id: str, request: GenerationRequest) -> G
             wire.append(
                 WireBatch(request.analyzer, 0, 0, index, output.kind, output.count, output.body)
             )
-    outputs = {output.kind: [] for output in request.outputs}
+    outputs: dict[str, list[StreamRecord]] = {output.kind: [] for output in request.outputs}
     for batch in check_batches(run_id, wire, call.service.config.limits):
         outputs[batch.kind].extend(batch.to_records())
     return Generation(

@@ -77,13 +77,13 @@ class Surroundings:
             ServiceFailure: Of the head of the request.
         """
         service = self._service
-        if service.working > service.config.limits.concurrent_requests:
-            if scope["path"] not in _ALWAYS:
-                raise ServiceFailure(
-                    ErrorCode.UNAVAILABLE,
-                    "the server works on as many requests as it may",
-                    retry_after_s=_BUSY_RETRY_S,
-                )
+        busy = service.working > service.config.limits.concurrent_requests
+        if busy and scope["path"] not in _ALWAYS:
+            raise ServiceFailure(
+                ErrorCode.UNAVAILABLE,
+                "the server works on as many requests as it may",
+                retry_after_s=_BUSY_RETRY_S,
+            )
         if len(scope.get("raw_path") or b"") > _PATH_BYTES or "\x00" in scope["path"]:
             raise ServiceFailure(ErrorCode.MALFORMED, "the path is none of this service")
         hosts = [value for name, value in scope["headers"] if name == b"host"]

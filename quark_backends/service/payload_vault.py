@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -84,18 +85,19 @@ class FolderVault:
         if await self.measure(workspace, run_id, sha256) is not None:
             async for piece in _gather(pieces):
                 size_bytes += len(piece)
-                await self._call(lambda piece=piece: digest.update(piece))
+                await self._call(partial(digest.update, piece))
             _check_hash(digest.hexdigest(), sha256)
             return size_bytes, False
-        partial = await self._call(lambda: _Partial(self._root))
+        incoming = await self._call(lambda: _Partial(self._root))
         try:
             async for piece in _gather(pieces):
                 size_bytes += len(piece)
-                await self._call(lambda piece=piece: (digest.update(piece), partial.write(piece)))
+                await self._call(partial(digest.update, piece))
+                await self._call(partial(incoming.write, piece))
             _check_hash(digest.hexdigest(), sha256)
-            await self._call(lambda: partial.commit(_folders(workspace, run_id, sha256), sha256))
+            await self._call(lambda: incoming.commit(_folders(workspace, run_id, sha256), sha256))
         finally:
-            await self._call(partial.close)
+            await self._call(incoming.close)
         return size_bytes, True
 
     async def measure(self, workspace: str, run_id: str, sha256: str) -> int | None:
@@ -123,9 +125,7 @@ class FolderVault:
             end = start + size_bytes
             while start < end:
                 wanted = min(_PIECE_BYTES, end - start)
-                piece = await self._call(
-                    lambda wanted=wanted, start=start: os.pread(descriptor, wanted, start)
-                )
+                piece = await self._call(partial(os.pread, descriptor, wanted, start))
                 if not piece:
                     raise SessionStoreError(f"payload {sha256} is shorter than it was")
                 start += len(piece)
@@ -196,7 +196,8 @@ class _Partial:
         """Bring it to the disk and give it its name."""
         os.fsync(self._file)
         target = _descend(self._root, folders, make=True)
-        assert target is not None and self._name is not None
+        assert target is not None
+        assert self._name is not None
         try:
             os.rename(self._name, sha256, src_dir_fd=self._folder, dst_dir_fd=target)
             self._name = None

@@ -29,10 +29,15 @@ __all__ = [
     "GenerationReply",
     "GenerationRequest",
     "IngestRequest",
+    "KeyInfo",
+    "KeyList",
+    "KeyRequest",
+    "NewKey",
     "OutputBody",
     "PayloadReply",
     "ReadRequest",
     "RecordList",
+    "RotateRequest",
     "RunList",
     "SearchRequest",
     "SeriesReply",
@@ -326,3 +331,48 @@ class WorkspaceReply(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int
     server: str
     limits: dict[str, int]
+
+
+class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A key without its secret; times are ISO 8601 text in UTC, or None for never."""
+
+    id: str
+    name: str
+    scopes: tuple[str, ...]
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
+    last_used_at: str | None
+
+
+class KeyList(msgspec.Struct, frozen=True):
+    """`GET /v1/keys`: the keys of the workspace, oldest first."""
+
+    keys: list[KeyInfo]
+
+
+class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/keys`.
+
+    Attributes:
+        name: For people.
+        scopes: Some of read, ingest and admin; admin implies the others.
+        expires_in_s: How long it lives; None for ever.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    scopes: Annotated[list[str], Meta(min_length=1, max_length=3)]
+    expires_in_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+
+
+class RotateRequest(msgspec.Struct, frozen=True):
+    """`POST /v1/keys/{key_id}/rotate`: how long the old key lives on, a day by default."""
+
+    overlap_s: Annotated[float, Meta(ge=0, le=1e8)] = 86_400.0
+
+
+class NewKey(msgspec.Struct, frozen=True):
+    """A key that was made: the only time that all of it is told."""
+
+    key: str
+    info: KeyInfo

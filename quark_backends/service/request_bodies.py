@@ -118,7 +118,7 @@ def decode_content(data: bytes, encoding: str, limit_bytes: int) -> bytes:
     """
     try:
         if encoding == "zstd":
-            options = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
+            options: Any = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
             opened: Any = zstd.ZstdDecompressor(options=options)
             decoded: bytes = opened.decompress(data, limit_bytes + 1)
         else:
@@ -195,7 +195,7 @@ def _bound_decoded(data: bytes, encoding: str, limit_bytes: int) -> int:
     if encoding == "gzip":
         return min(limit_bytes, len(data) * _GZIP_RATIO)
     try:
-        declared = zstd.get_frame_info(data).decompressed_size
+        declared: int | None = zstd.get_frame_info(data).decompressed_size
     except zstd.ZstdError as error:
         raise ServiceFailure(
             ErrorCode.MALFORMED, f"the body is no zstd: {error}", field="Content-Encoding"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quark_backends.service import (
+    control_routes,
     ingest_routes,
+    key_routes,
     payload_routes,
     read_routes,
     server_routes,
@@ -19,15 +21,27 @@ from quark_backends.service.protocol import (
     GenerationReply,
     GenerationRequest,
     IngestRequest,
+    KeyInfo,
+    KeyList,
+    KeyRequest,
+    NewKey,
     PayloadReply,
     ReadRequest,
     RecordList,
+    RotateRequest,
     RunList,
     SearchRequest,
     SeriesReply,
     SummaryList,
     WireBatches,
     WorkspaceReply,
+)
+from quark_backends.service.run_control import (
+    HeartbeatRequest,
+    LogRequest,
+    StartRequest,
+    StatusRequest,
+    TagRequest,
 )
 
 __all__ = ["ROUTES"]
@@ -170,6 +184,92 @@ _WRITES = (
     ),
 )
 
+_IDEMPOTENT = (
+    Parameter(
+        name="Idempotency-Key",
+        schema={"type": "string", "maxLength": 200},
+        summary="Names the request: sent again with the same name, it does nothing more.",
+        place="header",
+    ),
+)
+
+
+def _control(path: str, handler: Any, request: Any, summary: str) -> ServiceRoute:
+    return ServiceRoute(
+        method="POST",
+        path=f"/v1/runs/{{run_id}}/{path}",
+        handler=handler,
+        summary=summary,
+        scope="ingest",
+        request=request,
+        reply=Acknowledged,
+        parameters=_IDEMPOTENT,
+        media=_BOTH,
+    )
+
+
+_CONTROL = (
+    ServiceRoute(
+        method="POST",
+        path="/v1/runs",
+        handler=control_routes.start_run,
+        summary="Start a run.",
+        scope="ingest",
+        request=StartRequest,
+        reply=dict[str, Any],
+        parameters=_IDEMPOTENT,
+        media=_BOTH,
+        status=201,
+    ),
+    _control("tags", control_routes.add_tags, TagRequest, "Add tags to a run."),
+    _control("logs", control_routes.add_log, LogRequest, "Add a log line to a run."),
+    _control("status", control_routes.set_status, StatusRequest, "End a run."),
+    _control("heartbeat", control_routes.beat, HeartbeatRequest, "Say that a run lives."),
+)
+
+_KEYS = (
+    ServiceRoute(
+        method="GET",
+        path="/v1/keys",
+        handler=key_routes.list_keys,
+        summary="The keys of the workspace, without their secrets.",
+        scope="admin",
+        reply=KeyList,
+        media=_BOTH,
+    ),
+    ServiceRoute(
+        method="POST",
+        path="/v1/keys",
+        handler=key_routes.create_key,
+        summary="Make a key for the workspace; only this reply tells all of it.",
+        scope="admin",
+        request=KeyRequest,
+        reply=NewKey,
+        media=_BOTH,
+        status=201,
+    ),
+    ServiceRoute(
+        method="POST",
+        path="/v1/keys/{key_id}/rotate",
+        handler=key_routes.rotate,
+        summary="Make a key like this one, which lives on for a time.",
+        scope="admin",
+        request=RotateRequest,
+        reply=NewKey,
+        media=_BOTH,
+        status=201,
+    ),
+    ServiceRoute(
+        method="DELETE",
+        path="/v1/keys/{key_id}",
+        handler=key_routes.revoke_key,
+        summary="Revoke a key.",
+        scope="admin",
+        reply=KeyInfo,
+        media=_BOTH,
+    ),
+)
+
 _PAYLOADS = (
     ServiceRoute(
         method="PUT",
@@ -253,5 +353,12 @@ _SERVER = (
     ),
 )
 
-ROUTES: tuple[ServiceRoute, ...] = (*_READS, *_WRITES, *_PAYLOADS, *_SERVER)
+ROUTES: tuple[ServiceRoute, ...] = (
+    *_READS,
+    *_WRITES,
+    *_CONTROL,
+    *_PAYLOADS,
+    *_KEYS,
+    *_SERVER,
+)
 """Every route. Where two paths fit, the first of the table is taken."""

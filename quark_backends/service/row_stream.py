@@ -86,6 +86,7 @@ class RowStream:
             RunNotFoundError: The store has no such run.
             SessionStoreError: The store cannot be read.
         """
+        await self._stack.enter_async_context(self._call.service.streams)
         opened = await self._stack.enter_async_context(self._call.store())
         self._parts = iterate_newest(opened.store, self._run_id, self._kind, self._query)
         try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
 from quark_backends.service.config import Principal, Scope, ServiceConfig
+from quark_backends.service.control import ControlDatabase
 from quark_backends.service.figures import Figures
 from quark_backends.service.payload_vault import PayloadVault
 from quark_backends.service.run_keys import RunKeys
@@ -13,6 +15,8 @@ from quark_backends.service.stores import WorkspaceStore, WorkspaceStores
 from quark_backends.service.work import ByteBudget, WorkThreads
 
 __all__ = ["Guard", "Service"]
+
+_STREAMS = 16
 
 
 class Guard(Protocol):
@@ -25,6 +29,12 @@ class Guard(Protocol):
             ServiceFailure: No key, one that is not valid, one that lacks the
                 scope, or one that asks too often.
         """
+
+    def forget(self, key_id: str) -> None:
+        """Look a key up again when it comes next."""
+
+    async def note_use(self) -> None:
+        """Write down which keys were used."""
 
     def spend_rows(self, principal: Principal, rows: int) -> None:
         """Count records that a key sends.
@@ -46,6 +56,9 @@ class Service:
         threads: Where whatever blocks is done.
         budget: The memory of requests' bodies.
         figures: What /metrics tells.
+        control: The control database.
+        streams: Bounds how many replies of rows are made at once: each holds a
+            connection to its store for as long as its reader takes.
         is_draining: The server is about to end; it is not ready any more.
         working: Requests that are being worked on.
     """
@@ -60,7 +73,8 @@ class Service:
         groups: bool,
         figures: Figures,
         threads: WorkThreads,
-        probe: Callable[[], None],
+        control: ControlDatabase,
+        on_close: Callable[[], None],
     ) -> None:
         self.config = config
         self.guard = guard
@@ -72,7 +86,9 @@ class Service:
         self.budget = ByteBudget(config.limits.memory_bytes)
         self.is_draining = False
         self.working = 0
-        self._probe = probe
+        self.control = control
+        self._on_close = on_close
+        self.streams = asyncio.Semaphore(_STREAMS)
 
     async def probe(self) -> None:
         """Ask the control database whether it answers.
@@ -80,9 +96,11 @@ class Service:
         Raises:
             QuarkError: It does not.
         """
-        await self.threads.key(self._probe)
+        await self.threads.key(self.control.probe)
 
     async def close(self) -> None:
         """Finish what was accepted, and give up stores and threads."""
+        await self.guard.note_use()
         await self.stores.close()
         self.threads.close()
+        self._on_close()

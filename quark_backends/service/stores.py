@@ -193,6 +193,5 @@ class WorkspaceStores:
 async def _close_quietly(opened: OpenStore) -> None:
     try:
         await opened.close()
-    except Exception:
-        # What was acknowledged is stored; the others must be closed too.
+    except Exception:  # noqa: BLE001 - what was acknowledged is stored; the others must be closed
         _log.exception("a store could not be closed")

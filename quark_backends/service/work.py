@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from quark_backends.service.failure import ServiceFailure
 from quark_backends.service.protocol import ErrorCode
@@ -60,7 +60,7 @@ class WorkThreads:
         for pool in self._pools.values():
             pool.shutdown(wait=True, cancel_futures=True)
 
-    async def _run(self, name: str, call: Callable[[], Any]) -> Any:
+    async def _run(self, name: str, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pools[name], call)
 

@@ -1,108 +1,229 @@
-"""A real server on a free port of this machine, with workspaces and keys.
+"""Real servers on free ports of this machine, with workspaces and keys.
 
-with serving(tmp_path) as server:
-    key = server.make_key("default", "admin")
-    httpx.get(f"{server.url}/v1/workspace", headers={"Authorization": f"Bearer {key}"})
+In this process, which is quick:
+
+    with serving(tmp_path) as server:
+        with server.client("default", "admin") as client:
+            client.get("/v1/workspace")
+
+As `quark serve` in a process of its own, which can be killed:
+
+    with serving_process(tmp_path, "--workers", "2") as server:
+        ...
 """
 
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
 
 import httpx
 import msgspec
-import uvicorn
 
-from quark_backends.service.application import assemble
-from quark_backends.service.config import Limits, Principal, ServiceConfig
-from quark_backends.service.failure import ServiceFailure
-from quark_backends.service.figures import Figures
-from quark_backends.service.payload_vault import FolderVault
-from quark_backends.service.protocol import MSGPACK, ErrorCode, IngestRequest, WireBatch
-from quark_backends.service.routes import ROUTES
-from quark_backends.service.service import Service
-from quark_backends.service.sqlite_store import open_sqlite
-from quark_backends.service.work import WorkThreads
+from quark_backends.service.config import Limits, ServiceConfig
+from quark_backends.service.deployment import Deployment
+from quark_backends.service.keys import make_key
+from quark_backends.service.protocol import MSGPACK, IngestRequest, WireBatch
+from quark_backends.service.server_process import bind_socket, make_server
+
+START_S = 60.0
 
 
-class _Guard:
-    def __init__(self):
-        self.keys = {}
+class Keys:
+    """Makes workspaces and keys in a server's databases."""
 
-    async def admit(self, authorization, scope):
-        found = self.keys.get((authorization or "").removeprefix("Bearer "))
-        if found is None:
-            raise ServiceFailure(ErrorCode.UNAUTHORIZED, "the key is not valid")
-        return found
+    def __init__(self, store_url):
+        self.store_url = store_url
 
-    def spend_rows(self, principal, rows):
-        pass
-
-
-class RunningServer:
-    def __init__(self, guard, service, port):
-        self.guard = guard
-        self.service = service
-        self.url = f"http://127.0.0.1:{port}"
-
-    def make_key(self, workspace="default", *scopes):
-        key = f"qk_{len(self.guard.keys)}_secret"
-        self.guard.keys[key] = Principal(workspace, key, frozenset(scopes or {"admin"}))
+    def make_key(self, workspace="default", *scopes, expires_us=None, name="test"):
+        deployment = Deployment(ServiceConfig(store_url=self.store_url, artifact_url="."))
+        try:
+            deployment.add_workspace(workspace)
+            key, _ = make_key(
+                deployment.control,
+                workspace=workspace,
+                name=name,
+                scopes=scopes or ("admin",),
+                expires_us=expires_us,
+            )
+        finally:
+            deployment.close()
         return key
 
-    def client(self, workspace="default", *scopes, key=None):
+    def client(self, workspace="default", *scopes, key=None, **arguments):
+        """An httpx client with a key of a workspace, a new one by default."""
         key = key or self.make_key(workspace, *scopes)
-        return httpx.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=30
+        arguments.setdefault("timeout", 30)
+        headers = {"Authorization": f"Bearer {key}", **arguments.pop("headers", {})}
+        return httpx.Client(base_url=self.url, headers=headers, **arguments)
+
+
+class ThreadServer(Keys):
+    """A server in a thread; `server.service` is what its routes share."""
+
+    def __init__(self, config):
+        super().__init__(config.store_url)
+        self.bound = bind_socket("127.0.0.1", 0)
+        self.port = self.bound.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = make_server(config)
+        self.service = self.server.service
+        self.thread = threading.Thread(
+            target=self.server.run, kwargs={"sockets": [self.bound]}, daemon=True
         )
+        self.thread.start()
+        deadline = time.monotonic() + START_S
+        while not self.server.started:
+            assert self.thread.is_alive(), "the server did not start"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join(START_S)
+        assert not self.thread.is_alive()
 
 
 @contextmanager
-def serving(folder, **config):
-    threads = WorkThreads()
-    guard = _Guard()
-    limits = config.pop("limits", Limits())
-    service = Service(
-        ServiceConfig(store_url=f"sqlite:///{folder}/service.db", limits=limits, **config),
-        guard=guard,
-        vault=FolderVault(folder / "payloads", threads),
-        open_store=open_sqlite(folder / "workspaces"),
-        groups=True,
-        figures=Figures([*(f"{route.method} {route.path}" for route in ROUTES), "none"]),
-        threads=threads,
-        probe=lambda: None,
+def serving(folder, *, store_url=None, limits=None, **settings):
+    """A server in a thread of this process; keys that it looked up are not kept."""
+    settings.setdefault("key_cache_s", 0.0)
+    settings.setdefault("shutdown_s", 5.0)
+    config = ServiceConfig(
+        store_url=store_url or f"sqlite:///{folder}/service.db",
+        artifact_url=str(folder / "payloads"),
+        limits=Limits(**(limits or {})),
+        **settings,
     )
-    server = uvicorn.Server(
-        uvicorn.Config(assemble(service), port=0, log_level="warning", lifespan="on")
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
+    deployment = Deployment(config)
+    deployment.upgrade()
+    deployment.add_workspace("default")
+    deployment.close()
+    server = ThreadServer(config)
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield RunningServer(guard, service, port)
+        yield server
     finally:
-        server.should_exit = True
-        thread.join(30)
+        server.stop()
+
+
+class ServerProcess(Keys):
+    """`quark serve` in a process of its own."""
+
+    def __init__(self, folder, *arguments, store_url=None, environ=None, port=0):
+        super().__init__(store_url or f"sqlite:///{folder}/service.db")
+        self.log = folder / "server.log"
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "quark", "serve"),
+                *("--store", self.store_url, "--artifacts", str(folder / "payloads")),
+                *("--port", str(port), *arguments),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("ab"),
+            text=True,
+            env={**os.environ, **(environ or {})},
+            start_new_session=True,
+        )
+        self.output = ""
+        self.url = self._read_url()
+        self.port = int(self.url.rpartition(":")[2])
+        self._wait()
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def find_pids(self):
+        """The server's processes: the parent and its workers."""
+        found = [self.pid]
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                try:
+                    with open(f"/proc/{name}/stat") as file:
+                        parent = int(file.read().rpartition(")")[2].split()[1])
+                    if parent == self.pid:
+                        found.append(int(name))
+                except OSError:
+                    continue
+        return found
+
+    def kill(self):
+        """Kill all of its processes, as a power cut would."""
+        for pid in self.find_pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(START_S)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(START_S)
+        finally:
+            if self.process.poll() is None:
+                self.kill()
+            self.process.stdout.close()
+
+    def _read_url(self):
+        while line := self.process.stdout.readline():
+            self.output += line
+            if found := re.search(r"serves on (http\S+)", line):
+                return found[1]
+        raise AssertionError(f"the server did not start: {self.output}\n{self.log.read_text()}")
+
+    def _wait(self):
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{self.url}/healthz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.02)
+        raise AssertionError(f"the server does not answer: {self.log.read_text()}")
+
+
+@contextmanager
+def serving_process(folder, *arguments, **settings):
+    """`quark serve` in a process of its own."""
+    server = ServerProcess(folder, *arguments, **settings)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def to_wire(batch):
+    return WireBatch(
+        batch.writer_id,
+        batch.attempt,
+        batch.rank,
+        batch.number,
+        batch.kind,
+        batch.count,
+        batch.body,
+    )
 
 
 def encode_ingest(*batches):
     """The body of a request that takes these batches in."""
-    return msgspec.msgpack.encode(
-        IngestRequest(
-            [
-                WireBatch(b.writer_id, b.attempt, b.rank, b.number, b.kind, b.count, b.body)
-                for b in batches
-            ]
-        )
-    )
+    return msgspec.msgpack.encode(IngestRequest([to_wire(batch) for batch in batches]))
 
 
-def ingest(client, *batches, **headers):
+def ingest(client, *batches, run_id=None, **headers):
+    """Send batches of one run; returns the response."""
     return client.post(
-        f"/v1/runs/{batches[0].run_id}/batches",
+        f"/v1/runs/{run_id or batches[0].run_id}/batches",
         content=encode_ingest(*batches),
         headers={"Content-Type": MSGPACK, **headers},
     )
+
+
+def error_of(response):
+    """The error that a response is."""
+    return response.json()["error"]

@@ -1,0 +1,186 @@
+"""`quark keys`: who may use a persistence service."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.service_options import open_deployment, store_option
+from quark.cli.store_access import json_option, print_json
+from quark_core.errors import SchemaValidationError, SessionStoreError
+
+if TYPE_CHECKING:
+    from quark_backends.service.control import ControlDatabase, StoredKey
+    from quark_backends.service.deployment import Deployment
+
+__all__ = ["keys"]
+
+_DURATION = re.compile(r"(\d+)([smhdw])")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_MICROSECONDS = 1_000_000
+
+
+@click.group()
+def keys() -> None:
+    """Make, list, rotate and revoke keys of a persistence service.
+
+    Works on the service's databases, whether it runs or not; a running one notices
+    within half a minute.
+    """
+
+
+@keys.command()
+@store_option
+@click.option("--workspace", default="default", show_default=True, help="Made where it is new.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(["read", "ingest", "admin"]),
+    help="What it may do; repeat for several [default: read and ingest].",
+)
+@click.option("--name", default="key", show_default=True, help="For people.")
+@click.option("--expires", metavar="TIME", help="How long it lives: 12h, 30d, 8w [default: ever].")
+def create(
+    store: str, workspace: str, scopes: tuple[str, ...], name: str, expires: str | None
+) -> None:
+    """Make a key, and print it: nobody can tell it again."""
+    from quark_backends.service.keys import make_key
+    from quark_core.times import now_us
+
+    lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
+    with closing(_open(store)) as deployment:
+        if deployment.add_workspace(workspace):
+            click.echo(f"The workspace {workspace} is new.", err=True)
+        key, _ = make_key(
+            deployment.control,
+            workspace=workspace,
+            name=name,
+            scopes=scopes or ("read", "ingest"),
+            expires_us=None if lifetime_s is None else now_us() + lifetime_s * _MICROSECONDS,
+        )
+    click.echo(key)
+
+
+@keys.command("list")
+@store_option
+@click.option("--workspace", help="Only keys of this workspace.")
+@json_option
+def list_keys(store: str, workspace: str | None, as_json: bool) -> None:
+    """List keys, oldest first; their secrets are nowhere."""
+    from quark_core.times import now_us
+
+    with closing(_open(store)) as deployment:
+        found = deployment.control.list_keys(workspace)
+    moment_us = now_us()
+    if as_json:
+        print_json([_describe(each, moment_us) for each in found])
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not found:
+        console.print("There are no keys; `quark keys create` makes one.")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "workspace", "name", "scopes", "state", "created", "expires", "last used"):
+        table.add_column(column)
+    for each in found:
+        told = _describe(each, moment_us)
+        table.add_row(
+            each.id,
+            each.workspace,
+            each.name,
+            " ".join(sorted(each.scopes)),
+            str(told["state"]),
+            *(_shorten(told[name]) for name in ("created_at", "expires_at", "last_used_at")),
+        )
+    console.print(table)
+
+
+@keys.command()
+@store_option
+@click.argument("key_id")
+def revoke(store: str, key_id: str) -> None:
+    """Revoke the key KEY_ID; a running service refuses it within half a minute."""
+    from quark_core.times import now_us
+
+    with closing(_open(store)) as deployment:
+        found = _find(deployment.control, key_id)
+        deployment.control.end_key(found.id, revoked_us=now_us())
+    click.echo(f"Key {found.id} ({found.name}, workspace {found.workspace}) is revoked.")
+
+
+@keys.command()
+@store_option
+@click.argument("key_id")
+@click.option(
+    "--overlap", default="1d", show_default=True, help="How long the old key lives on: 0s, 2h, 1d."
+)
+def rotate(store: str, key_id: str, overlap: str) -> None:
+    """Make a key like KEY_ID, and print it; the old one lives on for a time."""
+    from quark_backends.service.keys import rotate_key
+
+    overlap_s = _parse_duration(overlap, "--overlap")
+    with closing(_open(store)) as deployment:
+        old = _find(deployment.control, key_id)
+        key, _ = rotate_key(deployment.control, old, overlap_s=overlap_s)
+    click.echo(f"Key {old.id} ends in {overlap}; this one takes its place:", err=True)
+    click.echo(key)
+
+
+def _open(store: str) -> Deployment:
+    deployment = open_deployment(store)
+    if deployment.control.read_version() == 0:
+        deployment.upgrade()
+    deployment.control.check_version()
+    return deployment
+
+
+def _find(control: ControlDatabase, given: str) -> StoredKey:
+    """The key of an id; a whole key does as well."""
+    key_id = given.split("_")[1] if given.startswith("qk_") and given.count("_") > 1 else given
+    found = control.find_key(key_id)
+    if found is None:
+        raise SessionStoreError(f"there is no key {key_id:.40}; `quark keys list` lists them")
+    return found
+
+
+def _parse_duration(text: str, option: str) -> int:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise SchemaValidationError(f"{option} must be a number and s, m, h, d or w: 30d")
+    return int(match[1]) * _UNITS_S[match[2]]
+
+
+def _describe(key: StoredKey, moment_us: int) -> dict[str, object]:
+    from quark_core.records import format_time
+
+    if key.revoked_us is not None:
+        state = "revoked"
+    else:
+        state = "live" if key.is_live(moment_us) else "expired"
+    return {
+        "id": key.id,
+        "workspace": key.workspace,
+        "name": key.name,
+        "scopes": sorted(key.scopes),
+        "state": state,
+        "created_at": format_time(key.created_us),
+        **{
+            name: None if value is None else format_time(value)
+            for name, value in (
+                ("expires_at", key.expires_us),
+                ("revoked_at", key.revoked_us),
+                ("last_used_at", key.last_used_us),
+            )
+        },
+    }
+
+
+def _shorten(moment: object) -> str:
+    return str(moment)[:16].replace("T", " ") if moment else "-"
