@@ -85,8 +85,8 @@ class ServiceBackend:
                 _claim_folder(config.storage_dir)
 
     @property
-    def store_name(self) -> str:
-        """Name of the project store that lists and searches keep to."""
+    def store_name(self) -> str | None:
+        """Name of the project store that lists and searches keep to; None for no one store."""
         return self._address.store
 
     def __repr__(self) -> str:

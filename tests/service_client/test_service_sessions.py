@@ -62,8 +62,11 @@ def test_stores_are_told_apart_and_runs_are_found_everywhere(service, tmp_path, 
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=two")
     assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path)] == [second.run_id]
     third = train(tmp_path / "three")
-    assert len(quark.search_runs(storage_dir=tmp_path)) == 2
     assert third.context.store_root == f"{service.url}?store=two"
+    assert len(quark.search_runs(storage_dir=tmp_path)) == 2
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=*")
+    assert len(quark.search_runs(storage_dir=tmp_path, project="p")) == 3
+    assert len(quark.search_runs(storage_dir=tmp_path, where="train/loss < 0")) == 0
 
 
 def test_a_run_is_resumed_from_another_folder(service, tmp_path):
