@@ -23,7 +23,7 @@ from quark_core.codec import encode_records
 from quark_core.errors import SchemaValidationError
 from quark_core.fields import ORIGIN_FIELDS, restorers
 from quark_core.json_object import JsonObject, normalize_object
-from quark_core.names import decode_name, encode_name, split_name
+from quark_core.names import check_name, decode_name, encode_name, split_name
 from quark_core.records import RECORD_TYPES, StreamRecord
 from quark_core.schema import validate_record
 from quark_core.times import check_timestamp, now_us
@@ -157,6 +157,7 @@ def _complete_names(kind: str, values: dict[str, Any]) -> None:
         return
     key = values.get(f"{kind}_key")
     if isinstance(key, str):
+        check_name(key, f"{kind}_key")
         if decode_name(key) == key:
             key = values[f"{kind}_key"] = encode_name(key)
         values["namespace"], values[f"{kind}_name"] = split_name(key)
