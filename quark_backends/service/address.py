@@ -16,6 +16,7 @@ __all__ = ["ServiceAddress", "find_address"]
 
 _PORTS = {"http": 80, "https": 443}
 _OPTIONS = ("store", "timeout")
+_EVERY_STORE = "*"
 _EXAMPLE = "such as https://quark.example.org"
 
 
@@ -28,7 +29,8 @@ class ServiceAddress:
         host: Name or address, without brackets, in ASCII.
         port: Port, or None for the scheme's own.
         prefix: Path under which the service answers, "" or with a slash before it.
-        store: Name of the project store that lists and searches keep to.
+        store: Name of the project store that lists and searches keep to; None for
+            all of the workspace.
         timeout_s: How long one call may take.
     """
 
@@ -36,7 +38,7 @@ class ServiceAddress:
     host: str
     port: int | None
     prefix: str
-    store: str
+    store: str | None
     timeout_s: float
 
     @property
@@ -53,7 +55,7 @@ class ServiceAddress:
     @property
     def store_root(self) -> str:
         """The project store as a URI, which QUARK_PERSISTENCE_URL takes."""
-        return f"{self.url}?store={quote(self.store, safe='')}"
+        return f"{self.url}?store={quote(self.store or _EVERY_STORE, safe='*')}"
 
     @property
     def is_loopback(self) -> bool:
@@ -93,12 +95,13 @@ def find_address(config: BackendConfig) -> ServiceAddress:
             f"{source}: the service has no option {unknown[0]!r:.60}; there are "
             f"{' and '.join(_OPTIONS)}"
         )
+    store = options.get("store") or settings.store_name(config.storage_dir)
     return ServiceAddress(
         scheme=parts.scheme,
         host=_encode_host(parts.hostname or "", source),
         port=_check_port(parts, source),
         prefix=parts.path.rstrip("/").removesuffix("/v1"),
-        store=options.get("store") or settings.store_name(config.storage_dir),
+        store=None if store == _EVERY_STORE else store,
         timeout_s=_find_timeout(options, source),
     )
 

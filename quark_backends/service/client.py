@@ -60,6 +60,7 @@ T = TypeVar("T")
 _log = logging.getLogger("quark")
 
 _PAGE_RUNS = 200
+_SERIES_POINTS = 100_000
 
 
 class ServiceBackend:
@@ -85,8 +86,8 @@ class ServiceBackend:
                 _claim_folder(config.storage_dir)
 
     @property
-    def store_name(self) -> str:
-        """Name of the project store that lists and searches keep to."""
+    def store_name(self) -> str | None:
+        """Name of the project store that lists and searches keep to; None for no one store."""
         return self._address.store
 
     def __repr__(self) -> str:
@@ -185,11 +186,18 @@ class ServiceBackend:
         self, run_id: str, key: str, *, max_points: int | None, all_attempts: bool = False
     ) -> Series:
         """See `SupportsSeries`."""
+        if max_points is None or max_points > _SERIES_POINTS:
+            # Every point is less to send as rows, which a reply may have any number of.
+            from quark_core.query import Query
+            from quark_core.reading import reduce_columns
+
+            query = Query(equals={"metric_key": key}, all_attempts=all_attempts)
+            return reduce_columns(key, self.read(run_id, "metric", query), max_points)
         from quark_backends.service.series_reply import to_series
 
         parameters = {
             "key": key,
-            "max_points": None if max_points is None else str(max_points),
+            "max_points": str(max_points),
             "all_attempts": "true" if all_attempts else None,
         }
         with self._reading():

@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from service_fixtures import serving
 
 import quark
 
@@ -61,3 +62,17 @@ def test_the_csv_mirror(tmp_path, expected):
     assert _describe(opened) == expected
     comparison = quark.ComparisonEngine(session).compare(opened)
     assert {diff.verdict for diff in comparison.metric_diffs} <= {"equivalent", None}
+
+
+def test_the_service(tmp_path, monkeypatch, expected):
+    with serving(tmp_path / "server") as server:
+        monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
+        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("default", "ingest", "read"))
+        session = _train(tmp_path / "here")
+        assert _describe(session) == expected
+        opened = quark.open_run(session.run_id, tmp_path / "there")
+        assert _describe(opened) == expected
+        alerts = quark.AnalyzerEngine(opened).read_alerts()
+        assert {alert.rule_id for alert in alerts} == {alert[0] for alert in expected[0]}
+        comparison = quark.ComparisonEngine(session).compare(opened)
+        assert {diff.verdict for diff in comparison.metric_diffs} <= {"equivalent", None}

@@ -25,7 +25,11 @@ class TestService(BackendConformance):
     def config(self, tmp_path, server, monkeypatch):
         monkeypatch.setenv("QUARK_USER_KEY", server.make_key("default"))
         return BackendConfig(
-            storage_dir=tmp_path / "client", run_id=self.RUN_ID, location=server.url
+            storage_dir=tmp_path / "client",
+            run_id=self.RUN_ID,
+            location=server.url,
+            # The kit's runs belong to no project store.
+            options={"store": "*"},
         )
 
     @pytest.fixture

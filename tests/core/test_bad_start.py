@@ -35,7 +35,8 @@ def test_bad_arguments_are_named_and_leave_nothing_behind(tmp_path, arguments, n
 
 @pytest.mark.parametrize("backends", ["nowhere", "csv,nowhere", ["nowhere:x"], "no where", ":x"])
 def test_unknown_backends_list_what_is_installed(tmp_path, backends):
-    with pytest.raises(UnknownBackendError, match=r"installed: csv, embedded, mlflow, service\)") as caught:
+    expected = r"installed: csv, embedded, mlflow, service\)"
+    with pytest.raises(UnknownBackendError, match=expected) as caught:
         quark.start_run(project="p", storage_dir=tmp_path, backends=backends)
     assert isinstance(caught.value, (BackendError, ValueError))
     assert list(tmp_path.iterdir()) == []

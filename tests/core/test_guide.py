@@ -72,7 +72,8 @@ def test_minimal_run_lifecycle(tmp_path):
     assert saved.severity == "info"
     assert (note.event_type, note.severity) == ("user_log", "info")
     assert session.status == "completed"
-    assert session.run_path == tmp_path / ".quark" / "runs" / session.run_id
+    # Through a service it is a URI instead; see tests/service_client.
+    assert str(session.run_path).endswith(f"/runs/{session.run_id}")
     again = open_run(session.run_id, tmp_path)
     assert again.context.run.tags == ("baseline", "dev")
     types = [event.event_type for event in EventLogger(again).read()]

@@ -136,7 +136,7 @@ def test_a_key_that_is_revoked_stops_delivery_and_nothing_else(
     with quark.MetricsLogger(session) as metrics, caplog.at_level(logging.WARNING, "quark"):
         log_steps(metrics, range(10))
         metrics.flush()
-        principal = service.guard.keys.pop(service.key)
+        service.revoke(service.key)
         for first in (10, 20, 30):
             log_steps(metrics, range(first, first + 10))
             with pytest.raises(SessionStoreError):
@@ -155,8 +155,7 @@ def test_a_key_that_is_revoked_stops_delivery_and_nothing_else(
         quark.start_run(project="p", storage_dir=tmp_path / "other")
     (result,) = recovery.sync(tmp_path / "runs")
     assert (result.state, "QUARK_USER_KEY" in result.reason) == ("waiting", True)
-    service.guard.keys["qk_new_1"] = principal
-    monkeypatch.setenv("QUARK_USER_KEY", "qk_new_1")
+    monkeypatch.setenv("QUARK_USER_KEY", service.make_key("default"))
     (result,) = recovery.sync(tmp_path / "runs")
     assert (result.state, result.waiting) == ("delivered", 0)
     assert count_rows(session.run_id)[1] == 40
@@ -175,11 +174,12 @@ def test_a_rotated_key_is_taken_up(service, tmp_path, count_rows, monkeypatch, b
     ):
         metrics.log("m", 1.0, step=0)
         metrics.flush()
-        service.guard.keys["qk_new_1"] = service.guard.keys.pop(service.key)
+        key = service.make_key("default")
+        service.revoke(service.key)
         if by_file:
-            path.write_text("qk_new_1\n")
+            path.write_text(f"{key}\n")
         else:
-            monkeypatch.setenv("QUARK_USER_KEY", "qk_new_1")
+            monkeypatch.setenv("QUARK_USER_KEY", key)
         metrics.log("m", 2.0, step=1)
         metrics.flush()
         assert len(metrics.read()) == 2

@@ -62,8 +62,11 @@ def test_stores_are_told_apart_and_runs_are_found_everywhere(service, tmp_path, 
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=two")
     assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path)] == [second.run_id]
     third = train(tmp_path / "three")
-    assert len(quark.search_runs(storage_dir=tmp_path)) == 2
     assert third.context.store_root == f"{service.url}?store=two"
+    assert len(quark.search_runs(storage_dir=tmp_path)) == 2
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=*")
+    assert len(quark.search_runs(storage_dir=tmp_path, project="p")) == 3
+    assert len(quark.search_runs(storage_dir=tmp_path, where="train/loss < 0")) == 0
 
 
 def test_a_run_is_resumed_from_another_folder(service, tmp_path):
@@ -171,17 +174,18 @@ def test_analysis_is_kept(service, tmp_path):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_log_to_the_run(service, tmp_path, method):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        with quark.MetricsLogger(session) as metrics:
-            metrics.log("m", 0.0, step=0)
-            metrics.flush()
-            process = multiprocessing.get_context(method).Process(
-                target=_work, args=(session.context,)
-            )
-            process.start()
-            process.join(60)
-            assert process.exitcode == 0
-            metrics.log("m", 2.0, step=2)
+    with (
+        quark.start_run(project="p", storage_dir=tmp_path) as session,
+        quark.MetricsLogger(session) as metrics,
+    ):
+        metrics.log("m", 0.0, step=0)
+        metrics.flush()
+        context = multiprocessing.get_context(method)
+        process = context.Process(target=_work, args=(session.context,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        metrics.log("m", 2.0, step=2)
     found = quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read()
     assert sorted(record.value for record in found) == [0.0, 1.0, 2.0]
 
