@@ -9,7 +9,7 @@ import msgspec
 from storage.stores import WRITER_ID
 
 from quark_core.backend import Batch
-from quark_core.backend_choice import default_primary
+from quark_core.backend_choice import choose_primary
 from quark_core.delivery.journal import Journal
 from quark_core.delivery.journal_folder import (
     JournalFolder,
@@ -19,6 +19,7 @@ from quark_core.delivery.journal_folder import (
 )
 from quark_core.delivery.origin import Origin
 from quark_core.process import current_process
+from quark_core.registry import default_registry
 from serving.work import make_start
 
 __all__ = ["leave_journal"]
@@ -41,7 +42,7 @@ def leave_journal(storage_dir: Path, run_id: str, parts: Sequence[Batch]) -> int
             project="bench",
             storage_dir=str(storage_dir),
             run_path=str(run_path),
-            lanes=(LaneEntry("service", default_primary(), True),),
+            lanes=(LaneEntry("service", choose_primary(default_registry()).specification, True),),
             process=process,
         )
     )

@@ -9,7 +9,7 @@ import msgspec
 from storage.stores import START_US, WRITER_ID, make_losses, make_metric_batches
 
 from quark_core.backend import Batch
-from quark_core.backend_choice import choose_backend, default_primary
+from quark_core.backend_choice import choose_primary
 from quark_core.codec import encode_records
 from quark_core.composition import open_primary
 from quark_core.json_object import JsonObject
@@ -25,7 +25,7 @@ ROWS = KEYS * STEPS
 
 def open_backend(storage_dir: Path, run_id: str) -> Any:
     """The primary that the environment names, opened for one run."""
-    choice = choose_backend(default_primary(), default_registry())
+    choice = choose_primary(default_registry())
     return open_primary(choice, choice.configure(storage_dir, run_id=run_id, project="bench"))
 
 
