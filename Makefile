@@ -32,6 +32,7 @@ check: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/hot_path.py
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/service.py
 	$(BIN)/python benchmarks/writers.py
 	$(BIN)/python benchmarks/instrumentation.py
 	$(BIN)/python benchmarks/diagnosis_comparison.py
@@ -42,6 +43,7 @@ diagnosis: $(VENV)/dev.stamp
 
 faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all
+	$(BIN)/python benchmarks/service_faults.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
