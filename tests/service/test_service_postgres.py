@@ -31,7 +31,10 @@ def store_url(postgres_url):
 def test_two_servers_serve_the_same_runs_of_several_workspaces(tmp_path, store_url):
     payload = b"kept once"
     sha256 = hashlib.sha256(payload).hexdigest()
-    with serving(tmp_path, store_url=store_url) as one, serving(tmp_path, store_url=store_url) as two:
+    with (
+        serving(tmp_path, store_url=store_url) as one,
+        serving(tmp_path, store_url=store_url) as two,
+    ):
         key, other = one.make_key("team"), one.make_key("other_team")
         with one.client(key=key) as first, two.client(key=key) as second:
             maker = BatchMaker("run1")
