@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from quark_backends.service.config import ServiceConfig
-from quark_backends.service.control import ControlDatabase
+from quark_backends.service.control import ControlDatabase, check_workspace
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import format_time
 from quark_core.times import now_us
@@ -81,10 +81,12 @@ class Deployment:
             SchemaValidationError: The name cannot be one.
             SessionStoreError: The store cannot be made.
         """
-        is_new = self.control.add_workspace(name)
-        if is_new:
-            self._prepare(name)
-        return is_new
+        check_workspace(name)
+        if name in self.control.list_workspaces():
+            return False
+        # Its store first: whoever finds the workspace finds that too.
+        self._prepare(name)
+        return self.control.add_workspace(name)
 
     def open_store(self, workspace: str) -> WorkspaceStore:
         """The store of a workspace.

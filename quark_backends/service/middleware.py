@@ -29,6 +29,7 @@ _PATH_BYTES = 4096
 _DRAIN_S = 5.0
 _DRAIN_BYTES = 64 * 2**20
 _BUSY_RETRY_S = 1.0
+_ENDING_RETRY_S = 2.0
 # These answer however busy the server is.
 _ALWAYS = ("/healthz", "/readyz", "/metrics")
 
@@ -62,6 +63,11 @@ class Surroundings:
                 await self._app(scope, exchange.receive, exchange.send)
             except ClientDisconnect:
                 pass
+            except asyncio.CancelledError:
+                # The server ends, and this has taken longer than it waits.
+                exchange.is_received = True
+                await self._fail(_make_ending(), exchange)
+                raise
             except Exception as error:  # noqa: BLE001 - every error becomes the envelope
                 await self._fail(error, exchange)
         finally:
@@ -205,6 +211,14 @@ class _Exchange:
                     drained += len(message.get("body", b""))
         except TimeoutError:
             return
+
+
+def _make_ending() -> ServiceFailure:
+    return ServiceFailure(
+        ErrorCode.UNAVAILABLE,
+        "the server ends; whether this request was served is not known",
+        retry_after_s=_ENDING_RETRY_S,
+    )
 
 
 def _strip_port(host: str) -> str:

@@ -32,6 +32,8 @@ _MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 _WINDOW_LOG_MAX = 27
 # Deflate makes no more than this out of one byte.
 _GZIP_RATIO = 1040
+_COUNTED_BYTES = 4 * 2**20
+_PIECE_BYTES = 2**20
 # Up to here a body is decompressed where it came in: a thread would take longer.
 _SMALL_BYTES = 64 * 1024
 
@@ -117,13 +119,11 @@ def decode_content(data: bytes, encoding: str, limit_bytes: int) -> bytes:
         ServiceFailure: Damaged, of several frames, or larger than the limit.
     """
     try:
-        if encoding == "zstd":
-            options: Any = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
-            opened: Any = zstd.ZstdDecompressor(options=options)
-            decoded: bytes = opened.decompress(data, limit_bytes + 1)
-        else:
-            opened = zlib.decompressobj(wbits=31)
-            decoded = opened.decompress(data, limit_bytes + 1)
+        if _bound_decoded(data, encoding, limit_bytes) > _COUNTED_BYTES:
+            # Counted before it is kept: a bomb costs time, but no memory.
+            _count(data, encoding, limit_bytes)
+        opened = _open(encoding)
+        decoded: bytes = opened.decompress(data, limit_bytes + 1)
     except (zstd.ZstdError, zlib.error, EOFError) as error:
         raise ServiceFailure(
             ErrorCode.MALFORMED, f"the body is no {encoding}: {error}", field="Content-Encoding"
@@ -169,6 +169,29 @@ def check_nesting(value: Any, limit: int, field: str) -> None:
     raise ServiceFailure(
         ErrorCode.INVALID_ARGUMENT, f"{field} is nested deeper than {limit} levels", field=field
     )
+
+
+def _open(encoding: str) -> Any:
+    """A decompressor of one frame."""
+    if encoding == "gzip":
+        return zlib.decompressobj(wbits=31)
+    options: Any = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
+    return zstd.ZstdDecompressor(options=options)
+
+
+def _count(data: bytes, encoding: str, limit_bytes: int) -> None:
+    """Refuse what would be larger than the limit, without keeping it."""
+    opened = _open(encoding)
+    size_bytes = 0
+    while True:
+        piece = opened.decompress(data, _PIECE_BYTES)
+        size_bytes += len(piece)
+        if size_bytes > limit_bytes:
+            raise _too_large(limit_bytes, "decoded_bytes")
+        # zlib hands back what it has not taken; zstd keeps it.
+        data = opened.unconsumed_tail if encoding == "gzip" else b""
+        if opened.eof or not piece:
+            return
 
 
 async def _read(request: Request, limits: Limits) -> bytes:

@@ -277,6 +277,8 @@ class _Supervisor:
         self._ending = True
 
     def _join(self) -> None:
+        # While any process has it open, connections are made that nobody accepts.
+        self._bound.close()
         for process in self._processes.values():
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, signal.SIGTERM)

@@ -172,7 +172,15 @@ class BatchIngest:
             # A resumed run's figures are made again of what is stored, the last batch included.
             self._flush()
             self._write_figures()
-            self._apply(batch)  # a start makes the run that its writer belongs to
+            try:
+                self._apply(batch)  # a start makes the run that its writer belongs to
+            except BackendRejected:
+                # Another process may have stored this very batch since the run was looked for.
+                writer = self._find_writer(batch) if writer is None else None
+                if self._shared is None or writer is None or batch.number > writer.head:
+                    raise
+                self._recognise(writer.pk, batch, digest)
+                return
         if writer is None:
             writer = self._add_writer(batch)
         self._add_batch(writer, batch, digest)

@@ -41,7 +41,7 @@ class PostgresDatabase:
         url: See `PostgresPool`; ignored where `pool` is given.
         schema: The schema: lower-case letters, digits and `_`, at most 63.
         pool: Connections that stores of the same database share; one of its own by default.
-        max_connections: Of a pool of its own.
+        max_connections, wait_s: Of a pool of its own.
 
     Raises:
         SessionStoreError: The URL or the schema's name is malformed.
@@ -54,6 +54,7 @@ class PostgresDatabase:
         schema: str,
         pool: PostgresPool | None = None,
         max_connections: int = 16,
+        wait_s: float = 10.0,
     ) -> None:
         if not _SCHEMA_NAME.fullmatch(schema):
             raise SessionStoreError(
@@ -61,7 +62,7 @@ class PostgresDatabase:
             )
         self.schema = schema
         self._owns_pool = pool is None
-        self._pool = pool or PostgresPool(url, max_connections=max_connections)
+        self._pool = pool or PostgresPool(url, max_connections=max_connections, wait_s=wait_s)
         self._is_checked = False
         self.known_names: dict[str, int] = {}
 
@@ -109,6 +110,9 @@ class PostgresDatabase:
                 return work(connection)
             except psycopg.Error as error:
                 last = error
+                if isinstance(error, psycopg.IntegrityError):
+                    # A store that was put back from a backup has other numbers.
+                    self.known_names.clear()
                 if not is_transient(error):
                     break
             finally:

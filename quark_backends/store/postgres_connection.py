@@ -17,8 +17,8 @@ __all__ = ["PooledConnection", "PostgresConnection", "is_transient", "make_adapt
 
 # Malformed for good: values out of range or of a wrong type, and what no row may lack.
 _MALFORMED = ("22", "23502", "23514", "42804", "42883", "42846")
-# The server or the network failed, somebody else was quicker, or it took too long.
-_TRANSIENT = ("08", "40", "53", "55P03", "57", "23503", "23505")
+# The server or the network failed, or somebody else was quicker.
+_TRANSIENT = ("08", "40", "53300", "57P", "23503", "23505")
 _ESCAPES = str.maketrans({"\x00": "\x01\x01", "\x01": "\x01\x02"})
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["PostgresPool", "quote_schema"]
 
 _CONNECT_TIMEOUT_S = 5
-_WAIT_S = 10.0
 _STATEMENT_TIMEOUT_S = 60
 _LOCK_TIMEOUT_S = 15
 # Whoever iterates over a run holds a moment of the store open.
@@ -43,15 +42,17 @@ class PostgresPool:
     Args:
         url: As SQLAlchemy writes it: `postgresql+psycopg://user@host:port/database`.
         max_connections: At most so many at once, besides those of searches.
+        wait_s: How long a caller waits for one.
 
     Raises:
         SessionStoreError: The URL is malformed.
     """
 
-    def __init__(self, url: str, *, max_connections: int = 16) -> None:
+    def __init__(self, url: str, *, max_connections: int = 16, wait_s: float = 10.0) -> None:
         self.url = _parse(url)
         self.name = redact_text(self.url.render_as_string(hide_password=True))
         self._arguments = _find_arguments(self.url)
+        self._wait_s = wait_s
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._pool = ConnectionPool(
@@ -65,10 +66,10 @@ class PostgresPool:
             min_size=0,
             max_size=max_connections,
             open=False,
-            timeout=_WAIT_S,
+            timeout=wait_s,
             # A server that was started again leaves connections behind that are none.
             check=ConnectionPool.check_connection,
-            reconnect_timeout=_WAIT_S,
+            reconnect_timeout=wait_s,
             num_workers=2,
             name="quark",
         )
@@ -77,7 +78,7 @@ class PostgresPool:
         """A connection that sees the tables of a schema; closing it gives it back.
 
         Raises:
-            SessionStoreError: None was to be had in ten seconds.
+            SessionStoreError: None was to be had in time.
         """
         try:
             self._pool.open()
@@ -156,7 +157,7 @@ class PostgresPool:
                     isolation_level="REPEATABLE READ",
                     pool_size=_SEARCHES,
                     max_overflow=0,
-                    pool_timeout=_WAIT_S,
+                    pool_timeout=self._wait_s,
                     pool_pre_ping=True,
                     use_native_hstore=False,
                     connect_args={

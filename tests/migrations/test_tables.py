@@ -65,13 +65,15 @@ def test_the_schema_is_the_one_that_is_declared():
     assert load_schema() == render_schema()
 
 
-def test_a_migrated_store_has_the_tables_of_a_new_one(first_store, tmp_path):
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_a_migrated_store_has_the_tables_of_a_new_one(copy_store, tmp_path, version):
+    old = copy_store(version)
     new = ensure_store(tmp_path / "new")
     wanted = describe_tables(new.db_path)
-    assert describe_tables(first_store.db_path) != wanted
-    quark.migrate_store(first_store.root)
-    assert describe_tables(first_store.db_path) == wanted
-    assert read_revision(first_store.db_path) == read_revision(new.db_path)
+    assert describe_tables(old.db_path) != wanted
+    quark.migrate_store(old.root)
+    assert describe_tables(old.db_path) == wanted
+    assert read_revision(old.db_path) == read_revision(new.db_path)
 
 
 @pytest.fixture

@@ -227,24 +227,25 @@ def postgres_url(request):
     return os.environ.get(DSN) or request.getfixturevalue("postgres_server").url
 
 
+@contextlib.contextmanager
+def open_database(url, *, create=True, **arguments):
+    """A store in a schema of its own, which is removed afterwards."""
+    from quark_backends.store.postgres import PostgresDatabase
+
+    database = PostgresDatabase(url, schema=f"quark_test_{uuid.uuid4().hex}", **arguments)
+    with contextlib.closing(database):
+        if create:
+            database.create()
+        yield database
+        with contextlib.closing(database.take()) as connection:
+            connection.execute(f"DROP SCHEMA IF EXISTS {database.schema} CASCADE")
+
+
 @pytest.fixture
 def make_postgres_database(postgres_url):
     """Makes databases, each with a store in a schema of its own, which are removed afterwards."""
-    from quark_backends.store.postgres import PostgresDatabase
-
-    made = []
-
-    def make(*, create=True, url=postgres_url, **arguments):
-        database = PostgresDatabase(url, schema=f"quark_test_{uuid.uuid4().hex}", **arguments)
-        made.append(database)
-        if create:
-            database.create()
-        return database
-
-    yield make
-    for database in made:
-        with contextlib.closing(database), contextlib.closing(database.take()) as connection:
-            connection.execute(f"DROP SCHEMA IF EXISTS {database.schema} CASCADE")
+    with contextlib.ExitStack() as stack:
+        yield lambda **arguments: stack.enter_context(open_database(postgres_url, **arguments))
 
 
 @pytest.fixture

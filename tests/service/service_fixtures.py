@@ -116,6 +116,7 @@ class ServerProcess(Keys):
     def __init__(self, folder, *arguments, store_url=None, environ=None, port=0):
         super().__init__(store_url or f"sqlite:///{folder}/service.db")
         self.log = folder / "server.log"
+        self.log_file = self.log.open("ab")
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "quark", "serve"),
@@ -123,7 +124,7 @@ class ServerProcess(Keys):
                 *("--port", str(port), *arguments),
             ],
             stdout=subprocess.PIPE,
-            stderr=self.log.open("ab"),
+            stderr=self.log_file,
             text=True,
             env={**os.environ, **(environ or {})},
             start_new_session=True,
@@ -169,6 +170,7 @@ class ServerProcess(Keys):
             if self.process.poll() is None:
                 self.kill()
             self.process.stdout.close()
+            self.log_file.close()
 
     def _read_url(self):
         while line := self.process.stdout.readline():

@@ -66,7 +66,9 @@ POINTS = st.tuples(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
 @given(
     st.lists(st.lists(POINTS, min_size=1, max_size=30), min_size=1, max_size=8),
     st.lists(st.booleans(), min_size=8, max_size=8),
