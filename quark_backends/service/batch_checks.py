@@ -7,6 +7,7 @@ its encoding promises.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = ["check_batches", "find_metric_keys"]
 _PLAIN = b"\x00"
 _ZSTD = b"\x01"
 _WIDTHS = (1, 2, 4, 8)
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _INT64 = 2**63
 # The years 1 to 9999, which is what a time can be written as.
 _FIRST_US = -62_135_596_800_000_000
@@ -228,7 +230,7 @@ def _check_text(text: str, field: str, limits: Limits) -> None:
             f"{field} has {size} bytes; this server takes {limits.key_bytes} (limit key_bytes)",
             field=field,
         )
-    if any(character < " " for character in text):
+    if _CONTROL.search(text):
         raise _malformed(field, "it holds a control character")
 
 
