@@ -42,7 +42,12 @@ from quark_backends.service.transport import Call, Transport
 from quark_backends.service.user_key import UserKey
 from quark_core import settings
 from quark_core.backend import BackendConfig, Batch, Generation, RunLocation, StoredRun
-from quark_core.errors import BackendUnauthorized, BackendUnavailable, SessionStoreError
+from quark_core.errors import (
+    BackendUnauthorized,
+    BackendUnavailable,
+    SchemaValidationError,
+    SessionStoreError,
+)
 from quark_core.run_form import restore_run, restore_summary
 
 if TYPE_CHECKING:
@@ -336,6 +341,10 @@ class ServiceBackend:
                     f"{self._address.url}"
                 ) from None
             raise to_read_error(error, self._address.url) from None
+        except SchemaValidationError as error:
+            raise SessionStoreError(
+                f"the service at {self._address.url} has sent what cannot be read: {error}"
+            ) from error
 
     @contextlib.contextmanager
     def _writing(self, *, own_errors: bool = False) -> Iterator[None]:

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ["torch", "httpx", "mlflow", "wandb", "sqlalchemy", "alembic", "numpy", "rich", "psutil"]
+HEAVY = [
+    "torch",
+    "httpx",
+    "httpcore",
+    "mlflow",
+    "wandb",
+    "sqlalchemy",
+    "alembic",
+    "numpy",
+    "rich",
+    "psutil",
+]
 
 
 def loaded_after(program, *arguments):

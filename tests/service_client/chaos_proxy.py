@@ -44,12 +44,22 @@ class ChaosProxy:
         mode: What to do at first.
         retry_after: What 429 and 503 say under Retry-After, or None.
         location: Where a redirect points.
+        tls: A context of a server, where it is spoken to in TLS.
     """
 
-    def __init__(self, upstream=None, mode="pass", *, retry_after="7", location="https://other/x"):
+    def __init__(
+        self,
+        upstream=None,
+        mode="pass",
+        *,
+        retry_after="7",
+        location="https://other/x",
+        tls=None,
+    ):
         self.upstream = upstream
         self.retry_after = retry_after
         self.location = location
+        self.tls = tls
         self.counts = Counter()
         self.requests = []
         self._mode = mode
@@ -67,7 +77,7 @@ class ChaosProxy:
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def mode(self):
@@ -109,7 +119,9 @@ class ChaosProxy:
             if mode == "never_reads":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             listener.bind(("127.0.0.1", self.port))
-            self._server = await asyncio.start_server(self._serve, sock=listener, limit=2**20)
+            self._server = await asyncio.start_server(
+                self._serve, sock=listener, limit=2**20, ssl=self.tls
+            )
         elif mode == "never_reads":
             await self._stop_listening()
             await self._apply(mode)
@@ -223,7 +235,7 @@ class ChaosProxy:
             while data := await reader.read(65536):
                 up_writer.write(data)
                 await up_writer.drain()
-            if up_writer.can_write_eof():
+            if self.tls is None:
                 up_writer.write_eof()
 
         async def come():

@@ -85,7 +85,7 @@ def test_an_outage_is_not_felt_by_training(proxied, fast_lanes, tmp_path, count_
         log_steps(metrics, range(500))
         metrics.flush()
         slowest_s = 0.0
-        for number, mode in enumerate(("refuse", "reset", "503", "garbage", "lose_reply", "close")):
+        for number, mode in enumerate(("hang", "refuse", "reset", "503", "garbage", "lose_reply")):
             proxied.set_mode(mode)
             first = 500 * (number + 1)
             slowest_s = max(slowest_s, log_steps(metrics, range(first, first + 500)))
@@ -94,8 +94,8 @@ def test_an_outage_is_not_felt_by_training(proxied, fast_lanes, tmp_path, count_
         log_steps(metrics, range(3500, 4000))
         metrics.flush()
         assert count_rows(session.run_id)[1] == 4000
-    # No call ever waits for the network, whose shortest wait here is many times as long.
-    assert slowest_s < 0.3
+    # A call that waited for a server that hangs would take 15 s.
+    assert slowest_s < 3
     report = session.report_delivery()
     (lane,) = report.lanes
     assert (lane.waiting, lane.dropped, lane.quarantined) == (0, 0, {})
