@@ -19,7 +19,6 @@ for those that an older writer did not know.
 from __future__ import annotations
 
 import sys
-import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quark_core.compression import compress_frame, decompress_frame
 from quark_core.errors import SchemaValidationError
 from quark_core.fields import (
     ORIGIN_FIELDS,
@@ -38,11 +38,6 @@ from quark_core.fields import (
 )
 from quark_core.json_object import decode_json, encode_json
 from quark_core.records import RECORD_TYPES, StreamRecord
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +59,7 @@ MISSING_INDEX = -1
 """What stands in an integer array where a record has None; no valid value is negative."""
 
 _COMPRESS_FROM_BYTES = 256
-_MAX_BODY_BYTES = 256 * 1024 * 1024
+_MAX_ROWS = 1 << 26
 _PLAIN = b"\x00"
 _ZSTD = b"\x01"
 _WIDTHS = ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
@@ -262,7 +257,7 @@ def encode_columns(
     body = msgspec.msgpack.encode(_Body(BODY_VERSION, kind, count, encoded))
     if not compress or len(body) < _COMPRESS_FROM_BYTES:
         return _PLAIN + body
-    return _ZSTD + _compress(body)
+    return _ZSTD + compress_frame(body)
 
 
 def encode_repeated(name: str, texts: tuple[str | None, ...], times: int) -> Column:
@@ -289,38 +284,22 @@ def decode_body(body: bytes) -> DecodedBody:
     marker, rest = body[:1], body[1:]
     try:
         if marker == _ZSTD:
-            size = zstd.get_frame_info(rest).decompressed_size
-            if size is None or size > _MAX_BODY_BYTES:
-                raise SchemaValidationError(f"body claims {size} bytes; refused")
-            rest = zstd.decompress(rest)
+            rest = decompress_frame(rest, "body")
         elif marker != _PLAIN:
             raise SchemaValidationError(f"body begins with the unknown marker {marker!r}")
         decoded = msgspec.msgpack.decode(rest, type=_Body)
-    except (zstd.ZstdError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaValidationError(f"body is damaged: {error}") from error
     if decoded.version > BODY_VERSION:
         raise SchemaValidationError(
             f"body has format version {decoded.version}; this Quark reads up to {BODY_VERSION}"
         )
+    if decoded.count > _MAX_ROWS:
+        # A column of one value is as long as the body says, whatever it weighs.
+        raise SchemaValidationError(f"body claims {decoded.count} records; refused")
     if decoded.kind not in RECORD_TYPES:
         raise SchemaValidationError(f"body holds records of the unknown kind {decoded.kind!r}")
     return DecodedBody(decoded)
-
-
-class _Compressors(threading.local):
-    """A compressor for each thread: making one takes longer than a small body does."""
-
-    def __init__(self) -> None:
-        self.body = zstd.ZstdCompressor(level=3)
-
-
-_compressors = _Compressors()
-
-
-def _compress(body: bytes) -> bytes:
-    """One whole frame, which says how long the body is."""
-    compressed: bytes = _compressors.body.compress(body, zstd.ZstdCompressor.FLUSH_FRAME)
-    return compressed
 
 
 def _encode_column(name: str, encoding: str, values: Sequence[Any]) -> Column:

@@ -27,6 +27,7 @@ import numpy as np
 
 from quark_core.codec import MISSING_INDEX
 from quark_core.columns import Array, fill_array
+from quark_core.compression import decompress_frame
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.fields import column_types, default_value, restorers
 from quark_core.json_object import decode_json, encode_json
@@ -309,10 +310,7 @@ def _unpack(data: bytes | memoryview, dtype: str, count: int) -> Array:
 
 
 def _decompress(data: bytes | memoryview) -> bytes:
-    size = zstd.get_frame_info(data).decompressed_size
-    if size is None or size > _MAX_COLUMN_BYTES:
-        raise SchemaValidationError(f"a column claims {size} bytes; refused")
-    return zstd.decompress(data)
+    return decompress_frame(data, "a column", _MAX_COLUMN_BYTES)
 
 
 def _keep(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from quark_core.compression import decompress_frame
 from quark_core.errors import SchemaValidationError
 
 if sys.version_info >= (3, 14):
@@ -16,8 +17,6 @@ else:
     from backports import zstd
 
 __all__ = ["Frame", "decode_frames", "encode_frames"]
-
-_MAX_BYTES = 1 << 28
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -61,9 +60,8 @@ def decode_frames(body: bytes) -> tuple[str, list[Frame]]:
         SchemaValidationError: Damaged bytes.
     """
     try:
-        size = zstd.get_frame_info(body).decompressed_size
-        if size is None or size > _MAX_BYTES:
-            raise SchemaValidationError(f"frames claim {size} bytes; refused")
-        return msgspec.msgpack.decode(zstd.decompress(body), type=tuple[str, list[Frame]])
-    except (zstd.ZstdError, msgspec.DecodeError) as error:
+        return msgspec.msgpack.decode(
+            decompress_frame(body, "frames"), type=tuple[str, list[Frame]]
+        )
+    except msgspec.DecodeError as error:
         raise SchemaValidationError(f"frames are damaged: {error}") from error

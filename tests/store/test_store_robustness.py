@@ -13,7 +13,7 @@ from stores import Store
 from quark_backends.store import column_codec
 from quark_backends.store.summaries import find_first_hidden, rebuild_metrics
 from quark_core.backend import Batch
-from quark_core.codec import zstd
+from quark_core.compression import zstd
 from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
 from quark_core.query import Query
 
