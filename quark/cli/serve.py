@@ -14,8 +14,8 @@ import click
 from quark.cli.service_options import require_service
 
 if TYPE_CHECKING:
-    from quark_backends.service.config import ServiceConfig
-    from quark_backends.service.deployment import Deployment
+    from quark_backends.service.server.config import ServiceConfig
+    from quark_backends.service.server.deployment import Deployment
 
 __all__ = ["serve"]
 
@@ -49,9 +49,9 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
     admin key for it. SIGTERM ends the server once it has finished what it accepted.
     """
     require_service()
-    from quark_backends.service.deployment import Deployment
-    from quark_backends.service.server_process import bind_socket, run_server
-    from quark_backends.service.settings import load_config
+    from quark_backends.service.server.deployment import Deployment
+    from quark_backends.service.server.process import bind_socket, run_server
+    from quark_backends.service.server.settings import load_config
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = load_config(options, os.environ, config_path)
@@ -79,8 +79,8 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
 
 def _prepare(deployment: Deployment, *, migrate: bool, show: bool) -> str | None:
     """Make or check the databases; returns the first key of a new server, "" where it is hidden."""
-    from quark_backends.service.deployment import DEFAULT_WORKSPACE
-    from quark_backends.service.keys import make_key
+    from quark_backends.service.server.deployment import DEFAULT_WORKSPACE
+    from quark_backends.service.server.keys import make_key
 
     control = deployment.control
     if migrate or control.read_version() == 0:
@@ -111,7 +111,7 @@ def _tell_key(key: str | None, url: str, config: ServiceConfig) -> None:
 
 
 def _hide_password(store_url: str) -> str:
-    from quark_backends.service.control import parse_store_url
+    from quark_backends.service.server.control import parse_store_url
 
     return parse_store_url(store_url).render_as_string(hide_password=True)
 

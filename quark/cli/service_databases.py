@@ -30,7 +30,7 @@ def upgrade(store: str) -> None:
 @store_option
 def version(store: str) -> None:
     """Tell the versions of the control database and of this Quark."""
-    from quark_backends.service.control_tables import CONTROL_VERSION
+    from quark_backends.service.server.control_tables import CONTROL_VERSION
     from quark_backends.store.database import SCHEMA_VERSION
 
     with closing(open_deployment(store)) as deployment:

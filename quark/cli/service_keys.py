@@ -13,8 +13,8 @@ from quark.cli.store_access import json_option, print_json
 from quark_core.errors import SchemaValidationError, SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_backends.service.control import ControlDatabase, StoredKey
-    from quark_backends.service.deployment import Deployment
+    from quark_backends.service.server.control import ControlDatabase, StoredKey
+    from quark_backends.service.server.deployment import Deployment
 
 __all__ = ["keys"]
 
@@ -48,7 +48,7 @@ def create(
     store: str, workspace: str, scopes: tuple[str, ...], name: str, expires: str | None
 ) -> None:
     """Make a key, and print it: nobody can tell it again."""
-    from quark_backends.service.keys import make_key
+    from quark_backends.service.server.keys import make_key
     from quark_core.times import now_us
 
     lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
@@ -123,7 +123,7 @@ def revoke(store: str, key_id: str) -> None:
 )
 def rotate(store: str, key_id: str, overlap: str) -> None:
     """Make a key like KEY_ID, and print it; the old one lives on for a time."""
-    from quark_backends.service.keys import rotate_key
+    from quark_backends.service.server.keys import rotate_key
 
     overlap_s = _parse_duration(overlap, "--overlap")
     with closing(_open(store)) as deployment:

@@ -11,7 +11,7 @@ import click
 from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_backends.service.deployment import Deployment
+    from quark_backends.service.server.deployment import Deployment
 
 __all__ = ["open_deployment", "require_service", "store_option"]
 
@@ -56,8 +56,8 @@ def open_deployment(store: str) -> Deployment:
         SchemaValidationError: A URL that no service can have.
         SessionStoreError: PostgreSQL's driver is missing.
     """
-    from quark_backends.service.config import ServiceConfig
-    from quark_backends.service.deployment import Deployment
+    from quark_backends.service.server.config import ServiceConfig
+    from quark_backends.service.server.deployment import Deployment
 
     require_service()
     # Where payloads lie matters to the server only.

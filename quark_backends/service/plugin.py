@@ -9,7 +9,7 @@ __all__ = ["quark_register_backends"]
 
 
 def _open(config: BackendConfig) -> Backend:
-    from quark_backends.service.client import ServiceBackend
+    from quark_backends.service.client.backend import ServiceBackend
 
     return ServiceBackend(config)
 

@@ -24,11 +24,11 @@ from contextlib import contextmanager
 import httpx
 import msgspec
 
-from quark_backends.service.config import Limits, ServiceConfig
-from quark_backends.service.deployment import Deployment
-from quark_backends.service.keys import make_key
 from quark_backends.service.protocol import MSGPACK, IngestRequest, WireBatch
-from quark_backends.service.server_process import bind_socket, make_server
+from quark_backends.service.server.config import Limits, ServiceConfig
+from quark_backends.service.server.deployment import Deployment
+from quark_backends.service.server.keys import make_key
+from quark_backends.service.server.process import bind_socket, make_server
 
 START_S = 60.0
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from service_fixtures import serving_process
 
 from quark.cli.main import cli
-from quark_backends.service.config import Limits
-from quark_backends.service.settings import load_config
+from quark_backends.service.server.config import Limits
+from quark_backends.service.server.settings import load_config
 from quark_core.errors import SchemaValidationError, SessionStoreError
 
 

@@ -8,9 +8,9 @@ import pytest
 from service_fixtures import error_of, ingest, serving
 from starlette.exceptions import HTTPException
 
-from quark_backends.service.failure import ServiceFailure
 from quark_backends.service.protocol import ErrorCode, status_of
-from quark_backends.service.replies import to_failure
+from quark_backends.service.server.failure import ServiceFailure
+from quark_backends.service.server.replies import to_failure
 from quark_core.errors import (
     ArtifactNotFoundError,
     BackendRejected,

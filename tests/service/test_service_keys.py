@@ -6,10 +6,10 @@ import httpx
 import pytest
 from service_fixtures import error_of, ingest, serving
 
-from quark_backends.service.config import ServiceConfig
-from quark_backends.service.control import ControlDatabase, StoredKey
-from quark_backends.service.deployment import Deployment
-from quark_backends.service.keys import RateLimit, make_key, rotate_key
+from quark_backends.service.server.config import ServiceConfig
+from quark_backends.service.server.control import ControlDatabase, StoredKey
+from quark_backends.service.server.deployment import Deployment
+from quark_backends.service.server.keys import RateLimit, make_key, rotate_key
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.testing.batches import BatchMaker
 from quark_core.times import now_us

@@ -6,9 +6,9 @@ import threading
 import pytest
 from service_fixtures import error_of, ingest, serving
 
-from quark_backends.service.config import ServiceConfig
-from quark_backends.service.control import ControlDatabase
-from quark_backends.service.deployment import Deployment
+from quark_backends.service.server.config import ServiceConfig
+from quark_backends.service.server.control import ControlDatabase
+from quark_backends.service.server.deployment import Deployment
 from quark_core.errors import SessionStoreError
 from quark_core.testing.batches import BatchMaker
 from quark_core.times import now_us

@@ -16,8 +16,8 @@ from quark_backends.service.protocol import (
     OutputBody,
     SeriesReply,
 )
-from quark_backends.service.row_stream import iterate_newest
 from quark_backends.service.rows import End, Rows, decode_frame
+from quark_backends.service.server.row_stream import iterate_newest
 from quark_core.codec import encode_records
 from quark_core.columns import Columns
 from quark_core.query import Query

@@ -7,7 +7,7 @@ import pytest
 from service_fixtures import encode_ingest, ingest, serving
 
 from quark_backends.service.protocol import MSGPACK, ROWS
-from quark_backends.service.routes import ROUTES
+from quark_backends.service.server.routes import ROUTES
 from quark_core.testing.batches import BatchMaker
 
 PAYLOAD = b"the secret of the other workspace"

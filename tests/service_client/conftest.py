@@ -7,8 +7,8 @@ import pytest
 from chaos_proxy import ChaosProxy
 from service_fixtures import serving
 
-from quark_backends.service.config import ServiceConfig
-from quark_backends.service.deployment import Deployment
+from quark_backends.service.server.config import ServiceConfig
+from quark_backends.service.server.deployment import Deployment
 from quark_core.times import now_us
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from chaos_proxy import MODES, ChaosProxy
 
-from quark_backends.service.client import ServiceBackend
+from quark_backends.service.client.backend import ServiceBackend
 from quark_core.backend import BackendConfig
 from quark_core.errors import (
     BackendRejected,

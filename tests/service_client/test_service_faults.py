@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import quark
-from quark_backends.service.client import ServiceBackend
+from quark_backends.service.client.backend import ServiceBackend
 from quark_core import recovery
 from quark_core.backend import BackendConfig
 from quark_core.delivery.lane import RetryPolicy

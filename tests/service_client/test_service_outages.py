@@ -9,7 +9,7 @@ import pytest
 from service_fixtures import serving, serving_process
 
 import quark
-from quark_backends.service.client import ServiceBackend
+from quark_backends.service.client.backend import ServiceBackend
 from quark_backends.service.protocol import ROWS
 from quark_backends.service.rows import End, Rows, encode_frame
 from quark_core.backend import BackendConfig

@@ -223,7 +223,7 @@ def test_a_run_that_is_alive_cannot_be_resumed(service, tmp_path):
 
 
 def test_replay_gives_batches_back(service, tmp_path):
-    from quark_backends.service.client import ServiceBackend
+    from quark_backends.service.client.backend import ServiceBackend
     from quark_core.backend import BackendConfig
 
     backend = ServiceBackend(BackendConfig(storage_dir=tmp_path, location=service.url))

@@ -1,0 +1,395 @@
+"""The persistence service as a backend."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from quark_backends.service.client.address import find_address
+from quark_backends.service.client.ingest import BatchSender, from_wire
+from quark_backends.service.client.service_errors import (
+    BACKEND,
+    Refused,
+    ServiceError,
+    Unreachable,
+    describe,
+    to_read_error,
+    to_write_error,
+)
+from quark_backends.service.client.transport import Call, Transport
+from quark_backends.service.client.user_key import UserKey
+from quark_backends.service.protocol import (
+    JSON,
+    MSGPACK,
+    PROTOCOL_VERSION,
+    ROWS,
+    GenerationReply,
+    GenerationRequest,
+    OutputBody,
+    ReadRequest,
+    RunList,
+    SearchRequest,
+    SeriesReply,
+    SummaryList,
+    WireBatches,
+    WorkspaceReply,
+)
+from quark_core import settings
+from quark_core.backend import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.errors import (
+    BackendUnauthorized,
+    BackendUnavailable,
+    SchemaValidationError,
+    SessionStoreError,
+)
+from quark_core.run_form import restore_run, restore_summary
+
+if TYPE_CHECKING:
+    from quark_core.artifacts.contract import Payload
+    from quark_core.columns import Columns
+    from quark_core.query import Query
+    from quark_core.run_summary import RunSummary
+    from quark_core.search.expression import RunSearch
+    from quark_core.series import Series
+
+__all__ = ["ServiceBackend"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("quark")
+
+_PAGE_RUNS = 200
+_SERIES_POINTS = 100_000
+
+
+class ServiceBackend:
+    """A workspace of a persistence service, for one storage root.
+
+    Lists and searches keep to the project store that the storage root names;
+    a run is found by its id in the whole workspace. Writing belongs to the
+    lane's thread, reading to any thread; both outlive `close()`.
+
+    Raises:
+        SessionStoreError: The service, its URL or its key is no good. Only
+            what a lane opens asks nothing yet: its first write says so.
+    """
+
+    def __init__(self, config: BackendConfig) -> None:
+        self._address = find_address(config)
+        self._read_only = config.read_only
+        self._transport = Transport(self._address, UserKey())
+        self._sender = BatchSender(self._transport)
+        if config.run_path is None and not config.read_only:
+            self._check_workspace()
+            if config.run_id is None:
+                _claim_folder(config.storage_dir)
+
+    @property
+    def store_name(self) -> str | None:
+        """Name of the project store that lists and searches keep to; None for no one store."""
+        return self._address.store
+
+    def __repr__(self) -> str:
+        return f"ServiceBackend({self._address.store_root})"
+
+    # Writing.
+
+    def write(self, batch: Batch) -> None:
+        """Store one batch."""
+        self.write_group([batch])
+
+    def write_group(self, batches: Sequence[Batch]) -> None:
+        """Store several batches, as one as far as one request can hold them."""
+        with self._writing():
+            self._sender.send(batches)
+
+    def close(self) -> None:
+        """Give up the connections."""
+        self._transport.close()
+
+    def put_payload(self, payload: Payload) -> None:
+        """See `SupportsArtifacts`."""
+        from quark_backends.service.client.payload_transfer import send_payload
+
+        with self._writing():
+            send_payload(self._transport, payload)
+
+    def write_generation(self, generation: Generation) -> int:
+        """See `SupportsGenerations`.
+
+        Where the reply is lost, the generation may be there all the same.
+
+        Raises:
+            RunNotFoundError: The workspace has no such run.
+            SchemaValidationError: Records of another run, or under another kind's name.
+            BackendUnavailable: It is not stored now.
+        """
+        from quark_backends.store.generations import encode_outputs
+
+        outputs = [OutputBody(*body) for body in encode_outputs(generation)]
+        request = GenerationRequest(generation.analyzer, generation.replaces, outputs)
+        with self._writing(own_errors=True):
+            call = self._post(f"{_run_route(generation.run_id)}/generations", request, attempts=1)
+            return self._fetch(call, GenerationReply).number
+
+    # Reading.
+
+    def locate(self, run_id: str) -> RunLocation:
+        """The run's URI, which says who asks with a key what the run is; it is on no disk here."""
+        return RunLocation(
+            store_root=self._address.store_root,
+            db_path=None,
+            run_path=self._address.run_path(run_id),
+        )
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """See `SupportsRead`."""
+        with self._reading():
+            return restore_run(self._fetch(_get(_run_route(run_id)), dict[str, Any]))
+
+    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
+        """See `SupportsRead`; those of the storage root's project store."""
+        found: list[StoredRun] = []
+        after: str | None = None
+        while limit is None or len(found) < limit:
+            left = _PAGE_RUNS if limit is None else min(_PAGE_RUNS, limit - len(found))
+            parameters = {
+                "project": project,
+                "store": self._address.store,
+                "limit": str(left),
+                "after": after,
+            }
+            with self._reading():
+                page = self._fetch(_get("/v1/runs", parameters), RunList)
+                found += [restore_run(data) for data in page.runs]
+            if page.next is None or page.next == after:
+                break
+            after = page.next
+        return found
+
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:
+        """See `SupportsRead`."""
+        from quark_backends.service.client.row_replies import read_columns
+
+        with self._reading():
+            return read_columns(self._transport, self._read_call(run_id, kind, query), kind)
+
+    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
+        """See `SupportsSeries`."""
+        from quark_backends.service.client.row_replies import iterate_parts
+
+        with self._reading():
+            yield from iterate_parts(self._transport, self._read_call(run_id, kind, query), rows)
+
+    def read_series(
+        self, run_id: str, key: str, *, max_points: int | None, all_attempts: bool = False
+    ) -> Series:
+        """See `SupportsSeries`."""
+        if max_points is None or max_points > _SERIES_POINTS:
+            # Every point is less to send as rows, which a reply may have any number of.
+            from quark_core.query import Query
+            from quark_core.reading import reduce_columns
+
+            query = Query(equals={"metric_key": key}, all_attempts=all_attempts)
+            return reduce_columns(key, self.read(run_id, "metric", query), max_points)
+        from quark_backends.service.client.series_reply import to_series
+
+        parameters = {
+            "key": key,
+            "max_points": str(max_points),
+            "all_attempts": "true" if all_attempts else None,
+        }
+        with self._reading():
+            call = _get(f"{_run_route(run_id)}/series", parameters)
+            return to_series(self._fetch(call, SeriesReply))
+
+    def search(self, search: RunSearch) -> list[RunSummary]:
+        """See `SupportsSearch`; among the runs of the storage root's project store."""
+        source = search.source
+        if source is None and (search.where is not None or search.order_by):
+            from quark_core.search.fallback import select_runs
+
+            runs = self.list_runs(project=search.project)
+            return select_runs([self.summarize(str(stored.run.id)) for stored in runs], search)
+        request = SearchRequest(
+            where=None if source is None else source.where,
+            order_by=() if source is None else source.order_by,
+            project=search.project,
+            store=self._address.store,
+            limit=search.limit,
+            where_argument="where" if source is None else source.where_argument,
+            order_argument="order_by" if source is None else source.order_argument,
+        )
+        with self._reading():
+            reply = self._fetch(self._post("/v1/runs/search", request), SummaryList)
+            return [restore_summary(data) for data in reply.runs]
+
+    def summarize(self, run_id: str) -> RunSummary:
+        """See `SupportsSearch`."""
+        with self._reading():
+            found = self._fetch(_get(f"{_run_route(run_id)}/summary"), dict[str, Any])
+            return restore_summary(found)
+
+    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
+        """See `SupportsReplay`."""
+        path = f"{_run_route(run_id)}/writers/{quote(writer_id, safe='')}/batches"
+        found: list[Batch] = []
+        while len(found) < limit:
+            # One reply may be cut short of what was asked for, but for its first batch.
+            first = found[-1].number + 1 if found else start
+            parameters = {"start": str(first), "limit": str(limit - len(found))}
+            with self._reading():
+                reply = self._fetch(_get(path, parameters), WireBatches)
+            if not reply.batches:
+                break
+            found += [from_wire(run_id, batch) for batch in reply.batches]
+        return found
+
+    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
+        """See `SupportsGenerations`."""
+        from quark_backends.service.client.row_replies import read_columns
+
+        path = f"{_run_route(run_id)}/outputs/{quote(kind, safe='')}"
+        call = _get(path, {"analyzer": analyzer}, accept=ROWS)
+        with self._reading():
+            return read_columns(self._transport, call, kind)
+
+    def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
+        """See `SupportsArtifacts`; the payload is checked, and in a file of its own."""
+        from quark_backends.service.client.payload_transfer import fetch_payload
+
+        with self._reading():
+            return fetch_payload(self._transport, run_id, sha256)
+
+    def payload_directory(self, _run_id: str) -> Path | None:
+        """None: payloads are sent."""
+        return None
+
+    def _check_workspace(self) -> None:
+        """See that the service takes the key, and learn its limits.
+
+        Raises:
+            SessionStoreError: It does not, or is out of reach.
+        """
+        url = self._address.url
+        if not self._transport.key.is_set:
+            raise SessionStoreError(
+                f"{settings.USER_KEY} is not set: set it to your key of the service at {url}"
+            )
+        try:
+            with self._reading():
+                found = self._fetch(_get("/v1/workspace"), WorkspaceReply)
+        except SessionStoreError:
+            self._transport.close()
+            raise
+        if found.protocol < PROTOCOL_VERSION:
+            self._transport.close()
+            raise SessionStoreError(
+                f"the service at {url} speaks version {found.protocol} of the protocol and this "
+                f"Quark speaks {PROTOCOL_VERSION}: bring the service up to date"
+            )
+        if not {"ingest", "admin"} & set(found.scopes):
+            self._transport.close()
+            raise SessionStoreError(
+                f"the key {found.key_id} may not write (it has: {', '.join(found.scopes)}): set "
+                f"{settings.USER_KEY} to a key with the scope ingest"
+            )
+        self._sender.limit(found.limits.get("body_bytes", 0) or 2**40)
+
+    def _read_call(self, run_id: str, kind: str, query: Query) -> Call:
+        request = ReadRequest(**{name: getattr(query, name) for name in query.__slots__})
+        path = f"{_run_route(run_id)}/records/{quote(kind, safe='')}/read"
+        return self._post(path, request, accept=ROWS)
+
+    def _post(self, path: str, request: Any, *, accept: str = MSGPACK, attempts: int = 3) -> Call:
+        return Call(
+            method="POST",
+            path=path,
+            body=msgspec.msgpack.encode(request),
+            accept=accept,
+            attempts=attempts,
+        )
+
+    def _fetch(self, call: Call, kind: type[T]) -> T:
+        """The struct that a reply is.
+
+        Raises:
+            ServiceError: It cannot be had.
+        """
+        body, reply = self._transport.ask(call)
+        try:
+            if reply.media == JSON:
+                return msgspec.json.decode(body, type=kind)
+            return msgspec.msgpack.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Unreachable(f"its reply cannot be read: {error}", answered=True) from None
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except ServiceError as error:
+            if not self._transport.key.is_set and isinstance(error, Refused) and error.wants_key:
+                raise SessionStoreError(
+                    f"{settings.USER_KEY} is not set: set it to your key of the service at "
+                    f"{self._address.url}"
+                ) from None
+            raise to_read_error(error, self._address.url) from None
+        except SchemaValidationError as error:
+            raise SessionStoreError(
+                f"the service at {self._address.url} has sent what cannot be read: {error}"
+            ) from error
+
+    @contextlib.contextmanager
+    def _writing(self, *, own_errors: bool = False) -> Iterator[None]:
+        """Make failures those of a lane's backend; with `own_errors`, those of who calls."""
+        if self._read_only:
+            raise BackendUnavailable("the store was opened for reading only", backend=BACKEND)
+        if not self._transport.key.is_set and not self._transport.key.reload():
+            raise BackendUnauthorized(
+                f"{settings.USER_KEY} is not set: set it to your key of the service at "
+                f"{self._address.url}",
+                backend=BACKEND,
+            )
+        try:
+            yield
+        except Refused as error:
+            if own_errors and error.is_final:
+                raise to_read_error(error, self._address.url) from None
+            raise to_write_error(error, self._address.url) from None
+        except ServiceError as error:
+            if own_errors:
+                raise BackendUnavailable(
+                    describe(error, self._address.url), backend=BACKEND
+                ) from None
+            raise to_write_error(error, self._address.url) from None
+
+
+def _claim_folder(storage_dir: Path) -> None:
+    """Mark the folder in which journals will lie as Quark's; no database is made in it.
+
+    Without the mark, a store that is made there later would take it for somebody else's.
+    """
+    from quark_backends.store.database import ensure_marker
+
+    try:
+        ensure_marker(storage_dir)
+    except SessionStoreError as error:
+        # The journal says for itself what it cannot do; the service does not need the folder.
+        _log.debug("the folder of journals is not marked: %s", error)
+
+
+def _run_route(run_id: str) -> str:
+    return f"/v1/runs/{quote(run_id, safe='')}"
+
+
+def _get(
+    path: str, parameters: Mapping[str, str | None] | None = None, *, accept: str = MSGPACK
+) -> Call:
+    return Call(method="GET", path=path, parameters=parameters or {}, accept=accept)

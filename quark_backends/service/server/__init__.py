@@ -1,0 +1,1 @@
+"""The server of the persistence service: routes, keys, limits, stores of workspaces."""

@@ -1,0 +1,123 @@
+"""The ASGI application of the service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from quark_backends.service.server.call import Call, ServiceRoute
+from quark_backends.service.server.config import ServiceConfig
+from quark_backends.service.server.deployment import Deployment
+from quark_backends.service.server.figures import Figures
+from quark_backends.service.server.keys import KeyGuard
+from quark_backends.service.server.middleware import UNROUTED, Surroundings
+from quark_backends.service.server.payload_vault import FolderVault
+from quark_backends.service.server.routes import ROUTES
+from quark_backends.service.server.service import Service
+from quark_backends.service.server.work import WorkThreads
+
+__all__ = ["assemble", "make_application"]
+
+
+def make_application(
+    config: ServiceConfig, *, worker: int = 0, figures_path: str | None = None
+) -> Starlette:
+    """The application of one process of a server.
+
+    Args:
+        config: How the server is set up.
+        worker: Which of its processes this is, from 0.
+        figures_path: The file in which the processes keep their figures; None for one process.
+
+    Raises:
+        SchemaValidationError: The configuration names something that cannot be.
+        SessionStoreError: A database is of another version, or cannot be reached.
+    """
+    deployment = Deployment(config)
+    deployment.check()
+    threads = WorkThreads()
+    service = Service(
+        config,
+        guard=KeyGuard(
+            deployment.control,
+            threads,
+            config.limits,
+            cache_s=config.key_cache_s,
+            workers=config.workers,
+        ),
+        vault=FolderVault(deployment.payload_root, threads),
+        open_store=deployment.open_store,
+        groups=deployment.groups,
+        figures=Figures(
+            [*(f"{route.method} {route.path}" for route in ROUTES), UNROUTED],
+            worker=worker,
+            workers=config.workers,
+            path=figures_path,
+        ),
+        threads=threads,
+        control=deployment.control,
+        on_close=deployment.close,
+    )
+    return assemble(service)
+
+
+def assemble(service: Service) -> Starlette:
+    """The application over what its routes share; it closes that when it is shut down.
+
+    Args:
+        service: What the routes share.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await service.close()
+
+    application = Starlette(
+        routes=[
+            Route(route.path, _Endpoint(route, service), methods=[route.method]) for route in ROUTES
+        ],
+        middleware=[Middleware(Surroundings, service=service)],
+        exception_handlers={HTTPException: _pass_on},
+        lifespan=lifespan,
+    )
+    application.router.redirect_slashes = False
+    application.state.service = service
+    return application
+
+
+class _Endpoint:
+    """One route of the table as an ASGI application."""
+
+    def __init__(self, route: ServiceRoute, service: Service) -> None:
+        self._route = route
+        self._service = service
+        self._name = f"{route.method} {route.path}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope["state"]
+        state["route"] = self._name
+        request = Request(scope, receive, send)
+        call = Call(self._service, self._route, request, state["request_id"])
+        if self._route.scope is not None:
+            call.principal = await self._service.guard.admit(
+                request.headers.get("authorization"), self._route.scope
+            )
+            state["key_id"] = call.principal.key_id
+        reply = await self._route.handler(call)
+        await reply(scope, receive, send)
+
+
+async def _pass_on(_request: Request, error: Exception) -> Response:
+    """Leave what Starlette itself refuses to the envelope around it."""
+    raise error

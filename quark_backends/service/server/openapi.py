@@ -1,0 +1,212 @@
+"""Describes the table of routes: for programs as OpenAPI 3.1, for people as a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import msgspec
+
+from quark_backends.service.protocol import (
+    JSON,
+    MSGPACK,
+    RUN_ID,
+    SHA256,
+    ErrorReply,
+    IngestRequest,
+)
+from quark_backends.service.server.call import Parameter, ServiceRoute
+from quark_backends.service.server.json_batches import JsonIngest
+from quark_core.records import RECORD_TYPES
+from quark_core.version import __version__
+
+__all__ = ["describe", "show"]
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_BYTES = "application/octet-stream"
+_BINARY = {"type": "string", "format": "binary"}
+_PLACES: dict[str, dict[str, Any]] = {
+    "run_id": {"type": "string", "pattern": f"^{RUN_ID.pattern}$"},
+    "sha256": {"type": "string", "pattern": f"^{SHA256.pattern}$"},
+    "kind": {"type": "string", "enum": sorted(RECORD_TYPES)},
+    "writer_id": {"type": "string", "minLength": 1, "maxLength": 128},
+    "key_id": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
+}
+_ERRORS = {
+    "400": "The request cannot be read, or asks for something that makes no sense.",
+    "401": "The key is missing or not valid.",
+    "403": "The key lacks the scope.",
+    "404": "The workspace has no such run, payload or key.",
+    "405": "The route does not take this method.",
+    "408": "The body came too slowly.",
+    "409": "It is there already, and is another one.",
+    "413": "A limit of this server.",
+    "415": "A media type or an encoding that the server does not take.",
+    "416": "A range that the payload does not have.",
+    "421": "A host that this server does not answer for.",
+    "422": "The batch can never be stored.",
+    "429": "Too often; Retry-After says when to come again.",
+    "500": "A bug of the server; its log has the same request_id.",
+    "503": "The store is busy or out of reach, or the server is about to end.",
+}
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
+    "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .6rem;"
+    "border-bottom:1px solid #ccc;vertical-align:top}code{font:14px ui-monospace,monospace}"
+    "pre{background:#f4f4f4;padding:1rem;overflow:auto}"
+)
+
+
+def describe(routes: Sequence[ServiceRoute]) -> dict[str, Any]:
+    """The description of the routes for programs."""
+    types = [
+        kind
+        for route in routes
+        for kind in (route.request, route.reply)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    ]
+    _, components = msgspec.json.schema_components(
+        [*dict.fromkeys([*types, ErrorReply, JsonIngest])],
+        ref_template="#/components/schemas/{name}",
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _describe_route(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Quark persistence service",
+            "version": __version__,
+            "description": "Every reply has the header Quark-Protocol. Bodies are JSON or msgpack, "
+            "by Content-Type and Accept; errors are the same envelope everywhere.",
+        },
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "paths": paths,
+    }
+
+
+def show(routes: Sequence[ServiceRoute]) -> str:
+    """The description of the routes for people: one page that loads nothing else."""
+    rows = "".join(
+        f"<tr><td><code>{route.method}</code></td><td><code>{escape(route.path)}</code></td>"
+        f"<td>{escape(route.scope or 'no key')}</td><td>{escape(route.summary)} "
+        f"{escape(route.notes)}{_show_parameters(route.parameters)}</td></tr>"
+        for route in routes
+    )
+    errors = "".join(
+        f"<tr><td><code>{status}</code></td><td>{escape(text)}</td></tr>"
+        for status, text in _ERRORS.items()
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>Quark persistence service {escape(__version__)}</title>"
+        f"<style>{_STYLE}</style></head><body><h1>Quark persistence service</h1>"
+        "<p>Send <code>Authorization: Bearer qk_…</code>. Bodies are JSON or msgpack, by "
+        "<code>Content-Type</code> and <code>Accept</code>. "
+        '<a href="/openapi.json">openapi.json</a> describes them for programs.</p>'
+        "<pre>curl -H 'Authorization: Bearer '\"$QUARK_USER_KEY\" "
+        "-H 'Content-Type: application/json' \\\n"
+        '  -d \'{"project": "demo"}\' "$QUARK_PERSISTENCE_URL/v1/runs"</pre>'
+        "<h2>Routes</h2><table><tr><th>Method</th><th>Path</th><th>Scope</th><th>What it does</th>"
+        f"</tr>{rows}</table><h2>Errors</h2><table>{errors}</table></body></html>"
+    )
+
+
+def _describe_route(route: ServiceRoute) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": _name(route),
+        "summary": route.summary,
+        "parameters": [
+            *(
+                {"name": name, "in": "path", "required": True, "schema": _PLACES[name]}
+                for name in _PARAMETER.findall(route.path)
+            ),
+            *(
+                {
+                    "name": each.name,
+                    "in": each.place,
+                    "required": each.required,
+                    "schema": each.schema,
+                    "description": each.summary,
+                }
+                for each in route.parameters
+            ),
+        ],
+        "responses": {
+            str(route.status): _describe_reply(route),
+            **{
+                status: {
+                    "description": text,
+                    "content": {JSON: {"schema": _refer(ErrorReply)}},
+                }
+                for status, text in _ERRORS.items()
+            },
+        },
+    }
+    if route.notes:
+        described["description"] = route.notes
+    if route.method == "PUT":
+        described["responses"]["201"] = described["responses"]["200"]
+    if route.scope is not None:
+        described["security"] = [{"key": []}]
+        described["x-scope"] = route.scope
+    if route.request is not None:
+        described["requestBody"] = {"required": True, "content": _describe_request(route)}
+    return described
+
+
+def _describe_request(route: ServiceRoute) -> dict[str, Any]:
+    if route.request is bytes:
+        return {_BYTES: {"schema": _BINARY}}
+    if route.request is IngestRequest:
+        # By hand: people send records as objects, programs the bodies of their journal.
+        return {
+            JSON: {"schema": _refer(JsonIngest)},
+            MSGPACK: {"schema": {**_BINARY, "description": "IngestRequest, encoded as msgpack"}},
+        }
+    return {JSON: {"schema": _refer(route.request)}}
+
+
+def _describe_reply(route: ServiceRoute) -> dict[str, Any]:
+    headers = {"Quark-Protocol": {"schema": {"type": "string"}, "required": True}}
+    reply: dict[str, Any] = {"description": route.summary, "headers": headers}
+    if route.method == "HEAD":
+        return reply
+    content: dict[str, Any] = {}
+    for media in route.media:
+        if media == JSON:
+            content[media] = {"schema": _refer(route.reply)}
+        elif media.startswith("text/"):
+            content[media] = {"schema": {"type": "string"}}
+        else:
+            content[media] = {"schema": _BINARY}
+    if route.method == "GET" and route.reply is bytes:
+        reply["description"] += " 206 with Content-Range where a range was asked for."
+    reply["content"] = content
+    return reply
+
+
+def _refer(kind: Any) -> dict[str, Any]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"type": "object"}
+
+
+def _name(route: ServiceRoute) -> str:
+    parts = [part.strip("{}").replace(".", "_") for part in route.path.split("/") if part]
+    return "_".join([route.method.lower(), *parts])
+
+
+def _show_parameters(parameters: Sequence[Parameter]) -> str:
+    if not parameters:
+        return ""
+    items = "".join(
+        f"<li><code>{escape(each.name)}</code> ({each.place}): {escape(each.summary)}</li>"
+        for each in parameters
+    )
+    return f"<ul>{items}</ul>"

@@ -1,0 +1,292 @@
+"""Gives runs, records, curves and outputs back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from quark_backends.service.protocol import (
+    MSGPACK,
+    ROWS,
+    ErrorCode,
+    ReadRequest,
+    RecordList,
+    RunList,
+    SearchRequest,
+    SeriesReply,
+    SummaryList,
+    WireBatch,
+    WireBatches,
+)
+from quark_backends.service.rows import End, encode_columns, encode_frame
+from quark_backends.service.server.call import Call
+from quark_backends.service.server.failure import ServiceFailure
+from quark_backends.service.server.replies import choose_media
+from quark_backends.service.server.row_stream import RowStream, iterate_newest
+from quark_core.backend import StoredRun
+from quark_core.errors import SchemaValidationError
+from quark_core.fields import column_types
+from quark_core.query import Query
+from quark_core.records import RECORD_TYPES
+from quark_core.search.expression import RunSearch
+from quark_core.searching import build_search
+
+__all__ = [
+    "list_runs",
+    "load_run",
+    "read_batches",
+    "read_outputs",
+    "read_records",
+    "read_series",
+    "search_runs",
+    "summarize_run",
+]
+
+_SERIES = (
+    "step",
+    "epoch",
+    "time_us",
+    "low",
+    "high",
+    "mean",
+    "last",
+    "low_step",
+    "high_step",
+    "count",
+    "non_finite",
+)
+_REPLAYED_BATCHES = 1000
+_REPLAYED_BYTES = 32 * 2**20
+
+
+async def list_runs(call: Call) -> ASGIApp:
+    """One page of the workspace's runs, newest first."""
+    limits = call.service.config.limits
+    asked = call.query_number("limit", limits.page_runs)
+    assert asked is not None
+    page = min(asked, limits.page_runs)
+    project, store_name = call.query_text("project"), call.query_text("store")
+    after = call.query_text("after")
+    if not page:
+        return call.reply(RunList([]))
+    start = _Cursor.decode(after) if after else None
+    runs = await _find_page(call, project, store_name, start, page)
+    more = len(runs) > page
+    shown = runs[:page]
+    passed = (start.passed if start else 0) + len(shown)
+    following = _Cursor.of(shown[-1], passed).encode() if more else None
+    return call.reply(RunList([run.to_dict() for run in shown], following))
+
+
+async def load_run(call: Call) -> ASGIApp:
+    """One run."""
+    stored = await call.ask("load_run", call.run_id)
+    return call.reply(stored.to_dict())
+
+
+async def summarize_run(call: Call) -> ASGIApp:
+    """One run with its metrics summed up."""
+    summary = await call.ask("summarize", call.run_id)
+    return call.reply(summary.to_dict())
+
+
+async def search_runs(call: Call) -> ASGIApp:
+    """The runs that an expression is true of."""
+    request = await call.decode(SearchRequest)
+    search = await call.service.threads.read(_build_search, request)
+    found = await call.ask("search", search, request.store)
+    return call.reply(SummaryList([summary.to_dict() for summary in found]))
+
+
+async def read_records(call: Call) -> ASGIApp:
+    """Records of one kind, as rows or as JSON."""
+    run_id, kind = call.run_id, _check_kind(call)
+    query = _to_query(kind, await call.decode(ReadRequest))
+    if choose_media(call.request.headers.get("accept"), rows=True) == ROWS:
+        stream = RowStream(call, run_id, kind, query)
+        await stream.begin()
+        return stream
+    limit = call.service.config.limits.json_rows
+    query = _limit(query, limit)
+
+    def read(store: Any) -> list[dict[str, Any]]:
+        return [
+            record.to_dict()
+            for part in iterate_newest(store, run_id, kind, query)
+            for record in part.to_records()
+        ]
+
+    async with call.store() as opened:
+        records = await call.service.threads.read(read, opened.store)
+    return call.reply(RecordList(kind=kind, count=len(records), records=records))
+
+
+async def read_series(call: Call) -> ASGIApp:
+    """One metric as a curve."""
+    run_id, key = call.run_id, call.query_text("key")
+    if not key:
+        raise ServiceFailure(ErrorCode.INVALID_ARGUMENT, "key is missing", field="key")
+    series = await call.ask(
+        "read_series",
+        run_id,
+        key,
+        max_points=call.query_number("max_points"),
+        all_attempts=call.query_flag("all_attempts"),
+    )
+    packed = call.media == MSGPACK
+    columns = {name: _encode_array(getattr(series, name), packed=packed) for name in _SERIES}
+    return call.reply(SeriesReply(key=series.key, exact=bool(series.exact), columns=columns))
+
+
+async def read_batches(call: Call) -> ASGIApp:
+    """A writer's batches as they came."""
+    run_id, writer_id = call.run_id, call.path_text("writer_id")
+    limit = min(call.query_number("limit", 100) or 0, _REPLAYED_BATCHES)
+    found = await call.ask("read_batches", run_id, writer_id, call.query_number("start", 0), limit)
+    batches: list[WireBatch] = []
+    size_bytes = 0
+    for batch in found:
+        size_bytes += len(batch.body)
+        if batches and size_bytes > _REPLAYED_BYTES:
+            break
+        batches.append(
+            WireBatch(
+                batch.writer_id,
+                batch.attempt,
+                batch.rank,
+                batch.number,
+                batch.kind,
+                batch.count,
+                batch.body,
+            )
+        )
+    return call.reply(WireBatches(batches))
+
+
+async def read_outputs(call: Call) -> ASGIApp:
+    """Outputs of analyzers, as rows or as JSON."""
+    run_id, kind = call.run_id, _check_kind(call)
+    found = await call.ask("read_outputs", run_id, kind, call.query_text("analyzer"))
+    if choose_media(call.request.headers.get("accept"), rows=True) == ROWS:
+        frames = b"".join([*encode_columns(found), encode_frame(End(found.count))])
+        return Response(frames, media_type=ROWS)
+    newest = found.keep_newest(call.service.config.limits.json_rows)
+    records = [record.to_dict() for record in newest.to_records()]
+    return call.reply(RecordList(kind=kind, count=len(records), records=records))
+
+
+class _Cursor(msgspec.Struct, array_like=True, frozen=True):
+    """Where a page ended: the last run of it, and how many runs came before."""
+
+    created_at: str
+    run_id: str
+    passed: int
+
+    @classmethod
+    def of(cls, run: StoredRun, passed: int) -> _Cursor:
+        return cls(run.run.created_at, run.run.id or "", passed)
+
+    @classmethod
+    def decode(cls, text: str) -> _Cursor:
+        try:
+            padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+            return msgspec.msgpack.decode(base64.urlsafe_b64decode(padded), type=cls)
+        except (msgspec.MsgspecError, UnicodeError, binascii.Error, ValueError):
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                "after must be what `next` of the page before was",
+                field="after",
+            ) from None
+
+    def encode(self) -> str:
+        return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+
+async def _find_page(
+    call: Call, project: str | None, store_name: str | None, start: _Cursor | None, page: int
+) -> list[StoredRun]:
+    """The runs after a cursor, one more than fit a page where there are more."""
+    # One more, and a few for runs that were started since the page before.
+    limit: int | None = page + 1 + (min(start.passed, 2**31) + page if start else 0)
+    while True:
+        runs: list[StoredRun] = await call.ask(
+            "list_runs", project=project, limit=limit, store_name=store_name
+        )
+        if start is None:
+            return runs
+        for index, stored in enumerate(runs):
+            if stored.run.id == start.run_id or stored.run.created_at < start.created_at:
+                first = index + (stored.run.id == start.run_id)
+                following = runs[first : first + page + 1]
+                if len(following) > page or limit is None or len(runs) < limit:
+                    return following
+                break
+        if limit is None or len(runs) < limit:
+            return []
+        limit = None
+
+
+def _build_search(request: SearchRequest) -> RunSearch:
+    try:
+        return build_search(
+            project=request.project,
+            where=request.where,
+            order_by=request.order_by or None,
+            limit=request.limit,
+            where_argument=request.where_argument,
+            order_argument=request.order_argument,
+        )
+    except RecursionError:
+        raise SchemaValidationError(f"{request.where_argument} is nested too deeply") from None
+
+
+def _check_kind(call: Call) -> str:
+    kind = call.path_text("kind")
+    if kind not in RECORD_TYPES:
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT,
+            f"kind must be one of {', '.join(sorted(RECORD_TYPES))}, got {kind!r:.60}",
+            field="kind",
+        )
+    return kind
+
+
+def _to_query(kind: str, request: ReadRequest) -> Query:
+    texts = {name for name, encoding in column_types(kind).items() if encoding == "t"}
+    for field in ("equals", "any_of"):
+        for name in getattr(request, field):
+            if name not in texts and name != "writer_id":
+                raise ServiceFailure(
+                    ErrorCode.INVALID_ARGUMENT,
+                    f"{field}: {kind} records have no column of texts {name!r:.100}; "
+                    f"there are {', '.join(sorted(texts))}",
+                    field=field,
+                )
+    given = {name: getattr(request, name) for name in request.__struct_fields__}
+    for bound in ("step", "epoch"):
+        asked = any(given[bound + end] is not None for end in ("", "_min", "_max"))
+        if asked and bound not in column_types(kind):
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT, f"{kind} records have no {bound}", field=bound
+            )
+    return Query(**given)
+
+
+def _limit(query: Query, limit: int) -> Query:
+    return replace(query, limit=limit if query.limit is None else min(query.limit, limit))
+
+
+def _encode_array(values: Any, *, packed: bool) -> Any:
+    is_float = values.dtype.kind == "f"
+    if packed:
+        return values.astype("<f8" if is_float else "<i8", copy=False).tobytes()
+    if not is_float:
+        return values.tolist()
+    return [value if np.isfinite(value) else None for value in values.tolist()]
