@@ -33,6 +33,9 @@ def write_wide_tables(folder: Path, published: Path | None = None) -> None:
     epochs: dict[tuple[int, int], str] = {}
     keys: dict[str, None] = {}
     for row in read_in_order(folder, "metrics_long"):
+        if not row["step"] and not row["epoch"]:
+            # No session lets one through; it has no place in a table of steps.
+            continue
         position = (0, int(row["step"])) if row["step"] else (1, int(row["epoch"]))
         cells.setdefault(position, {})[row["key"]] = row["value"]
         if row["epoch"]:
