@@ -53,16 +53,16 @@ class TrackerBackend(ABC):
     def finish(self) -> None:
         """Write what is left and give up files and connections. The last call."""
 
-    def log_table(self, key: str, columns: list[str], data: list[list[Any]]) -> None:
+    def log_table(self, key: str, columns: list[str], data: list[list[Any]]) -> None:  # noqa: B027 - optional
         """Take a table; ignored unless overridden."""
 
-    def log_image(self, key: str, image_path: str | Path, caption: str | None = None) -> None:
+    def log_image(self, key: str, image_path: str | Path, caption: str | None = None) -> None:  # noqa: B027 - optional
         """Take an image file; ignored unless overridden."""
 
-    def log_artifacts(self, paths: dict[str, str]) -> None:
+    def log_artifacts(self, paths: dict[str, str]) -> None:  # noqa: B027 - optional
         """Take files, each under a label; ignored unless overridden."""
 
-    def watch(self, model: Any, **kwargs: Any) -> None:
+    def watch(self, model: Any, **kwargs: Any) -> None:  # noqa: B027 - optional
         """Look at gradients and parameters of a model; ignored unless overridden."""
 
 
@@ -145,7 +145,7 @@ class CSVBackend(MirrorBackend):
 
     def __init__(self, outdir: str | os.PathLike[str], rank: int = 0) -> None:
         folder = Path(outdir).expanduser().absolute()
-        super().__init__("csv", f"csv:?publish={quote(str(folder), safe='')}")
+        super().__init__("csv", f"csv:?publish={quote(str(folder))}")
         self.storage_dir = folder
         self.active = rank == 0
 
@@ -200,7 +200,7 @@ class MLflowBackend(MirrorBackend):
         config: Mapping[str, Any] | None = None,
         outdir: str | os.PathLike[str] | None = None,
         rank: int | None = None,
-        **kwargs: Any,
+        **kwargs: Any,  # noqa: ARG002 - so that a call written for ezpz goes through
     ) -> None:
         super().__init__("mlflow", "mlflow")
         self.storage_dir = None if outdir is None else Path(outdir).expanduser().absolute()

@@ -66,10 +66,20 @@ class CallLane:
         self._done = self._failed = self._dropped = 0
         self._in_call = ""
         self._reasons: set[str] = set()
-        self._thread = threading.Thread(
-            target=self._run, name=f"quark-tracker-{name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=f"quark-tracker-{name}", daemon=True)
         _lanes.add(self)
+
+    @classmethod
+    def of(cls, backend: TrackerBackend) -> CallLane:
+        """A lane for a backend that is made already."""
+        return cls(str(getattr(backend, "name", None) or type(backend).__name__), lambda: backend)
+
+    def describe_failure(self) -> str:
+        """What to say of a backend that could not be made."""
+        error = self.failure
+        if isinstance(error, ImportError):
+            return f"tracker backend {self.name!r} is not available (missing dependency: {error})"
+        return f"tracker backend {self.name!r} could not be made: {type(error).__name__}: {error}"
 
     def start(self, timeout_s: float) -> bool:
         """Start the thread and wait for the backend to be made; whether it was, or was refused."""
