@@ -7,8 +7,8 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ __all__ = ["CallLane", "CallReport"]
 
 _log = logging.getLogger("quark")
 _MAX_WAITING = 100_000
+# A thread that wakes for each call takes the interpreter from training each time.
+_LINGER_S = 0.02
 _MAX_REASONS = 100
 
 
@@ -45,6 +47,7 @@ class _Call(msgspec.Struct):
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     made: threading.Event | None = None
+    last: bool = False
 
 
 class CallLane:
@@ -60,7 +63,9 @@ class CallLane:
         self.backend: TrackerBackend | None = None
         self.failure: BaseException | None = None
         self._make = make
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: deque[_Call] = deque()
+        self._there = threading.Event()
+        self._hurry = threading.Event()
         self._ready = threading.Event()
         self._closed = False
         self._done = self._failed = self._dropped = 0
@@ -93,14 +98,18 @@ class CallLane:
     def call(self, timeout_s: float, method: str, *arguments: Any, **keywords: Any) -> bool:
         """As `submit`, but wait for it; whether it was made within the time."""
         made = threading.Event()
-        return self._put(_Call(method, arguments, keywords, made)) and made.wait(timeout_s)
+        if not self._put(_Call(method, arguments, keywords, made)):
+            return False
+        self._hurry.set()
+        return made.wait(timeout_s)
 
     def close(self) -> None:
         """Take no more calls, and let `finish` be the last one."""
         if not self._closed:
-            self._calls.put(_Call("finish", (), {}))
-            self._calls.put(None)
             self._closed = True
+            self._calls.append(_Call("finish", (), {}, last=True))
+            self._hurry.set()
+            self._there.set()
 
     def join(self, deadline: float) -> bool:
         """Wait for the last call until a moment of `time.monotonic`; whether it has returned."""
@@ -122,7 +131,7 @@ class CallLane:
             self.name,
             self._done,
             self._failed,
-            max(0, self._calls.qsize() - self._closed),
+            len(self._calls),
             self._dropped,
         )
 
@@ -133,11 +142,13 @@ class CallLane:
     def _put(self, call: _Call) -> bool:
         if self._closed or self.failure is not None:
             return False
-        if self._calls.qsize() >= _MAX_WAITING:
+        if len(self._calls) >= _MAX_WAITING:
             self._dropped += 1
             self._tell(f"{_MAX_WAITING} calls wait, and more are not kept")
             return False
-        self._calls.put(call)
+        self._calls.append(call)
+        if not self._there.is_set():
+            self._there.set()
         return True
 
     def _run(self) -> None:
@@ -146,11 +157,22 @@ class CallLane:
         except BaseException as error:  # noqa: BLE001 - even sys.exit must not end more than this
             self.failure = error
         self._ready.set()
-        while (call := self._calls.get()) is not None:
-            if self.backend is not None:
-                self._make_call(self.backend, call)
-            if call.made is not None:
-                call.made.set()
+        backend = self.backend
+        if backend is None:
+            self._calls.clear()
+            return
+        ended = False
+        while not ended:
+            self._there.wait()
+            self._hurry.wait(_LINGER_S)
+            self._hurry.clear()
+            self._there.clear()
+            while self._calls and not ended:
+                call = self._calls.popleft()
+                self._make_call(backend, call)
+                ended = call.last
+                if call.made is not None:
+                    call.made.set()
 
     def _make_call(self, backend: TrackerBackend, call: _Call) -> None:
         self._in_call = call.method

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from quark_core.errors import SchemaValidationError, SessionStoreError
-from quark_core.names import encode_name
 from quark_core.records import ConfigSnapshot
 from quark_core.run_config import snapshot_config
 from quark_core.session import TrainingSession
@@ -23,6 +23,7 @@ __all__ = ["VALUES_EVENT", "RunLog"]
 VALUES_EVENT = "tracker_values"
 """Type of the event that has what was logged and is no number."""
 
+_MAX_STEP = 2**63 - 1
 _WATCH_OPTIONS = (
     *("optimizer", "every_n_steps", "layers", "parameters", "distributions", "telemetry"),
     *("include_types", "include_name_patterns"),
@@ -60,7 +61,7 @@ class RunLog:
             QuarkError: The run takes no more.
             TypeError: `metrics` is no mapping.
         """
-        if type(step) is not int or step < 0:
+        if type(step) is not int or step < 0 or step > _MAX_STEP:
             step = self._find_step(metrics, step)
         with self._lock:
             if commit and not self._pending:
@@ -106,13 +107,15 @@ class RunLog:
     def log_table(self, key: str, columns: Sequence[Any], data: Iterable[Iterable[Any]]) -> None:
         """Keep a table as an artifact at the newest step."""
         names, rows = settle_table(columns, data)
-        self._artifacts.log_table(encode_name(str(key)), rows, columns=names, step=self._last_step)
+        _despite_warnings(
+            self._artifacts.log_table, str(key), rows, columns=names, step=self._last_step
+        )
 
     def log_image(self, key: str, image: Any, caption: str | None) -> None:
         """Keep an image as an artifact at the newest step."""
         metadata = None if caption is None else {"caption": str(caption)}
-        self._artifacts.log_image(
-            encode_name(str(key)), image, step=self._last_step, metadata=metadata
+        _despite_warnings(
+            self._artifacts.log_image, str(key), image, step=self._last_step, metadata=metadata
         )
 
     def log_file(self, label: str, path: Path) -> None:
@@ -122,7 +125,7 @@ class RunLog:
         else:
             files = [(f"{label}/{path.name}", path)]
         for name, file in files:
-            self._artifacts.log_file(file, name=encode_name(name), step=self._last_step)
+            _despite_warnings(self._artifacts.log_file, file, name=name, step=self._last_step)
 
     def watch(self, model: Any, **options: Any) -> Any:
         """Watch a model; each committed row ends a step and begins the next one.
@@ -162,9 +165,8 @@ class RunLog:
     def _write(self, metrics: Mapping[str, Any], step: int | None) -> None:
         chosen = self._next_step if step is None else step
         try:
-            self._metrics.log_many(metrics, step=chosen)
-        except (SchemaValidationError, Warning):
-            # Where warnings are errors, an odd name is one too.
+            _despite_warnings(self._metrics.log_many, metrics, step=chosen)
+        except SchemaValidationError:
             self._write_mixed(metrics, chosen)
         before, self._last_step = self._last_step, chosen
         self._next_step = chosen + 1
@@ -182,7 +184,7 @@ class RunLog:
             raise TypeError(f"metrics must be a mapping, not {type(metrics).__name__}")
         numbers, others = split_values(metrics)
         if numbers:
-            self._metrics.log_many(numbers, step=step)
+            _despite_warnings(self._metrics.log_many, numbers, step=step)
         if others:
             self._events.log(VALUES_EVENT, step=step, payload={"values": others})
 
@@ -215,6 +217,16 @@ class RunLog:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
+
+
+def _despite_warnings(act: Callable[..., object], *arguments: Any, **keywords: Any) -> None:
+    """Call, again where warnings are errors: an odd name is warned of before anything is kept."""
+    try:
+        act(*arguments, **keywords)
+    except Warning:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            act(*arguments, **keywords)
 
 
 def _walk(folder: Path) -> list[Path]:

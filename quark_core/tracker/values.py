@@ -22,11 +22,11 @@ def split_values(metrics: Mapping[Any, Any]) -> tuple[dict[str, float], dict[str
     """Part a row into numbers and the rest.
 
     Truth values are 0 and 1, arrays of one element that element; what stands
-    in a mapping has its name before it, with a slash. Names are as Quark
-    stores them.
+    in a mapping has its name before it, with a slash. A number whose name no
+    store could hold is among the rest.
 
     Returns:
-        Stored key -> number, and name -> JSON value of everything else.
+        Name -> number, and name -> JSON value of everything else.
     """
     numbers: dict[str, float] = {}
     others: dict[str, Any] = {}
@@ -85,11 +85,11 @@ def _split(
             _split(value, f"{name}/", numbers, others, depth + 1)
             continue
         number = _find_number(value)
-        key = encode_name(name)
-        if number is None or not name.strip("/ \t\r\n") or len(key) > MAX_NAME_LENGTH:
+        longest = max(len(name), len(encode_name(name)))
+        if number is None or not name.strip("/ \t\r\n") or longest > MAX_NAME_LENGTH:
             others[name] = _settle(value)
         else:
-            numbers[key] = number
+            numbers[name] = number
 
 
 def _find_number(value: Any) -> float | None:
