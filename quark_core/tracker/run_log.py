@@ -216,7 +216,8 @@ class RunLog:
     def _close_watch(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.close()
+            # The step that the last row has begun is broken off: it never took place.
+            watch.__exit__(InterruptedError, InterruptedError(), None)
 
 
 def _despite_warnings(act: Callable[..., object], *arguments: Any, **keywords: Any) -> None:

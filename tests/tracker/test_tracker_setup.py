@@ -125,7 +125,7 @@ def test_mirrors_get_the_run_s_records(define):
     with quark.setup_tracker("p", backends="elsewhere", config={"lr": 1}) as tracker:
         tracker.log({"loss": 0.5}, step=3)
         assert tracker.get_backend("elsewhere").name == "elsewhere"
-    kinds = {batch.kind for batch in scripted.batches}
+    kinds = {batch.kind for batch in scripted.stored}
     assert {"metric", "lifecycle"} <= kinds
 
 

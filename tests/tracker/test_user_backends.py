@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Recorder
+from recorded_calls import Recorder
 
 import quark
+from quark_core.query import Query
 from quark_core.tracker import call_lane, multiplexer
 
 
@@ -174,6 +175,9 @@ def test_a_constructor_that_raises_leaves_its_backend_out(said, error, text):
 
 def test_a_class_that_lacks_a_method_is_left_out(said):
     class Half(quark.TrackerBackend):
+        def __init__(self, **_arguments):
+            pass
+
         def log(self, metrics, step=None, commit=True):
             pass
 
@@ -407,7 +411,7 @@ def test_a_forked_child_logs_to_the_run_and_leaves_the_backends_alone(tmp_path, 
 # Watching a model.
 
 
-def test_a_watched_model_is_measured_at_the_rows(monkeypatch):
+def test_a_watched_model_is_measured_at_the_rows(said):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
@@ -422,9 +426,12 @@ def test_a_watched_model_is_measured_at_the_rows(monkeypatch):
             optimizer.step()
             tracker.log({"loss": loss.detach()}, step=step)
     session = quark.open_run(tracker.run_id)
-    assert {r.step for r in quark.ParameterDiagnostics(session, model).read()} == {0, 2, 4}
-    assert {r.step for r in quark.HookEngine(session, model).read()} == {0, 2, 4}
+    reader = session.open_run.reader
+    for kind in ("layer", "parameter"):
+        columns = reader.read(session.run_id, kind, Query())
+        assert set(columns["step"].tolist()) == {0, 2, 4}, kind
     assert not model._forward_hooks
+    assert said() == []
 
 
 def test_what_cannot_be_watched_costs_a_warning(said):
