@@ -162,15 +162,22 @@ class AppendOnlyTable:
 
 def encode_rows(rows: Iterable[Sequence[Any]]) -> bytes:
     """Rows as CSV in UTF-8, each ended by a line feed; cells of line breaks are quoted."""
-    lines: list[str] = []
-    csv.writer(_Lines(lines)).writerows(rows)
-    return "".join(lines).encode("utf-8", "replace")
+    kept = rows if isinstance(rows, list) else list(rows)
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\n").writerows(kept)
+    text = buffer.getvalue()
+    if "\r" in text:
+        lines: list[str] = []
+        csv.writer(_Lines(lines)).writerows(kept)
+        text = "".join(lines)
+    return text.encode("utf-8", "replace")
 
 
 class _Lines:
     """Takes what csv.writer writes, and ends each row by a line feed alone.
 
-    The writer quotes a carriage return only where that is part of its line end.
+    The writer quotes a carriage return only where that is part of its line
+    end, and a row at a time takes it longer.
     """
 
     def __init__(self, lines: list[str]) -> None:

@@ -97,7 +97,14 @@ class RowForm:
             *("attempt", "rank", "sequence", _WRITER),
         )
         self._fields = [_FIELDS.get(column, column) for column in self.header]
-        self._parsers = {name: _make_parser(kind, name) for name in column_types(kind)}
+        self._type: Any = RECORD_TYPES[kind]
+        # In the order of the record's fields, after those of its origin.
+        self._parsers = [
+            (_RENAMED.get(name, name), _make_parser(kind, name), name)
+            for name in column_types(kind)
+        ]
+        names = list(column_types(kind))
+        self._key = names.index("metric_key") if kind == MetricRecord.KIND else None
 
     def encode(
         self, body: DecodedBody, *, writer_id: str, attempt: int, rank: int
@@ -122,19 +129,15 @@ class RowForm:
             ValueError: A cell that holds something else.
             KeyError: A column is missing that every table has.
         """
-        values: dict[str, Any] = {}
-        for name, parse in self._parsers.items():
-            text = row.get(_RENAMED.get(name, name))
-            values[name] = default_value(self.kind, name) if text is None else parse(text)
-        if self.kind == MetricRecord.KIND:
-            values["namespace"], values["metric_name"] = split_name(values["metric_key"])
-        record_type: Any = RECORD_TYPES[self.kind]
-        return record_type(  # type: ignore[no-any-return]
-            run_id=run_id,
-            writer_id=row[_WRITER],
-            attempt=int(row["attempt"]),
-            rank=int(row["rank"]),
-            **values,
+        values = [
+            parse(row[column]) if column in row else default_value(self.kind, name)
+            for column, parse, name in self._parsers
+        ]
+        if self._key is not None:
+            # What follows the key in the record is made of it.
+            values[self._key + 1 : self._key + 3] = split_name(values[self._key])
+        return self._type(  # type: ignore[no-any-return]
+            run_id, row[_WRITER], int(row["attempt"]), int(row["rank"]), *values
         )
 
 
