@@ -85,6 +85,14 @@ if TYPE_CHECKING:
     from quark_core.shortcuts import open_run as open_run
     from quark_core.shortcuts import resume_run as resume_run
     from quark_core.shortcuts import start_run as start_run
+    from quark_core.tracker.backends import CSVBackend as CSVBackend
+    from quark_core.tracker.backends import MLflowBackend as MLflowBackend
+    from quark_core.tracker.backends import TrackerBackend as TrackerBackend
+    from quark_core.tracker.backends import WandbBackend as WandbBackend
+    from quark_core.tracker.multiplexer import NullTracker as NullTracker
+    from quark_core.tracker.multiplexer import Tracker as Tracker
+    from quark_core.tracker.setup import register_backend as register_backend
+    from quark_core.tracker.setup import setup_tracker as setup_tracker
     from quark_core.version import __version__ as __version__
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
     from quark_core.writers.batches import DataDiagnostics as DataDiagnostics
@@ -120,6 +128,7 @@ _HOMES = {
     "BatchMetadata": "quark_core.batch_metadata",
     "BatchMetadataAdapter": "quark_core.batch_metadata",
     "BatchOutlier": "quark_core.batch_summaries",
+    "CSVBackend": "quark_core.tracker.backends",
     "CURRENT_SCHEMA_VERSION": "quark_core.schema",
     "ComparisonEngine": "quark_core.analysis.comparison.engine",
     "ComparisonEngineConfig": "quark_core.analysis.comparison.config",
@@ -144,11 +153,13 @@ _HOMES = {
     "LogIdentifier": "quark_core.records",
     "LoggingHandler": "quark_core.logging_handler",
     "LossSummary": "quark_core.batch_summaries",
+    "MLflowBackend": "quark_core.tracker.backends",
     "MappingBatchMetadataAdapter": "quark_core.batch_metadata",
     "MetricRecord": "quark_core.records",
     "MetricSummary": "quark_core.run_summary",
     "MetricTargetSpec": "quark_core.analysis.comparison.config",
     "MetricsLogger": "quark_core.writers.metrics",
+    "NullTracker": "quark_core.tracker.multiplexer",
     "ParameterDiagnostics": "quark_torch.parameter_diagnostics",
     "ParameterDiagnosticsConfig": "quark_torch.parameter_config",
     "ParameterDistributionRecord": "quark_core.records",
@@ -177,10 +188,13 @@ _HOMES = {
     "SystemTelemetry": "quark_core.writers.telemetry",
     "SystemTelemetryConfig": "quark_core.writers.telemetry",
     "SystemTelemetryRecord": "quark_core.records",
+    "Tracker": "quark_core.tracker.multiplexer",
+    "TrackerBackend": "quark_core.tracker.backends",
     "TrainingHalted": "quark_core.errors",
     "TrainingMonitor": "quark_core.analysis.monitor",
     "TrainingSession": "quark_core.session",
     "TrainingWatch": "quark_torch.watching",
+    "WandbBackend": "quark_core.tracker.backends",
     "__version__": "quark_core.version",
     "add_log": "quark_core.shortcuts",
     "add_tag": "quark_core.shortcuts",
@@ -189,9 +203,11 @@ _HOMES = {
     "migrate_store": "quark_core.migration",
     "monitor": "quark_core.analysis.monitor",
     "open_run": "quark_core.shortcuts",
+    "register_backend": "quark_core.tracker.setup",
     "resume_run": "quark_core.shortcuts",
     "search_runs": "quark_core.searching",
     "series": "quark_core.run_reading",
+    "setup_tracker": "quark_core.tracker.setup",
     "start_run": "quark_core.shortcuts",
     "validate_record": "quark_core.schema",
     "watch": "quark_torch.watching",
@@ -212,6 +228,7 @@ __all__ = [
     "BatchMetadata",
     "BatchMetadataAdapter",
     "BatchOutlier",
+    "CSVBackend",
     "CURRENT_SCHEMA_VERSION",
     "ComparisonEngine",
     "ComparisonEngineConfig",
@@ -236,11 +253,13 @@ __all__ = [
     "LogIdentifier",
     "LoggingHandler",
     "LossSummary",
+    "MLflowBackend",
     "MappingBatchMetadataAdapter",
     "MetricRecord",
     "MetricSummary",
     "MetricTargetSpec",
     "MetricsLogger",
+    "NullTracker",
     "ParameterDiagnostics",
     "ParameterDiagnosticsConfig",
     "ParameterDistributionRecord",
@@ -269,10 +288,13 @@ __all__ = [
     "SystemTelemetry",
     "SystemTelemetryConfig",
     "SystemTelemetryRecord",
+    "Tracker",
+    "TrackerBackend",
     "TrainingHalted",
     "TrainingMonitor",
     "TrainingSession",
     "TrainingWatch",
+    "WandbBackend",
     "__version__",
     "add_log",
     "add_tag",
@@ -281,9 +303,11 @@ __all__ = [
     "migrate_store",
     "monitor",
     "open_run",
+    "register_backend",
     "resume_run",
     "search_runs",
     "series",
+    "setup_tracker",
     "start_run",
     "validate_record",
     "watch",

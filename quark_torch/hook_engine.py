@@ -90,6 +90,7 @@ class HookEngine(LayerRecording):
         self._raises = self._run.strict if raises is None else raises
         self._probed: ProbedStep | None = None
         self._probes = 0
+        self._is_closing = False
         self._overhead = Overhead()
         selected = select_modules(model, config.filters)
         layouts = find_layouts(model)
@@ -178,7 +179,7 @@ class HookEngine(LayerRecording):
         finally:
             probed.close()
         self._probes += 1
-        if compiled is None and not probed.tape.calls:
+        if compiled is None and not probed.tape.calls and not self._is_closing:
             self._tell_of_no_calls()
         if probed.measurements.dropped:
             self._tell(
@@ -216,6 +217,8 @@ class HookEngine(LayerRecording):
         """
         if self._closed:
             return
+        # After others, a step that nothing was called in is one that never took place.
+        self._is_closing = self._probes > 0
         self.end_step()
         self.settle()
         if self._compiled is not None:

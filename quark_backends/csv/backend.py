@@ -4,20 +4,28 @@ Files of a run:
 
     metrics_long.csv  one row per value, append-only: the truth
     metrics.csv       one row per step, one column per metric; derived
-    events.csv        one row per event, append-only
+    events.csv, telemetry.csv, layers.csv, parameters.csv,
+    parameter_distributions.csv, batches.csv, artifacts.csv, alerts.csv,
+    health_scores.csv, phases.csv, lifecycle.csv
+                      one row per record of that kind, append-only
+    artifacts/        payloads of artifacts, laid out as in the run's directory
+    tables/           the newest table of each key, as CSV; derived
     config.json       the newest attempt's configuration
     run.json          project, run and status
     state.json        how far the append-only files are acknowledged
 
-They lie in `csv/` of the run's directory, or in `DIR/<run id>/` for
-`csv:DIR` (a relative DIR counts from storage_dir).
+A file is made when the first record of its kind comes. They lie in `csv/` of
+the run's directory, or in `DIR/<run id>/` for `csv:DIR` (a relative DIR
+counts from storage_dir). `csv:?publish=DIR` puts metrics.csv, config.json and
+the tables into DIR as well, as other CSV loggers do; see `published`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import xxhash
@@ -29,47 +37,29 @@ from quark_backends.csv.files import (
     WriterState,
     write_atomically,
 )
+from quark_backends.csv.payloads import keep_payload, name_payloads
+from quark_backends.csv.published import find_tables, publish_config, publish_table
 from quark_backends.csv.reader import CsvReader
+from quark_backends.csv.rows import TABLES, find_form
 from quark_backends.csv.run_file import RunFile
-from quark_backends.csv.wide import write_wide_table
+from quark_backends.csv.wide import write_wide_tables
+from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backend import BackendConfig, Batch, StoredRun
-from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
-from quark_core.json_object import encode_json
-from quark_core.records import EventRecord, LifecycleRecord, MetricRecord, format_time
+from quark_core.errors import BackendRejected, BackendUnavailable
+from quark_core.records import ArtifactRecord, EventRecord, LifecycleRecord, MetricRecord
 
 if TYPE_CHECKING:
+    from quark_core.artifacts.contract import Payload
     from quark_core.columns import Columns
     from quark_core.query import Query
 
 __all__ = ["EVENT_HEADER", "METRIC_HEADER", "CsvBackend"]
 
-METRIC_HEADER = (
-    "step",
-    "epoch",
-    "key",
-    "value",
-    "timestamp",
-    "attempt",
-    "rank",
-    "sequence",
-    "description",
-    "metadata",
-    "writer",
-)
-EVENT_HEADER = (
-    "step",
-    "epoch",
-    "event_type",
-    "severity",
-    "status",
-    "payload",
-    "timestamp",
-    "attempt",
-    "rank",
-    "sequence",
-    "writer",
-)
+METRIC_HEADER = find_form(MetricRecord.KIND).header
+EVENT_HEADER = find_form(EventRecord.KIND).header
 _WIDE_EVERY_S = 60.0
+# Somebody has asked for these files, and may be looking at them.
+_PUBLISHED_EVERY_S = 5.0
 # The derived table may take this share of the lane's time at most.
 _WIDE_SHARE = 0.05
 
@@ -88,6 +78,8 @@ class CsvBackend:
         if config.read_only or config.run_id is None:
             return
         self._folder = self._reader.folder_of(config.run_id)
+        published = config.options.get("publish", "")
+        self._published = _resolve(config, published) if published else None
         try:
             self._claim = FolderClaim(self._folder)
             suffix = self._claim.suffix
@@ -96,18 +88,14 @@ class CsvBackend:
         except OSError as error:
             raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
         self._tables = {
-            kind: AppendOnlyTable(
-                self._folder / f"{name}{suffix}.csv",
-                header,
-            )
-            for kind, name, header in (
-                (MetricRecord.KIND, "metrics_long", METRIC_HEADER),
-                (EventRecord.KIND, "events", EVENT_HEADER),
-            )
+            kind: AppendOnlyTable(self._folder / f"{name}{suffix}.csv", find_form(kind).header)
+            for kind, name in TABLES.items()
         }
+        self._fitted: set[str] = set()
         self._run_file = RunFile(self._folder)
-        self._wide_due = time.monotonic() + _WIDE_EVERY_S
-        self._wide_stale = False
+        self._wide_every_s = _WIDE_EVERY_S if self._published is None else _PUBLISHED_EVERY_S
+        self._wide_due = time.monotonic() + self._wide_every_s
+        self._wide_stale = _is_behind(self._folder, self._published)
 
     def write(self, batch: Batch) -> None:
         """Append a batch's rows and sync them.
@@ -116,21 +104,54 @@ class CsvBackend:
             BackendRejected: Other content under a known number.
             BackendUnavailable: The files cannot be written now.
         """
+        folder = self._check_writable()
+        with self._claim.lock:
+            _as_outage(self._write, folder, batch)
+        if self._wide_stale and time.monotonic() >= self._wide_due:
+            _as_outage(self._derive)
+
+    def put_payload(self, payload: Payload) -> None:
+        """See `SupportsArtifacts`; the file lies where the run's own directory has it."""
+        _as_outage(keep_payload, self._check_writable(), payload)
+
+    def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
+        """See `SupportsArtifacts`."""
+        return PayloadFolder(self._reader.folder_of(run_id)).open(sha256)
+
+    def payload_directory(self, _run_id: str) -> Path | None:
+        """None: payloads have to be sent."""
+        return None
+
+    def close(self) -> None:
+        """Write the derived tables a last time and leave the folder to the next process."""
+        if self._folder is None:
+            return
+        try:
+            if self._wide_stale:
+                _as_outage(self._derive)
+        finally:
+            self._claim.release()
+
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:
+        """See `SupportsRead`; records of every kind are kept."""
+        return self._reader.read(run_id, kind, query)
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """See `SupportsRead`."""
+        return self._reader.load_run(run_id)
+
+    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
+        """See `SupportsRead`."""
+        return self._reader.list_runs(project=project, limit=limit)
+
+    def _check_writable(self) -> Path:
         if self._folder is None:
             raise BackendUnavailable("the CSV mirror was opened for reading only", backend="csv")
-        with self._claim.lock:
-            self._write(self._folder, batch)
-        if self._wide_stale and time.monotonic() >= self._wide_due:
-            self._derive()
+        return self._folder
 
     def _write(self, folder: Path, batch: Batch) -> None:
-        try:
-            # Read anew: another lane of this process may have written in between.
-            state = MirrorState.load(self._state_path)
-        except OSError as error:
-            raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
-        for kind, table in self._tables.items():
-            table.size_bytes = state.sizes_bytes.get(kind, 0)
+        # Read anew: another lane of this process may have written in between.
+        state = MirrorState.load(self._state_path)
         writer = state.writers.get(batch.writer_id)
         digest = xxhash.xxh3_64_hexdigest(batch.body)
         if writer is not None and batch.number <= writer.head:
@@ -142,98 +163,101 @@ class CsvBackend:
                 )
             return
         try:
-            records: Any = batch.to_records()
-        except SchemaValidationError as error:
+            body = batch.decoded
+            records: Any = _find_records(batch)
+            rows = list(
+                find_form(batch.kind).encode(
+                    body, writer_id=batch.writer_id, attempt=batch.attempt, rank=batch.rank
+                )
+            )
+            started_us = writer.started_us if writer else min(body.to_list("time_us"))
+        except (ValueError, OverflowError) as error:
             raise BackendRejected(str(error), backend="csv") from error
-        started_us = writer.started_us if writer else min(r.time_us for r in records)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            sizes = {**state.sizes_bytes, **self._store(batch.kind, records)}
-            latest = WriterState(batch.attempt, batch.rank, started_us, batch.number, digest)
-            state = MirrorState({**state.writers, batch.writer_id: latest}, sizes)
-            write_atomically(self._state_path, msgspec.json.encode(state))
-        except OSError as error:
-            raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
+        folder.mkdir(parents=True, exist_ok=True)
+        table = self._fit_table(batch.kind, state)
+        size_bytes = table.append(rows)
+        self._derive_from(folder, batch.kind, records)
+        latest = WriterState(batch.attempt, batch.rank, started_us, batch.number, digest)
+        state = MirrorState(
+            {**state.writers, batch.writer_id: latest},
+            {**state.sizes_bytes, batch.kind: size_bytes},
+            {**state.widths, batch.kind: table.width},
+        )
+        write_atomically(self._state_path, msgspec.json.encode(state))
 
-    def close(self) -> None:
-        """Write the derived table a last time and leave the folder to the next process."""
-        if self._folder is None:
-            return
-        try:
-            if self._wide_stale:
-                self._derive()
-        finally:
-            self._claim.release()
+    def _fit_table(self, kind: str, state: MirrorState) -> AppendOnlyTable:
+        """The kind's table at what is acknowledged of it, with all columns that we have."""
+        table = self._tables[kind]
+        table.size_bytes, table.width = state.sizes_bytes.get(kind, 0), state.widths.get(kind, 0)
+        if kind not in self._fitted:
+            while table.widen():
+                state.sizes_bytes[kind], state.widths[kind] = table.size_bytes, table.width
+                write_atomically(self._state_path, msgspec.json.encode(state))
+            self._fitted.add(kind)
+        return table
 
-    def read(self, run_id: str, kind: str, query: Query) -> Columns:
-        """See `SupportsRead`; metrics and events are kept."""
-        return self._reader.read(run_id, kind, query)
-
-    def load_run(self, run_id: str) -> StoredRun:
-        """See `SupportsRead`."""
-        return self._reader.load_run(run_id)
-
-    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
-        """See `SupportsRead`."""
-        return self._reader.list_runs(project=project, limit=limit)
-
-    def _store(self, kind: str, records: list[Any]) -> dict[str, int]:
-        """Store the records; returns the new size of the file they went to."""
+    def _derive_from(self, folder: Path, kind: str, records: list[Any]) -> None:
+        """Bring up to date what a batch changes beside its table; twice is as good as once."""
         if kind == MetricRecord.KIND:
             self._wide_stale = True
-            return {kind: self._tables[kind].append(map(_metric_row, records))}
-        if kind == EventRecord.KIND:
-            return {kind: self._tables[kind].append(map(_event_row, records))}
-        if kind == LifecycleRecord.KIND:
+        elif kind == ArtifactRecord.KIND:
+            name_payloads(folder, records)
+            for key, columns, rows in find_tables(folder, records):
+                publish_table(folder / "tables", key, columns, rows)
+                if self._published is not None:
+                    publish_table(self._published, key, columns, rows)
+        elif kind == LifecycleRecord.KIND:
             for record in records:
                 self._run_file.apply(record)
-        return {}
+                if record.action == "config" and self._published is not None:
+                    publish_config(self._published, dict(record.data or {}).get("values", {}))
 
     def _derive(self) -> None:
         assert self._folder is not None
         began = time.monotonic()
-        write_wide_table(self._folder)
+        write_wide_tables(self._folder, self._published)
         took_s = time.monotonic() - began
         self._wide_stale = False
-        self._wide_due = time.monotonic() + max(_WIDE_EVERY_S, took_s / _WIDE_SHARE)
+        self._wide_due = time.monotonic() + max(self._wide_every_s, took_s / _WIDE_SHARE)
+
+
+def _as_outage(act: Callable[..., None], *arguments: Any) -> None:
+    """Call, with an error of the disk as one that passes."""
+    try:
+        act(*arguments)
+    except OSError as error:
+        raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
+
+
+def _find_records(batch: Batch) -> list[Any]:
+    """The batch's records, where more is made of them than rows."""
+    if batch.kind in (ArtifactRecord.KIND, LifecycleRecord.KIND):
+        return batch.to_records()
+    return []
+
+
+def _is_behind(folder: Path, published: Path | None) -> bool:
+    """Whether metrics.csv lacks what metrics_long.csv has: a process died before it was derived."""
+    try:
+        newest_ns = max(path.stat().st_mtime_ns for path in folder.glob("metrics_long*.csv"))
+        for place in (folder, published):
+            if place is not None and (place / "metrics.csv").stat().st_mtime_ns < newest_ns:
+                return True
+    except ValueError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _find_root(config: BackendConfig) -> Path | None:
     """The folder that holds a folder per run; None for each run's own directory."""
     if config.location:
-        return (config.storage_dir / Path(config.location).expanduser()).resolve()
+        return _resolve(config, config.location)
     if config.run_path is not None:
         return config.run_path.parent
     return config.storage_dir / ".quark" / "runs"
 
 
-def _metric_row(record: MetricRecord) -> tuple[Any, ...]:
-    return (
-        record.step,
-        record.epoch,
-        record.metric_key,
-        repr(record.value),
-        format_time(record.time_us),
-        record.attempt,
-        record.rank,
-        record.sequence,
-        record.description,
-        None if record.metadata is None else encode_json(record.metadata).decode(),
-        record.writer_id,
-    )
-
-
-def _event_row(record: EventRecord) -> tuple[Any, ...]:
-    return (
-        record.step,
-        record.epoch,
-        record.event_type,
-        record.severity,
-        record.status,
-        None if record.payload is None else encode_json(record.payload).decode(),
-        format_time(record.time_us),
-        record.attempt,
-        record.rank,
-        record.sequence,
-        record.writer_id,
-    )
+def _resolve(config: BackendConfig, given: str) -> Path:
+    return (config.storage_dir / Path(given).expanduser()).resolve()

@@ -15,7 +15,14 @@ import msgspec
 
 from quark_core.process import ProcessIdentity, current_process, is_alive
 
-__all__ = ["AppendOnlyTable", "FolderClaim", "MirrorState", "WriterState", "write_atomically"]
+__all__ = [
+    "AppendOnlyTable",
+    "FolderClaim",
+    "MirrorState",
+    "WriterState",
+    "encode_rows",
+    "write_atomically",
+]
 
 _OWNER = "owner.json"
 # Windows would translate line ends without it.
@@ -33,10 +40,11 @@ class WriterState(msgspec.Struct):
 
 
 class MirrorState(msgspec.Struct):
-    """What is acknowledged: one entry per writer, and the length of each file."""
+    """What is acknowledged: one entry per writer; length and number of columns of each file."""
 
     writers: dict[str, WriterState] = {}
     sizes_bytes: dict[str, int] = {}
+    widths: dict[str, int] = {}
 
     @classmethod
     def load(cls, path: Path) -> MirrorState:
@@ -56,12 +64,56 @@ class AppendOnlyTable:
 
     Attributes:
         size_bytes: How much of it is acknowledged.
+        width: How many columns the file has as far as that is acknowledged, or 0.
     """
 
     def __init__(self, path: Path, header: Sequence[str]) -> None:
         self.path = path
         self.size_bytes = 0
+        self.width = 0
         self._header = list(header)
+        self._written = list(header)
+
+    def widen(self) -> bool:
+        """Take one step towards a file that has all columns, which another version's may lack.
+
+        The file is replaced whole. Returns whether `size_bytes` or `width`
+        has changed; they count only when the caller has saved them, and then
+        it calls again.
+        """
+        self._written = self._header
+        if self.size_bytes == 0:
+            return False
+        try:
+            with self.path.open("rb") as file:
+                first = file.readline().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return False
+        there = next(csv.reader([first]), [])
+        if not first.endswith("\n") or there[-1:] != self._header[-1:]:
+            # Nothing of ours, or nothing whole.
+            return False
+        if self.width == 0:
+            # Saved before the file is replaced: it tells afterwards whether that was done.
+            self.width = len(there)
+            return True
+        if self.width != len(there):
+            # It was replaced, and the process died before that was saved.
+            self.size_bytes, self.width = self.path.stat().st_size, len(there)
+            return True
+        known = set(there)
+        blanks = [name for name in self._header if name not in known]
+        self._written = [*there[:-1], *blanks, there[-1]]
+        if not blanks:
+            return False
+        acknowledged = self.path.read_bytes()[: self.size_bytes].decode("utf-8", "replace")
+        rows = csv.reader(io.StringIO(acknowledged, newline="\n"))
+        next(rows)
+        wider = ([*row[:-1], *("" for _ in blanks), row[-1]] for row in rows)
+        data = encode_rows([self._written, *wider])
+        write_atomically(self.path, data)
+        self.size_bytes, self.width = len(data), len(self._written)
+        return True
 
     def append(self, rows: Iterable[Sequence[Any]]) -> int:
         """Write rows after the acknowledged part and sync them; returns the new size.
@@ -71,7 +123,11 @@ class AppendOnlyTable:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
         try:
             size_bytes = self._find_end(descriptor)
-            data = self._encode(rows, header=size_bytes == 0)
+            if size_bytes == 0:
+                self._written = self._header
+                data = encode_rows([self._header, *rows])
+            else:
+                data = encode_rows(self._arrange(rows))
             # An attempt that failed half way has left rows that nobody acknowledged.
             os.ftruncate(descriptor, size_bytes)
             os.lseek(descriptor, 0, os.SEEK_END)
@@ -81,7 +137,16 @@ class AppendOnlyTable:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        self.width = len(self._written)
         return size_bytes + len(data)
+
+    def _arrange(self, rows: Iterable[Sequence[Any]]) -> Iterable[Sequence[Any]]:
+        """Rows in the order of the file's columns, empty where it has one that is not ours."""
+        if self._written == self._header:
+            return rows
+        places = {name: place for place, name in enumerate(self._header)}
+        order = [places.get(name) for name in self._written]
+        return ([None if place is None else row[place] for place in order] for row in rows)
 
     def _find_end(self, descriptor: int) -> int:
         """Where to go on: after what is acknowledged, or what somebody has left of it."""
@@ -94,13 +159,32 @@ class AppendOnlyTable:
             left += piece
         return left.rfind(b"\n") + 1
 
-    def _encode(self, rows: Iterable[Sequence[Any]], *, header: bool) -> bytes:
-        buffer = io.StringIO(newline="")
-        writer = csv.writer(buffer, lineterminator="\n")
-        if header:
-            writer.writerow(self._header)
-        writer.writerows(rows)
-        return buffer.getvalue().encode("utf-8", "replace")
+
+def encode_rows(rows: Iterable[Sequence[Any]]) -> bytes:
+    """Rows as CSV in UTF-8, each ended by a line feed; cells of line breaks are quoted."""
+    kept = rows if isinstance(rows, list) else list(rows)
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\n").writerows(kept)
+    text = buffer.getvalue()
+    if "\r" in text:
+        lines: list[str] = []
+        csv.writer(_Lines(lines)).writerows(kept)
+        text = "".join(lines)
+    return text.encode("utf-8", "replace")
+
+
+class _Lines:
+    """Takes what csv.writer writes, and ends each row by a line feed alone.
+
+    The writer quotes a carriage return only where that is part of its line
+    end, and a row at a time takes it longer.
+    """
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def write(self, row: str) -> None:
+        self._lines.append(f"{row[:-2]}\n")
 
 
 class FolderClaim:

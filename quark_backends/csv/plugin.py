@@ -22,8 +22,8 @@ def quark_register_backends() -> list[BackendDefinition]:
     return [
         BackendDefinition(
             name="csv",
-            summary="metrics, events and config as CSV and JSON, in the run's folder or csv:DIR",
+            summary="records of every kind as CSV and JSON, in the run's folder or csv:DIR",
             open=_open,
-            capabilities=frozenset({Capability.READ, Capability.IDEMPOTENT}),
+            capabilities=frozenset({Capability.READ, Capability.IDEMPOTENT, Capability.ARTIFACTS}),
         )
     ]

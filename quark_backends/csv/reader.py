@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quark_backends.csv.files import MirrorState
+from quark_backends.csv.rows import TABLES, find_form
 from quark_backends.csv.run_file import RunFile
 from quark_core.backend import StoredRun
 from quark_core.errors import RunNotFoundError, SessionStoreError
-from quark_core.json_object import JsonObject
-from quark_core.names import split_name
-from quark_core.records import EventRecord, MetricRecord, StreamRecord, parse_time
 
 if TYPE_CHECKING:
     from quark_core.columns import Columns
@@ -22,8 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CsvReader", "read_in_order", "read_rows"]
 
-_FILES = {MetricRecord.KIND: "metrics_long", EventRecord.KIND: "events"}
 _RUN_FOLDER = "csv"
+# As long as a 32-bit C long can say.
+_LONGEST_CELL = 2**31 - 1
 
 
 class CsvReader:
@@ -54,13 +52,9 @@ class CsvReader:
         folder = self.folder_of(run_id)
         if not folder.is_dir():
             raise RunNotFoundError(f"the CSV mirror {self._root} has no run {run_id}")
-        if kind not in _FILES:
-            return Columns.empty(kind)
-        parse: Callable[[str, dict[str, str]], StreamRecord] = (
-            _to_metric if kind == MetricRecord.KIND else _to_event
-        )
+        form = find_form(kind)
         try:
-            records = [parse(run_id, row) for row in read_in_order(folder, _FILES[kind])]
+            records = [form.decode(run_id, row) for row in read_in_order(folder, TABLES[kind])]
         except (OSError, ValueError, KeyError, csv.Error) as error:
             raise SessionStoreError(f"the CSV mirror {folder} cannot be read: {error}") from error
         columns = Columns.from_records(kind, records)
@@ -94,10 +88,16 @@ class CsvReader:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Rows of one of the mirror's files; an unfinished last line is left out."""
-    with path.open(newline="", encoding="utf-8") as file:
+    """Rows of one of the mirror's files; an unfinished last line is left out.
+
+    Raises:
+        OSError, csv.Error: It cannot be read.
+    """
+    # A cell of JSON may be longer than what the module lets through by itself.
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+    with path.open(newline="\n", encoding="utf-8") as file:
         for row in csv.DictReader(_finished_lines(file)):
-            if None not in row.values():
+            if None not in row.values() and None not in row:
                 yield row
 
 
@@ -108,7 +108,9 @@ def _finished_lines(lines: Iterable[str]) -> Iterator[str]:
 def read_in_order(folder: Path, name: str) -> list[dict[str, str]]:
     """Rows of all processes' files of one name, in persistence order."""
     started = _find_starts(folder)
-    rows = [row for path in sorted(folder.glob(f"{name}*.csv")) for row in read_rows(path)]
+    paths = [path for path in (folder / f"{name}.csv",) if path.exists()]
+    paths += sorted(folder.glob(f"{name}-*.csv"))
+    rows = [row for path in paths for row in read_rows(path)]
     rows.sort(
         key=lambda row: (
             int(row["attempt"]),
@@ -127,49 +129,3 @@ def _find_starts(folder: Path) -> dict[str, int]:
         for writer_id, writer in MirrorState.load(path).writers.items():
             starts[writer_id] = writer.started_us
     return starts
-
-
-def _to_metric(run_id: str, row: dict[str, str]) -> MetricRecord:
-    namespace, name = split_name(row["key"])
-    return MetricRecord(
-        run_id,
-        row["writer"],
-        int(row["attempt"]),
-        int(row["rank"]),
-        int(row["sequence"]),
-        parse_time(row["timestamp"]),
-        row["key"],
-        namespace,
-        name,
-        float(row["value"]),
-        _to_index(row["step"]),
-        _to_index(row["epoch"]),
-        row["description"] or None,
-        _to_object(row["metadata"]),
-    )
-
-
-def _to_event(run_id: str, row: dict[str, str]) -> EventRecord:
-    return EventRecord(
-        run_id,
-        row["writer"],
-        int(row["attempt"]),
-        int(row["rank"]),
-        int(row["sequence"]),
-        parse_time(row["timestamp"]),
-        row["event_type"],
-        row["severity"],
-        _to_index(row["step"]),
-        _to_index(row["epoch"]),
-        row["status"] or None,
-        _to_object(row["payload"]),
-    )
-
-
-def _to_index(text: str) -> int | None:
-    return int(text) if text else None
-
-
-def _to_object(text: str) -> JsonObject | None:
-    loaded: Any = json.loads(text) if text else None
-    return None if loaded is None else JsonObject(loaded)

@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
-from quark_backends.csv.files import write_atomically
+from quark_backends.csv.files import encode_rows, write_atomically
 from quark_backends.csv.reader import read_in_order
+from quark_core.names import decode_name
 
-__all__ = ["write_wide_table"]
+__all__ = ["write_wide_tables"]
+
+_AXES = ("step", "epoch")
 
 
-def write_wide_table(folder: Path) -> None:
-    """Replace metrics.csv, whole.
+def write_wide_tables(folder: Path, published: Path | None = None) -> None:
+    """Replace metrics.csv of a run's folder, whole, and that of the published folder.
 
     A row stands for a step, or for an epoch where values have no step. Where
     a metric was logged several times at a step, the newest value stands.
+    Metrics named step or epoch have no column of their own: the axis does.
+
+    Args:
+        folder: The run's folder in the mirror; metrics are sorted by name.
+        published: Where people want it too, with metrics in the order in which
+            they first appeared, under the names that they were logged by, and
+            without a column of epochs where there is none.
+
+    Raises:
+        OSError: A file cannot be read or written.
     """
     cells: dict[tuple[int, int], dict[str, str]] = {}
     epochs: dict[tuple[int, int], str] = {}
     keys: dict[str, None] = {}
     for row in read_in_order(folder, "metrics_long"):
+        if not row["step"] and not row["epoch"]:
+            # No session lets one through; it has no place in a table of steps.
+            continue
         position = (0, int(row["step"])) if row["step"] else (1, int(row["epoch"]))
         cells.setdefault(position, {})[row["key"]] = row["value"]
         if row["epoch"]:
             epochs[position] = row["epoch"]
         keys[row["key"]] = None
-    names = sorted(keys)
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["step", "epoch", *names])
-    for position in sorted(cells):
-        values = cells[position]
-        step = position[1] if position[0] == 0 else ""
-        writer.writerow([step, epochs.get(position, ""), *(values.get(n, "") for n in names)])
-    write_atomically(folder / "metrics.csv", buffer.getvalue().encode())
+
+    def render(names: list[str], *, epoch: bool, shown: list[str]) -> bytes:
+        rows: list[list[object]] = [["step", *(["epoch"] if epoch else []), *shown]]
+        for position in sorted(cells):
+            values = cells[position]
+            step = position[1] if position[0] == 0 else values.get("step", "")
+            axes = [step, *([epochs.get(position) or values.get("epoch", "")] if epoch else [])]
+            rows.append([*axes, *(values.get(name, "") for name in names)])
+        return encode_rows(rows)
+
+    names = [key for key in keys if key not in _AXES]
+    ordered = sorted(names)
+    write_atomically(folder / "metrics.csv", render(ordered, epoch=True, shown=ordered))
+    if published is not None:
+        shown = [decode_name(name) for name in names]
+        has_epochs = bool(epochs) or "epoch" in keys
+        write_atomically(published / "metrics.csv", render(names, epoch=has_epochs, shown=shown))

@@ -256,7 +256,7 @@ def no_takers(tmp_path, monkeypatch):
 
 
 def test_where_nobody_takes_artifacts_a_record_says_so(tmp_path, no_takers):
-    with start(tmp_path, backends="csv") as session:
+    with start(tmp_path) as session:
         artifacts = quark.ArtifactStore(session)
         record = artifacts.store("t", "n", b"nowhere to go")
         assert (record.sha256, record.size_bytes) == (sha256(b"nowhere to go"), 13)

@@ -93,7 +93,8 @@ def test_the_wide_table_has_one_row_a_step_and_the_newest_value(backend, maker, 
         ["", "0", "", "", "5.0"],
     ]
     assert {path.name for path in folder.iterdir()} == {
-        *("config.json", "metrics.csv", "metrics_long.csv", "run.json", "state.json")
+        *("config.json", "lifecycle.csv", "metrics.csv", "metrics_long.csv", "run.json"),
+        "state.json",
     }
 
 

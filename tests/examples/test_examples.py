@@ -1,5 +1,6 @@
 """The examples run as they are, in a process and a folder of their own."""
 
+import json
 import os
 import re
 import subprocess
@@ -66,6 +67,33 @@ def test_the_lifecycle_example_takes_a_folder(run_python, tmp_path):
     assert done.returncode == 0
     assert (tmp_path / "own" / ".quark" / "quark.db").is_file()
     assert list(run_python.folder.iterdir()) == []
+
+
+def test_the_tracker_example_logs_to_everything(run_python):
+    done = run_python(EXAMPLES / "tracker_multiplexer.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = run_python.folder / "tracked"
+    assert (folder / "metrics.csv").read_text().splitlines()[:2] == [
+        "step,lr,loss,ok",
+        "0,0.0003,1.0,1.0",
+    ]
+    assert (folder / "confusion.csv").read_text() == "class,hits\ncat,41\ndog,9\n"
+    assert json.loads((folder / "config.json").read_text()) == {
+        "lr": 3e-4,
+        "steps": 50,
+        "model": "resnet18",
+    }
+    run_id = re.search(r"^quark: 50 losses of run (\w+)$", done.stdout, re.M)[1]
+    session = quark.open_run(run_id, folder)
+    (code,) = quark.ArtifactStore(session).read(artifact_type="file")
+    assert code.artifact_key == "code/tracker_multiplexer.py"
+    assert "jsonl: 101 lines" in done.stdout
+
+
+def test_the_tracker_example_does_nothing_where_it_is_told_to(run_python):
+    done = run_python(EXAMPLES / "tracker_multiplexer.py", QUARK_TRACKER_BACKENDS="none")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list((run_python.folder / "tracked").iterdir()) == []
 
 
 def test_the_smoke_tests_pass_and_leave_nothing_behind(run_python):

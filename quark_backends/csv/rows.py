@@ -1,0 +1,208 @@
+"""How records of each kind stand in the mirror's tables: one row per record.
+
+A cell is empty where the record has None. A text that may be None and is
+empty, or made of quotes alone, has two quotes more in its cell. Floats are
+spelled so that they come back bit by bit, NaN and the infinities as `nan`,
+`inf` and `-inf`; times are ISO 8601 in UTC; truth values `true` and `false`;
+everything that is no plain value is JSON.
+
+The writer is the last column of every table: it has no line break, so that a
+row that was cut off is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from quark_core.codec import DecodedBody
+from quark_core.fields import (
+    boolean_fields,
+    column_types,
+    default_value,
+    optional_fields,
+    restorers,
+)
+from quark_core.json_object import decode_json, encode_json
+from quark_core.names import split_name
+from quark_core.records import (
+    RECORD_TYPES,
+    AlertRecord,
+    ArtifactRecord,
+    BatchDiagnosticRecord,
+    EventRecord,
+    HealthScoreRecord,
+    LayerSummaryRecord,
+    LifecycleRecord,
+    MetricRecord,
+    ParameterDistributionRecord,
+    ParameterSummaryRecord,
+    PhaseRecord,
+    StreamRecord,
+    SystemTelemetryRecord,
+    format_time,
+    parse_time,
+)
+
+__all__ = ["TABLES", "RowForm", "find_form"]
+
+TABLES = {
+    MetricRecord.KIND: "metrics_long",
+    EventRecord.KIND: "events",
+    SystemTelemetryRecord.KIND: "telemetry",
+    LayerSummaryRecord.KIND: "layers",
+    ParameterSummaryRecord.KIND: "parameters",
+    ParameterDistributionRecord.KIND: "parameter_distributions",
+    BatchDiagnosticRecord.KIND: "batches",
+    ArtifactRecord.KIND: "artifacts",
+    AlertRecord.KIND: "alerts",
+    HealthScoreRecord.KIND: "health_scores",
+    PhaseRecord.KIND: "phases",
+    LifecycleRecord.KIND: "lifecycle",
+}
+"""Kind of record -> name of its table, without `.csv`."""
+
+_WRITER = "writer"
+_ORIGIN_COLUMNS = {"writer_id": _WRITER, "attempt": "attempt", "rank": "rank"}
+# Tables that are older than the rule for all others.
+_SPECIAL_HEADERS = {
+    MetricRecord.KIND: (
+        *("step", "epoch", "key", "value", "timestamp", "attempt", "rank", "sequence"),
+        *("description", "metadata", _WRITER),
+    ),
+    EventRecord.KIND: (
+        *("step", "epoch", "event_type", "severity", "status", "payload"),
+        *("timestamp", "attempt", "rank", "sequence", _WRITER),
+    ),
+}
+_RENAMED = {"time_us": "timestamp", "metric_key": "key", **_ORIGIN_COLUMNS}
+_FIELDS = {column: field for field, column in _RENAMED.items()}
+
+
+class RowForm:
+    """The columns of one kind's table, and the way there and back.
+
+    Args:
+        kind: Kind of the records.
+
+    Attributes:
+        header: Names of the columns.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.header: tuple[str, ...] = _SPECIAL_HEADERS.get(kind) or (
+            *(_RENAMED.get(name, name) for name in column_types(kind) if name != "sequence"),
+            *("attempt", "rank", "sequence", _WRITER),
+        )
+        self._fields = [_FIELDS.get(column, column) for column in self.header]
+        self._type: Any = RECORD_TYPES[kind]
+        # In the order of the record's fields, after those of its origin.
+        self._parsers = [
+            (_RENAMED.get(name, name), _make_parser(kind, name), name)
+            for name in column_types(kind)
+        ]
+        names = list(column_types(kind))
+        self._key = names.index("metric_key") if kind == MetricRecord.KIND else None
+
+    def encode(
+        self, body: DecodedBody, *, writer_id: str, attempt: int, rank: int
+    ) -> Iterable[Sequence[Any]]:
+        """Rows of a batch.
+
+        Raises:
+            ValueError: What is in the batch cannot be read.
+            OverflowError: A time that no calendar has.
+        """
+        origin = {"writer_id": writer_id, "attempt": attempt, "rank": rank}
+        columns = [
+            [origin[name]] * body.count if name in origin else _format_column(body, name)
+            for name in self._fields
+        ]
+        return zip(*columns, strict=True)
+
+    def decode(self, run_id: str, row: Mapping[str, str]) -> StreamRecord:
+        """The record of a row; a column that an older table lacks is read as its default.
+
+        Raises:
+            ValueError: A cell that holds something else.
+            KeyError: A column is missing that every table has.
+        """
+        values = [
+            parse(row[column]) if column in row else default_value(self.kind, name)
+            for column, parse, name in self._parsers
+        ]
+        if self._key is not None:
+            # What follows the key in the record is made of it.
+            values[self._key + 1 : self._key + 3] = split_name(values[self._key])
+        return self._type(  # type: ignore[no-any-return]
+            run_id, row[_WRITER], int(row["attempt"]), int(row["rank"]), *values
+        )
+
+
+@cache
+def find_form(kind: str) -> RowForm:
+    """The form of a kind's rows."""
+    return RowForm(kind)
+
+
+def _format_column(body: DecodedBody, name: str) -> list[Any]:
+    """A column's cells, as csv.writer takes them."""
+    encoding = column_types(body.kind)[name]
+    if encoding == "j":
+        column = body.column(name)
+        if column.encoding == "j":
+            return [None if item is None else str(item, "utf-8") for item in column.head]
+        return [
+            None if value is None else encode_json(value).decode()
+            for value in column.to_list(body.count)
+        ]
+    values = body.to_list(name)
+    if name == "time_us":
+        return list(map(format_time, values))
+    if encoding == "f":
+        return [None if value is None else repr(value) for value in values]
+    if name in boolean_fields(body.kind):
+        return [None if value is None else str(value).lower() for value in values]
+    if encoding == "t" and name in optional_fields(body.kind):
+        return [
+            f'{value}""' if value is not None and not value.strip('"') else value
+            for value in values
+        ]
+    return values
+
+
+def _make_parser(kind: str, name: str) -> Callable[[str], Any]:
+    parse = _choose_parser(kind, name)
+    if name not in optional_fields(kind):
+        return parse
+    return lambda text: parse(text) if text else None
+
+
+def _choose_parser(kind: str, name: str) -> Callable[[str], Any]:
+    if name == "time_us":
+        return parse_time
+    encoding = column_types(kind)[name]
+    if name in boolean_fields(kind):
+        return _parse_truth
+    if encoding == "i":
+        return int
+    if encoding == "f":
+        return float
+    if encoding == "j":
+        restore = restorers(kind).get(name)
+        if restore is not None:
+            return lambda text: restore(decode_json(text.encode()))
+        return lambda text: decode_json(text.encode())
+    return _parse_optional_text if name in optional_fields(kind) else str
+
+
+def _parse_optional_text(text: str) -> str:
+    return text if text.strip('"') else text[:-2]
+
+
+def _parse_truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text == "true"

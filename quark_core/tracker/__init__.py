@@ -1,0 +1,1 @@
+"""The multiplexer that many training scripts know, on top of a run."""

@@ -1,0 +1,252 @@
+"""setup_tracker: names of backends in, a tracker out, whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from quark_core import settings
+from quark_core.backend import BackendDefinition
+from quark_core.backend_choice import choose_backend
+from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.ranks import detect_rank
+from quark_core.registry import default_registry
+from quark_core.run_config import snapshot_config
+from quark_core.session import TrainingSession
+from quark_core.tracker.backends import (
+    CSVBackend,
+    MirrorBackend,
+    MLflowBackend,
+    TrackerBackend,
+    WandbBackend,
+)
+from quark_core.tracker.call_lane import CallLane
+from quark_core.tracker.multiplexer import NullTracker, Tracker
+
+__all__ = ["register_backend", "setup_tracker", "start_session"]
+
+_log = logging.getLogger("quark")
+
+_DEFAULT = "wandb"
+_NOTHING = "none"
+_STORE_ALONE = "quark"
+# Where a script that comes from ezpz says what it logs to; ours first.
+_VARIABLES = (
+    settings.TRACKER_BACKENDS,
+    settings.BACKENDS,
+    "EZPZ_TRACKER_BACKENDS",
+    "EZPZ_TRACKERS",
+)
+_PROJECT_VARIABLES = ("WB_PROJECT", "WANDB_PROJECT", "WB_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME")
+# Any of these libraries will do.
+_LIBRARIES = {"wandb": ("wandb",), "mlflow": ("mlflow",)}
+_FALLBACK_PROJECT = "quark"
+_SESSION_OPTIONS = ("name", "notes", "tags")
+
+_registered: dict[str, Callable[..., TrackerBackend]] = {}
+
+
+def register_backend(name: str, cls: Callable[..., TrackerBackend]) -> None:
+    """Make a TrackerBackend class known under a name, for `setup_tracker` of this process.
+
+    It comes before Quark's own backend of that name, and before one that was
+    registered earlier.
+
+    Args:
+        name: The name in `backends=`.
+        cls: The class, or whatever makes a backend; it is called with the
+            keywords `project_name`, `config`, `outdir`, `rank` and those that
+            `setup_tracker` was given besides.
+
+    Raises:
+        SchemaValidationError: No name that `backends=` could hold, or nothing
+            that can be called.
+    """
+    if not isinstance(name, str) or not name.strip() or "," in name:
+        raise SchemaValidationError(f"name must be a str without a comma, got {name!r:.60}")
+    if not callable(cls):
+        raise SchemaValidationError(f"cls must be a class, not {type(cls).__name__}")
+    _registered[name.strip()] = cls
+
+
+def setup_tracker(
+    project_name: str | None = None,
+    backends: str | Sequence[str] | None = None,
+    config: Any = None,
+    outdir: str | os.PathLike[str] | None = None,
+    rank: int | None = None,
+    **kwargs: Any,
+) -> Tracker:
+    """A tracker that logs to a new run, its mirrors and backends of one's own; never raises.
+
+    What cannot be had (an unknown name, a library that is not installed, a
+    constructor that raises) is left out with a warning. Where nothing of what
+    was asked for is left, and on ranks other than 0, it is a `NullTracker`.
+
+    Args:
+        project_name: The run's project; by default WB_PROJECT, WANDB_PROJECT,
+            WB_PROJECT_NAME, MLFLOW_EXPERIMENT_NAME or the script's name.
+        backends: Names, separated by commas or in a sequence: `wandb`, `csv`,
+            `mlflow`, any other mirror or its URI, what `register_backend` has
+            made known, or `quark` for the run's own store alone, which is
+            there beside all others. `none` does nothing. By default
+            QUARK_TRACKER_BACKENDS, QUARK_BACKENDS, EZPZ_TRACKER_BACKENDS,
+            EZPZ_TRACKERS or `wandb`.
+        config: Hyperparameters, as of `start_run`.
+        outdir: Folder of the run's store (`.quark`) and of what `csv` writes:
+            metrics.csv, config.json and tables; the working directory by default.
+        rank: Of this process; found by itself where it is None.
+        kwargs: `name`, `notes` and `tags` are the run's; `storage_dir` is a
+            folder of its store other than `outdir`; all but the latter go to
+            the constructors of backends, and `mode`, `entity`, `group` and
+            `job_type` to the W&B mirror.
+    """
+    if (detect_rank().rank if rank is None else rank) != 0:
+        return NullTracker()
+    names = _split(backends)
+    if not names or names == [_NOTHING]:
+        return NullTracker()
+    storage_dir = kwargs.pop("storage_dir", None)
+    arguments = {
+        "project_name": project_name,
+        "config": config,
+        "outdir": outdir,
+        "rank": 0 if rank is None else rank,
+        **kwargs,
+    }
+    mirrors: list[MirrorBackend] = []
+    lanes: list[CallLane] = []
+    wants_store = False
+    for name in names:
+        cls = _registered.get(name)
+        if cls is not None:
+            lanes.append(CallLane(name, lambda cls=cls: cls(**arguments)))  # type: ignore[misc]
+            continue
+        if name == _STORE_ALONE:
+            wants_store = True
+            continue
+        try:
+            definition = choose_backend(name, default_registry()).definition
+        except QuarkError as error:
+            _warn_of_unknown(name, error)
+            continue
+        missing = _find_missing(definition)
+        if missing is not None:
+            _log.warning(
+                "tracker backend %r is not available (missing dependency: %s)", name, missing
+            )
+        else:
+            mirrors.append(_make_mirror(name, definition, arguments))
+    if not (mirrors or lanes or wants_store):
+        return NullTracker()
+    place = storage_dir if storage_dir is not None else outdir
+    options = {option: kwargs[option] for option in _SESSION_OPTIONS if option in kwargs}
+    options.setdefault("name", kwargs.get("run_name"))
+    session = start_session(
+        mirrors, project_name=project_name, config=config, storage_dir=place, **options
+    )
+    tracker = Tracker.assemble(session, mirrors if session is not None else (), lanes)
+    return tracker if tracker.active else NullTracker()
+
+
+def start_session(
+    mirrors: Sequence[MirrorBackend],
+    *,
+    project_name: str | None = None,
+    config: Any = None,
+    storage_dir: str | os.PathLike[str] | None = None,
+    name: Any = None,
+    notes: Any = None,
+    tags: Any = None,
+) -> TrainingSession | None:
+    """Start a run with these mirrors; None, with a warning, where that cannot be done."""
+    for mirror in mirrors:
+        storage_dir = mirror.storage_dir if storage_dir is None else storage_dir
+        project_name = project_name or mirror.project_name
+        config = mirror.config if config is None else config
+    try:
+        snapshot_config(config)
+    except SchemaValidationError as error:
+        _log.warning("tracker: %s; the run has no configuration", error)
+        config = None
+    try:
+        return TrainingSession.start_run(
+            project=project_name or _find_project(),
+            config=config,
+            storage_dir=None if storage_dir is None else Path(storage_dir),
+            # Without a mirror it must not be what QUARK_BACKENDS says.
+            backends=[mirror.specification for mirror in mirrors],
+            name=None if name is None else str(name),
+            notes=None if notes is None else str(notes),
+            tags=_read_tags(tags),
+        )
+    except Exception as error:  # noqa: BLE001 - nothing of ours may end a training
+        _log.warning("tracker: the run could not be started: %s: %s", type(error).__name__, error)
+        return None
+
+
+def _split(backends: str | Iterable[str] | None) -> list[str]:
+    if backends is None:
+        given = (os.environ.get(name) for name in _VARIABLES)
+        backends = next((text for text in given if text is not None), _DEFAULT)
+    names = backends.split(",") if isinstance(backends, str) else map(str, backends)
+    return list(dict.fromkeys(name.strip() for name in names if name.strip()))
+
+
+def _make_mirror(
+    name: str, definition: BackendDefinition, arguments: Mapping[str, Any]
+) -> MirrorBackend:
+    """The mirror that a name asks for; a URI is taken as it is."""
+    if name == "csv":
+        return CSVBackend(arguments["outdir"] or Path.cwd())
+    if name == "wandb":
+        return WandbBackend(**arguments)
+    if name == "mlflow":
+        return MLflowBackend(**arguments)
+    return MirrorBackend(definition.name, name)
+
+
+def _find_missing(definition: BackendDefinition) -> str | None:
+    """Why a backend's library is not there, or None where it is, or none is known of."""
+    names = _LIBRARIES.get(definition.name, ())
+    for name in names:
+        try:
+            found = find_spec(name)
+        except (ImportError, ValueError):
+            found = None
+        # A mere folder of that name, such as W&B's own files, has no origin.
+        if found is not None and found.origin is not None:
+            return None
+    return f"No module named {names[0]!r}" if names else None
+
+
+def _warn_of_unknown(name: str, error: QuarkError) -> None:
+    known = ", ".join(sorted({*_registered, *default_registry().names}))
+    _log.warning("Unknown tracker backend %r (registered: %s): %s", name, known, error)
+
+
+def _find_project() -> str:
+    """The project where none is given: what the environment says, or the script's name."""
+    for variable in _PROJECT_VARIABLES:
+        given = os.environ.get(variable, "").strip()
+        if given:
+            return given
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    stem = Path(main).stem
+    return Path(main).parent.name if stem == "__main__" else stem or _FALLBACK_PROJECT
+
+
+def _read_tags(tags: Any) -> tuple[str, ...] | None:
+    """Tags of a sequence, or of a mapping as MLflow has them."""
+    if tags is None:
+        return None
+    if isinstance(tags, Mapping):
+        return tuple(f"{key}={value}" for key, value in tags.items())
+    if isinstance(tags, str):
+        return tuple(tag.strip() for tag in tags.split(",") if tag.strip())
+    return tuple(map(str, tags))
