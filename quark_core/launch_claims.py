@@ -107,16 +107,14 @@ class RunClaims:
         return _load(self._path) is not None
 
     def claim(self, run_id: str, attempt: int, *, replaces: bool = True) -> bool:
-        """Say which run it is; whether it could be said, which is not so on a read-only disk.
+        """Say which run it is, if that can be said; whether no other process was first.
 
         Args:
             run_id: The run.
             attempt: Its attempt.
             replaces: Whether a claim that is there is replaced.
         """
-        claim = Claim(
-            run_id, attempt, self.launch.restart, current_process(), self.launch.node_key
-        )
+        claim = Claim(run_id, attempt, self.launch.restart, current_process(), self.launch.node_key)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._prune()
@@ -126,7 +124,7 @@ class RunClaims:
                 _save(self._place(node_key), claim, replaces=True)
         except OSError as error:
             _log.debug("run %s is not announced to the other ranks: %s", run_id, error)
-            return False
+            return True
         if done:
             self._own = claim
         return done
@@ -215,15 +213,26 @@ def _save(path: Path, claim: Claim, *, replaces: bool, changed_ns: int | None = 
     try:
         if changed_ns is not None:
             os.utime(scratch, ns=(changed_ns, changed_ns))
-        if not replaces:
-            os.link(scratch, path)
-            return True
-        os.replace(scratch, path)
+        if replaces:
+            os.replace(scratch, path)
+        else:
+            _add(scratch, path)
     except FileExistsError:
         return False
     finally:
         scratch.unlink(missing_ok=True)
     return True
+
+
+def _add(scratch: Path, path: Path) -> None:
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without links; who reads half of it looks again.
+        with path.open("xb") as file:
+            file.write(scratch.read_bytes())
 
 
 def _measure_now(folder: Path) -> float:

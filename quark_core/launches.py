@@ -82,8 +82,7 @@ def _find_torchrun(environ: Mapping[str, str]) -> Launch | None:
         # The folder's name is random, and outlives restarts.
         node_key = _digest("torchrun", current_process().host, agent)
     one_node = environ.get("GROUP_WORLD_SIZE") == "1" or (
-        "LOCAL_WORLD_SIZE" in environ
-        and environ["LOCAL_WORLD_SIZE"] == environ.get("WORLD_SIZE")
+        "LOCAL_WORLD_SIZE" in environ and environ["LOCAL_WORLD_SIZE"] == environ.get("WORLD_SIZE")
     )
     if one_node and node_key is not None:
         return Launch("torchrun", node_key, restart, True, node_key)

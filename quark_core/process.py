@@ -53,7 +53,7 @@ def find_age_s() -> float:
         pass
     import psutil
 
-    return max(0.0, time.time() - psutil.Process().create_time())
+    return max(0.0, time.time() - float(psutil.Process().create_time()))
 
 
 @lru_cache(maxsize=1)
