@@ -41,6 +41,7 @@ BEYOND = [
     "LossSummary",
     "MetricSummary",
     "QuarkError",
+    "RankStatistics",
     "RetentionHookError",
     "RuleExplanation",
     "RunSummary",
