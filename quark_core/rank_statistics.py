@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,8 +10,6 @@ from quark_core.errors import SchemaValidationError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from quark_core.columns import Columns
 
 __all__ = ["RankStatistics", "check_axis", "compare_ranks"]
 
@@ -77,11 +75,13 @@ def check_axis(by: object) -> Literal["step", "epoch"]:
     raise SchemaValidationError(f'by must be "step" or "epoch", got {by!r:.60}')
 
 
-def compare_ranks(columns: Columns, key: str, by: Literal["step", "epoch"]) -> RankStatistics:
+def compare_ranks(
+    columns: Mapping[str, NDArray[Any]], key: str, by: Literal["step", "epoch"]
+) -> RankStatistics:
     """Work out a metric over the ranks.
 
     Args:
-        columns: The metric's rows, in persistence order.
+        columns: The metric's rows, in persistence order: `rank`, `value`, and `by`.
         key: Its stored key.
         by: What the entries are sorted by; rows without it are left out.
     """
