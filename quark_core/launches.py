@@ -146,8 +146,8 @@ def _find_by_parent(
 
 
 def _find_by_hand(environ: Mapping[str, str]) -> Launch | None:
-    """Ranks that somebody has numbered, with the address at which they meet."""
-    if "RANK" not in environ or not environ.get("MASTER_PORT"):
+    """Ranks that somebody has numbered, by the address at which they meet."""
+    if not environ.get("MASTER_PORT"):
         return None
     job = environ.get("SLURM_JOB_ID", "")
     return Launch("environment", _digest("environment", job, *_read_master(environ)), 0, False)

@@ -26,16 +26,18 @@ def print_ranks(console: Console, paces: RankPaces) -> None:
     if len(shown) > _ROWS:
         slowest = sorted(shown, key=lambda rank: (rank.rank not in silent, -(rank.behind_ms or 0)))
         shown = tuple(sorted(slowest[:_ROWS], key=lambda rank: rank.rank))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("rank", justify="right")
-    table.add_column("host", overflow="fold")
+    has_hosts = len({rank.host for rank in paces.ranks}) > 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("rank", justify="right", no_wrap=True)
+    if has_hosts:
+        table.add_column("host", overflow="fold", min_width=6)
     for header in ("step ms", "p90", "behind", "slowest", "data ms", "records", "step", "seen"):
         table.add_column(header, justify="right", no_wrap=True)
     for rank in shown:
         is_marked = rank is late or rank.rank in silent
         table.add_row(
             str(rank.rank),
-            Text(rank.host or "-"),
+            *([Text(rank.host or "-")] if has_hosts else []),
             _describe_ms(rank.step_ms),
             _describe_ms(rank.step_p90_ms),
             _describe_ms(rank.behind_ms, signed=True),

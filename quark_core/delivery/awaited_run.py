@@ -36,12 +36,14 @@ def wait_for_run(
     def open_when_there() -> Backend:
         backend = open_backend()
         deadline = time.monotonic() + _QUIET_S
+        poll_s = _POLL_S
         while True:
             try:
                 check_run_is_there(backend, run_id, closes=False)
             except BackendUnavailable:
                 if time.monotonic() < deadline:
-                    time.sleep(_POLL_S)
+                    time.sleep(poll_s)
+                    poll_s *= 1.5
                     continue
                 if opened is None:
                     backend.close()
