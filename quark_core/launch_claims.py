@@ -30,8 +30,9 @@ _log = logging.getLogger("quark")
 _KEPT_S = 30 * 86400.0
 _POLL_S = 0.02
 _SLOW_POLL_S = 0.2
-# Clocks of file systems may count in whole seconds.
-_GRAIN_S = 1.0
+# How finely times of files are told, and of processes; some file systems count seconds.
+_FINE_GRAIN_S = 0.05
+_COARSE_GRAIN_S = 1.1
 # A rank of another node may begin so much later than the one that claims.
 _SKEW_S = 60.0
 
@@ -158,14 +159,16 @@ class RunClaims:
             # Listing makes a network file system look again for what was not there.
             if self._path.name not in os.listdir(self._folder):
                 return None
-            age_s = _measure_now(self._folder) - self._path.stat().st_mtime
+            changed = self._path.stat()
+            age_s = _measure_now(self._folder) - changed.st_mtime
         except OSError:
             return None
         claim = _load(self._path)
         if claim is None or claim.restart != self.launch.restart:
             return None
         own_age_s = find_age_s()
-        if age_s <= own_age_s + _GRAIN_S:
+        is_coarse = changed.st_mtime_ns % 10**9 == 0
+        if age_s <= own_age_s + (_COARSE_GRAIN_S if is_coarse else _FINE_GRAIN_S):
             return claim
         # It was there before this process: an earlier launch's, unless this rank is late.
         if claim.ended:

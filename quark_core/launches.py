@@ -103,8 +103,9 @@ def _find_slurm(environ: Mapping[str, str]) -> Launch | None:
     if not job or rank is None:
         return None
     step = environ.get("SLURM_STEP_ID", "")
-    # Processes that a script in the job has numbered by itself are not the step's tasks.
-    by_srun = bool(step) and environ.get("RANK", rank) == rank
+    size = environ.get("WORLD_SIZE", "")
+    # Processes that one task has started and numbered are not the step's tasks.
+    by_srun = bool(step) and ("RANK" not in environ or size == environ.get("SLURM_NTASKS", size))
     shared = [environ.get("SLURM_CLUSTER_NAME", ""), job, step if by_srun else ""]
     if not by_srun:
         shared += _read_master(environ)

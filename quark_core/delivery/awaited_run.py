@@ -18,7 +18,7 @@ __all__ = ["AWAIT_CAP_S", "check_run_is_there", "wait_for_run"]
 AWAIT_CAP_S = 15.0
 """Bound of the wait between two tries of such a lane."""
 
-_QUIET_S = 3.0
+_QUIET_S = 1.0
 _POLL_S = 0.05
 
 
