@@ -66,12 +66,18 @@ class RunClaims:
         storage_dir: The storage root, which the ranks share if they can.
         launch: The launch.
         name: What the ranks call the run, such as its project.
+
+    Attributes:
+        launch: The launch.
+        name: The name, with the run's place among those of this process.
+        is_first: Whether it is the first of this process under that name.
     """
 
     def __init__(self, storage_dir: Path, launch: Launch, name: str) -> None:
         order = _counts[launch.key, name]
         _counts[launch.key, name] += 1
         self.launch = launch
+        self.is_first = order == 0
         self.name = f"{name}\0{order}"
         self._folder = storage_dir / ".quark" / "launches"
         self._path = self._place(launch.key)

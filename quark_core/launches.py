@@ -41,6 +41,8 @@ class Launch:
         restart: How often the launcher has started it again.
         is_exact: Whether no other launch has this key.
         node_key: What only the processes of one agent share, where that is known.
+        requeues: How often the batch job around it has been started again, which
+            makes a new launch of it, unless it is the job that starts the ranks.
     """
 
     source: str
@@ -48,6 +50,7 @@ class Launch:
     restart: int
     is_exact: bool
     node_key: str | None = None
+    requeues: int = 0
 
     def derive_run_id(self, name: str) -> str | None:
         """The id of a run of this launch, the same on all ranks; None where the key is not exact.
@@ -76,6 +79,7 @@ def _find_torchrun(environ: Mapping[str, str]) -> Launch | None:
     if run_id is None:
         return None
     restart = _read_count(environ, "TORCHELASTIC_RESTART_COUNT")
+    requeues = _read_count(environ, "SLURM_RESTART_COUNT")
     agent = _find_agent_folder(environ.get("TORCHELASTIC_ERROR_FILE", ""))
     node_key = None
     if agent is not None:
@@ -85,9 +89,10 @@ def _find_torchrun(environ: Mapping[str, str]) -> Launch | None:
         "LOCAL_WORLD_SIZE" in environ and environ["LOCAL_WORLD_SIZE"] == environ.get("WORLD_SIZE")
     )
     if one_node and node_key is not None:
-        return Launch("torchrun", node_key, restart, True, node_key)
+        return Launch("torchrun", node_key, restart, True, node_key, requeues)
     shared = (run_id, *_read_master(environ), environ.get("SLURM_JOB_ID", ""))
-    return Launch("torchrun", _digest("torchrun", *shared), restart, False, node_key)
+    key = _digest("torchrun", *shared)
+    return Launch("torchrun", key, restart, False, node_key, requeues)
 
 
 def _find_agent_folder(error_file: str) -> str | None:

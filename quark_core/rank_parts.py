@@ -100,7 +100,8 @@ def lead(
         return RankPart(given or _make_run_id(), leads=True)
     launch = claims.launch
     if given is not None:
-        again = launch.restart > 0 and _is_stored(primary, given)
+        restarted = claims.is_first and (launch.restart > 0 or launch.requeues > 0)
+        again = restarted and _is_stored(primary, given)
         if not again:
             claims.claim(given, 0)
         return RankPart(given, leads=True, restarts=again, claims=claims)

@@ -3,6 +3,8 @@
 import pytest
 from launching import by_hand, openmpi, slurm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("launcher", [slurm, openmpi, by_hand], ids=lambda one: one.__name__)
 def test_two_processes_that_are_both_rank_zero(tmp_path, start_ranks, runs_of, launcher):

@@ -17,6 +17,8 @@ from launching import (
     slurm,
 )
 
+pytestmark = pytest.mark.slow
+
 LAUNCHERS = [slurm, openmpi, older_openmpi, pmi, by_hand]
 
 
@@ -94,3 +96,48 @@ def test_journals_of_another_disk_are_delivered_where_the_run_is(tmp_path, runs_
     subprocess.run([quark, "sync", tmp_path / "0"], check=True, capture_output=True)
     ((state, _, points),) = runs_of(tmp_path / "0").values()
     assert (state, points) == ("completed", {(0, 0): 20, (0, 1): 20})
+
+
+RESUMED = """
+import os, sys, quark
+session = quark.resume_run(run_id=sys.argv[2], storage_dir=sys.argv[1], ranks=sys.argv[3])
+with session, quark.MetricsLogger(session) as metrics:
+    metrics.log("loss", 1.0, step=99)
+    print(session.run_id, session.context.run.attempt, session.project_name)
+"""
+
+
+@pytest.mark.parametrize("ranks", ["zero", "all"])
+def test_all_ranks_may_resume_a_run(tmp_path, start_ranks, runs_of, ranks):
+    start_ranks(tmp_path, [slurm(0, 1)], "dies=0")
+    (run_id,) = runs_of(tmp_path)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RESUMED, str(tmp_path), run_id, ranks],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(**slurm(rank, 2, SLURM_JOB_ID=99)),
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert said[0] == [run_id, "1", "ranks"]
+    assert said[1][0] == run_id
+    ((state, attempt, points),) = runs_of(tmp_path).values()
+    assert (state, attempt) == ("completed", 1)
+    wanted = {(1, 0): 1} if ranks == "zero" else {(1, 0): 1, (1, 1): 1}
+    assert {place: n for place, n in points.items() if place[0] == 1} == wanted
+
+
+def test_a_requeued_job_with_torchrun_in_it_goes_on_by_its_given_id(tmp_path, torchrun, runs_of):
+    job = {"QUARK_RUN_ID": "job-7", "SLURM_JOB_ID": 7}
+    for count in (0, 1):
+        ranks, status = torchrun(
+            tmp_path, "ranks=all", processes=2, SLURM_RESTART_COUNT=count, **job
+        )
+        assert status == 0
+        assert {rank["run_id"] for rank in ranks} == {"job-7"}
+    ((run_id, (state, attempt, points)),) = runs_of(tmp_path).items()
+    assert (run_id, state, attempt) == ("job-7", "completed", 1)
+    assert points == {(0, 0): 20, (0, 1): 20, (1, 0): 20, (1, 1): 20}

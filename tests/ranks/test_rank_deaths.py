@@ -14,6 +14,8 @@ from launching import clean_environment, slurm
 
 import quark
 
+pytestmark = pytest.mark.slow
+
 
 def count(storage_dir, run_id):
     session = quark.open_run(run_id, storage_dir)
