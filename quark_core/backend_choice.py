@@ -93,8 +93,7 @@ def plan_backends(
     Raises:
         UnknownBackendError: A name or scheme that nothing answers to.
         BackendContractError: A named plugin that was left out.
-        SchemaValidationError: `backends` is of a wrong type, names two primaries, or
-            has ranks that are none.
+        SchemaValidationError: `backends` is of a wrong type, or names two primaries.
         SessionStoreError: QUARK_REQUIRE_SERVICE is set and QUARK_PERSISTENCE_URL is not.
     """
     registry = registry or default_registry()

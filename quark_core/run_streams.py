@@ -14,7 +14,6 @@ from quark_core.delivery.deferral import StandInStream
 from quark_core.delivery.journal_folder import journal_directory
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.stream import RunStream
-from quark_core.errors import QuarkError
 from quark_core.open_run import OpenRun
 from quark_core.rank_parts import RankPart
 from quark_core.ranks import RankInfo
@@ -100,7 +99,7 @@ def open_plan_primary(plan: Plan, root: Path, *, leads: bool = True) -> Supports
         return None
     try:
         return composition.open_primary(plan.primary, plan.primary.configure(root))
-    except QuarkError as error:
+    except Exception as error:
         if leads:
             raise
         # The lane tries again: a rank that joins must not fail where the others train.

@@ -8,7 +8,7 @@ on a local disk, makes an ordinary store of it.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from quark_backends.embedded.generation_files import GenerationFiles
 from quark_backends.store.database import StoreLayout, connect_memory, ensure_marker, find_store
 from quark_backends.store.ingest import BatchIngest
-from quark_backends.store.lifecycle import RunNotStarted
 from quark_backends.store.payloads import KeepsPayloads
 from quark_backends.store.reader import StoreReader, find_run
 from quark_backends.store.trash import JournalTrash, SupportsTrash
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from quark_core.series import Series
 
 __all__ = ["JournalBackend"]
-
-_log = logging.getLogger("quark")
 
 
 class JournalBackend(SupportsTrash, KeepsPayloads):
@@ -174,12 +171,14 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         """Play what has come into the journals since the last time."""
         ingest = BatchIngest(self._connect())
         for folder, manifest in order_journals(find_folders(self._storage_dir)):
+            if manifest.awaits_run and not self._has_run(manifest.run_id):
+                continue  # the rank that begins the run has not journaled that yet
             for batch in JournalReader(folder.path).read(self._played.get(folder.path, 0)):
-                try:
+                # As in the real store, what is refused is not there.
+                with contextlib.suppress(BackendRejected):
                     ingest.write([batch])
-                except BackendRejected as error:
-                    if isinstance(error, RunNotStarted) and manifest.awaits_run:
-                        break  # the rank that begins the run has not journaled that yet
-                    # As in the real store, what is refused is not there.
-                    _log.debug("batch %d of %s is refused", batch.number, folder.path)
                 self._played[folder.path] = batch.number + 1
+
+    def _has_run(self, run_id: str) -> bool:
+        row = self._connect().execute("SELECT 1 FROM run WHERE id = ?", (run_id,)).fetchone()
+        return row is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from quark_backends.store.bodies import digest_body
 from quark_backends.store.figures import MetricFold, place_writer
-from quark_backends.store.lifecycle import RunNotStarted, apply_lifecycle
+from quark_backends.store.lifecycle import apply_lifecycle
 from quark_backends.store.names import NameTable
 from quark_backends.store.summaries import rebuild_metrics
 from quark_core.attempts import HiddenRows, can_be_hidden
@@ -187,7 +187,7 @@ class BatchIngest:
         execute = self._connection.execute
         run = execute("SELECT pk FROM run WHERE id = ?", (batch.run_id,)).fetchone()
         if run is None:
-            raise RunNotStarted(f"run {batch.run_id} was never started in this store")
+            raise BackendRejected(f"run {batch.run_id} was never started in this store")
         # An attempt that began before this writer's first batch came hides what it says too.
         (hidden_step,) = execute(
             "SELECT min(from_step) FROM attempt WHERE run_pk = ? AND number > ?",

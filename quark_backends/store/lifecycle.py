@@ -13,11 +13,7 @@ from quark_backends.store.run_labels import write_config, write_tags
 from quark_core.errors import BackendRejected
 from quark_core.records import LifecycleRecord
 
-__all__ = ["RunNotStarted", "apply_lifecycle"]
-
-
-class RunNotStarted(BackendRejected):
-    """A record of a run that the store has no start of."""
+__all__ = ["apply_lifecycle"]
 
 
 def apply_lifecycle(
@@ -38,7 +34,7 @@ def apply_lifecycle(
         "SELECT pk, attempt, tags, status FROM run WHERE id = ?", (record.run_id,)
     ).fetchone()
     if row is None:
-        raise RunNotStarted(f"run {record.run_id} was never started in this store")
+        raise BackendRejected(f"run {record.run_id} was never started in this store")
     run_pk, attempt, tags, _ = row
     now_us = time.time_ns() // 1000
     if record.action == "tag":

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launching import by_hand, older_openmpi, openmpi, pmi, slurm
 
-from quark_core import launch_claims
+import quark
+from quark_core import composition, launch_claims
 from quark_core.launch_claims import RunClaims
 from quark_core.launches import Launch, find_launch
 from quark_core.process import ProcessIdentity
+from quark_core.query import Query
 
 AGENT = "/tmp/torchelastic_x/none_y/attempt_{}/{}/error.json"
 
@@ -228,3 +230,25 @@ def test_old_claims_are_deleted(claims, tmp_path):
     age(claims(EXACT), 40 * 86400)
     claims(VAGUE).claim("new", 0)
     assert len(list((tmp_path / ".quark" / "launches").iterdir())) == 1
+
+
+def test_a_reader_of_journals_sees_a_rank_that_came_before_the_run(tmp_path, monkeypatch):
+    """On a network file system the journal of rank 1 may be there before that of rank 0."""
+    monkeypatch.setenv("QUARK_JOURNAL_ONLY", "1")
+    monkeypatch.setenv("QUARK_RUN_ID", "early")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    reader = None
+    sessions = []
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        session = quark.start_run(project="p", storage_dir=tmp_path, ranks="all")
+        sessions.append(session)
+        metrics = quark.MetricsLogger(session)
+        metrics.log("loss", float(rank), step=0)
+        session.flush("durable")
+        if reader is None:
+            reader = composition.open_reader(tmp_path)
+            assert reader.list_runs() == []
+    assert list(reader.read("early", "metric", Query())["rank"]) == [0, 1]
+    for session in sessions:
+        session.end_run()
