@@ -212,10 +212,12 @@ class ChildDelivery:
         }
         if not own_rank:
             return list(others.values())
-        return [f for name, f in others.items() if self._find_rank(name, f) == self._origin.rank]
+        return [
+            f for name, f in others.items() if self._find_rank(name, f) in (None, self._origin.rank)
+        ]
 
     def _find_rank(self, name: str, folder: JournalFolder) -> int | None:
-        """Whose journal it is; read once, since there may be as many as there are ranks."""
+        """Whose journal it is, or None; read once, since there may be one for each rank."""
         if name not in self._ranks:
             manifest = folder.read_manifest()
             if manifest is None:
