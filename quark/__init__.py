@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from quark_core.errors import TrainingHalted as TrainingHalted
     from quark_core.logging_handler import LoggingHandler as LoggingHandler
     from quark_core.migration import migrate_store as migrate_store
+    from quark_core.rank_statistics import RankStatistics as RankStatistics
     from quark_core.records import AlertRecord as AlertRecord
     from quark_core.records import ArtifactRecord as ArtifactRecord
     from quark_core.records import BatchDiagnosticRecord as BatchDiagnosticRecord
@@ -171,6 +172,7 @@ _HOMES = {
     "PhaseRecord": "quark_core.records",
     "ProjectRecord": "quark_core.records",
     "QuarkError": "quark_core.errors",
+    "RankStatistics": "quark_core.rank_statistics",
     "RetentionHookError": "quark_core.errors",
     "RuleExplanation": "quark_core.analysis.engine",
     "RunComparisonResult": "quark_core.analysis.comparison.results",
@@ -271,6 +273,7 @@ __all__ = [
     "PhaseRecord",
     "ProjectRecord",
     "QuarkError",
+    "RankStatistics",
     "RetentionHookError",
     "RuleExplanation",
     "RunComparisonResult",

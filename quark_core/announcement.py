@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import threading
 from typing import Any
 
 import msgspec
 
 from quark_core import recovery, settings
+from quark_core.composition import Plan
 from quark_core.environment import GitState, capture_environment, complete_environment
 from quark_core.errors import InvalidRunStateError
 from quark_core.json_object import JsonObject
@@ -16,8 +19,9 @@ from quark_core.open_run import OpenRun
 from quark_core.process import current_process
 from quark_core.ranks import RankInfo
 from quark_core.records import ConfigSnapshot, parse_time
+from quark_core.run_streams import HAND_OVER_S
 
-__all__ = ["announce"]
+__all__ = ["announce", "announce_rank"]
 
 _log = logging.getLogger("quark")
 
@@ -94,6 +98,32 @@ def announce(
     except RuntimeError:
         # Without a thread to spare the environment stays as far as it is known at once.
         run.background = None
+
+
+def announce_rank(run: OpenRun, plan: Plan, rank: RankInfo) -> OpenRun:
+    """Say which process this rank of the run is, where the run has several; returns the run.
+
+    On a rank that joins the run this waits for the journal only.
+    """
+    if not run.stream.active:
+        return run
+    if not run.leads:
+        # Gives the writer its start time at the store, whatever timestamps follow.
+        run.emit_lifecycle("heartbeat")
+    if rank.world_size > 1 and plan.ranks is not None and not plan.ranks.is_one:
+        payload = JsonObject(
+            {
+                "local_rank": rank.local_rank,
+                "world_size": rank.world_size,
+                "host": platform.node(),
+                "pid": os.getpid(),
+                "source": rank.source,
+            }
+        )
+        run.emit_event("rank_joined", "info", status="running", payload=payload)
+    if not run.leads:
+        run.stream.hand_over(HAND_OVER_S)
+    return run
 
 
 def _complete_environment(run: OpenRun, environment: dict[str, Any], git: GitState | None) -> None:

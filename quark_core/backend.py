@@ -93,7 +93,11 @@ class RankPolicy(StrEnum):
     """On which ranks of a distributed run a backend is opened."""
 
     ZERO = "zero"
+    """On the rank that leads the run, which is rank 0 unless `ranks` leaves it out."""
+    SESSION = "session"
+    """On the ranks of the session (`ranks=`, QUARK_RANKS): each writes for itself."""
     ALL = "all"
+    """On every rank, unless the session says otherwise."""
 
 
 class Batch(msgspec.Struct, frozen=True, dict=True):
@@ -357,7 +361,8 @@ class BackendDefinition:
             mirror, in `start_run` for a primary.
         capabilities: What the opened backend can do.
         schemes: URI schemes that lead here, besides the name.
-        rank_policy: On which ranks it is opened by default.
+        rank_policy: On which ranks it is opened where its URI says nothing
+            (`?ranks=all`); a primary is always opened on those of the session.
         api_version: Version of the contract that it was written against.
         migrate: Brings an older store at the configured place to the current schema
             and returns its version; None where there is nothing to migrate. The

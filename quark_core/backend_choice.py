@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_plus
 
 from quark_core import settings
 from quark_core.backend import BackendConfig, BackendDefinition, Capability, RankPolicy
 from quark_core.errors import SchemaValidationError, SessionStoreError, UnknownBackendError
+from quark_core.rank_choice import ALL_RANKS, RANK_ZERO, RankChoice, parse_ranks
 from quark_core.ranks import RankInfo
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
@@ -25,12 +26,13 @@ _KEEP_NOTHING = "none"
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """One backend that was asked for: what, where, and how it was written."""
+    """One backend that was asked for: what, where, how it was written, and on which ranks."""
 
     definition: BackendDefinition
     location: str
     options: tuple[tuple[str, str], ...]
     specification: str
+    ranks: RankChoice | None = None
 
     def configure(
         self, storage_dir: Path, *, run_id: str | None = None, project: str | None = None
@@ -47,10 +49,17 @@ class BackendChoice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The backends of one run on this rank; none of them is open yet."""
+    """The backends of one run on this rank; none of them is open yet.
+
+    Attributes:
+        primary: The primary store; None where it is not for this rank.
+        mirrors: The others that are for this rank.
+        ranks: On which ranks the primary is; None where nothing is kept on any.
+    """
 
     primary: BackendChoice | None
     mirrors: tuple[BackendChoice, ...]
+    ranks: RankChoice | None = None
 
     @property
     def choices(self) -> tuple[BackendChoice, ...]:
@@ -67,6 +76,8 @@ def plan_backends(
     backends: str | Sequence[str] | None,
     rank: RankInfo,
     registry: BackendRegistry | None = None,
+    *,
+    ranks: RankChoice | None = None,
 ) -> Plan:
     """Decide once which backends this rank has.
 
@@ -76,6 +87,8 @@ def plan_backends(
         rank: Place of this process; a backend that is not for this rank does
             not exist here.
         registry: Installed backends.
+        ranks: The ranks of the session, where it says; a backend's own URI
+            wins, then this, then what the backend declares.
 
     Raises:
         UnknownBackendError: A name or scheme that nothing answers to.
@@ -97,12 +110,25 @@ def plan_backends(
     primary = primaries[0] if primaries else choose_primary(registry)
     mirrors = [choice for choice in choices if choice is not primary]
 
+    kept = primary.ranks or ranks
+    if kept is None and primary.definition.rank_policy is RankPolicy.ALL:
+        kept = ALL_RANKS
+    kept = kept or RANK_ZERO
+
     def is_here(choice: BackendChoice) -> bool:
-        return rank.rank == 0 or choice.definition.rank_policy is RankPolicy.ALL
+        policy = choice.definition.rank_policy
+        if choice.ranks is not None:
+            return choice.ranks.includes(rank.rank)
+        if policy is RankPolicy.ALL:
+            return ranks is None or ranks.includes(rank.rank)
+        return rank.rank == kept.leader or (
+            policy is RankPolicy.SESSION and kept.includes(rank.rank)
+        )
 
     return Plan(
-        primary if is_here(primary) else None,
+        primary if kept.includes(rank.rank) else None,
         tuple(choice for choice in mirrors if is_here(choice)),
+        kept,
     )
 
 
@@ -154,14 +180,27 @@ def choose_backend(text: str, registry: BackendRegistry) -> BackendChoice:
             f"backends: {text!r} is neither a name nor a URI "
             f"(installed: {', '.join(registry.names)})"
         )
-    name, mark, rest = match["name"].lower(), match["mark"], match["rest"] or ""
+    name, mark = match["name"].lower(), match["mark"]
     definition = registry.find(name)
+    rest, ranks = _take_ranks(match["rest"] or "")
     if name != definition.name and mark == ":":
         # The scheme is the location's own, such as https.
-        return BackendChoice(definition, text, (), text)
+        return BackendChoice(definition, f"{match['name']}:{rest}", (), text, ranks)
     if mark == "+":
-        # What follows is a URI of another kind, and its parameters are its own.
-        return BackendChoice(definition, rest, (), text)
+        # What follows is a URI of another kind, and its other parameters are its own.
+        return BackendChoice(definition, rest, (), text, ranks)
     location, _, parameters = rest.partition("?")
     options = tuple(parse_qsl(parameters, keep_blank_values=True))
-    return BackendChoice(definition, location.removeprefix("//"), options, text)
+    return BackendChoice(definition, location.removeprefix("//"), options, text, ranks)
+
+
+def _take_ranks(rest: str) -> tuple[str, RankChoice | None]:
+    """A URI without its parameter `ranks`, which is ours whatever the URI is, and its ranks."""
+    location, mark, parameters = rest.partition("?")
+    parts = parameters.split("&")
+    found = [part for part in parts if part.startswith("ranks=")]
+    if not mark or not found:
+        return rest, None
+    others = "&".join(part for part in parts if part not in found)
+    ranks = parse_ranks(unquote_plus(found[-1].removeprefix("ranks=")), "backends: ranks")
+    return f"{location}?{others}" if others else location, ranks

@@ -32,6 +32,7 @@ from quark_core.backend_choice import (
     plan_backends,
 )
 from quark_core.capability_check import check_capabilities
+from quark_core.delivery.awaited_run import AWAIT_CAP_S, check_run_is_there, wait_for_run
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.black_box import BlackBox, open_black_box
 from quark_core.delivery.journal import Journal
@@ -100,6 +101,7 @@ def open_stream(
     origin: Origin,
     run_path: Path,
     *,
+    awaits_run: bool = False,
     on_primary_failure: Callable[[BaseException], None] | None = None,
     on_second: Callable[[], None] | None = None,
     on_beat: Callable[[], None] | None = None,
@@ -109,14 +111,15 @@ def open_stream(
     """A stream with its journal and one lane per backend; not started yet.
 
     The primary is open already; mirrors open on their lane's thread. Where
-    there is no backend, there is no journal either.
+    there is no backend, there is no journal either. With `awaits_run` another
+    process begins the run, and the primary's lane waits until it has.
     """
     choices = plan.choices
     if not choices:
         return RunStream(origin)
     entries = _describe_lanes(plan)
     box = open_black_box(origin)
-    folder, journal = _open_journal(config, origin, run_path, entries, box)
+    folder, journal = _open_journal(config, origin, run_path, entries, box, awaits_run=awaits_run)
     takers = sum(Capability.ARTIFACTS in choice.definition.capabilities for choice in choices)
     payloads = _place_payloads(primary, origin, folder, takers)
     log = BatchLog(
@@ -134,17 +137,19 @@ def open_stream(
             leases.append(lease)
         opened = primary if entry.primary else None
         capabilities = choice.definition.capabilities
+        open_backend = _opener(choice, replace(config, run_path=run_path), opened)
+        waits = awaits_run and entry.primary
         lanes.append(
             Lane(
                 entry.name,
-                _opener(choice, replace(config, run_path=run_path), opened),
+                wait_for_run(open_backend, config.run_id, opened) if waits else open_backend,
                 log.open_cursor(primary=entry.primary),
                 Quarantine(run_path / "quarantine" / lane_folder_name(entry.name), entry.name),
                 primary=entry.primary,
                 idempotent=Capability.IDEMPOTENT in capabilities,
                 mark=None if folder is None or _retains(opened) else folder.mark(entry.name),
                 payloads=payloads if Capability.ARTIFACTS in capabilities else None,
-                retry=retry,
+                retry=retry or (RetryPolicy(cap_s=AWAIT_CAP_S) if waits else None),
                 on_failure=on_primary_failure if entry.primary else None,
             )
         )
@@ -169,6 +174,7 @@ def open_child_stream(
     origin: Origin,
     run_path: Path,
     *,
+    awaits_run: bool = False,
     payloads_in_place: Path | None = None,
     on_gap: Callable[[Mapping[str, int]], None] | None = None,
 ) -> RunStream:
@@ -179,7 +185,7 @@ def open_child_stream(
     """
     entries = _describe_lanes(plan)
     box = open_black_box(origin)
-    folder, journal = _open_journal(config, origin, run_path, entries, box)
+    folder, journal = _open_journal(config, origin, run_path, entries, box, awaits_run=awaits_run)
     if folder is None:
         return RunStream(origin)
     log = BatchLog(journal=journal)
@@ -210,6 +216,8 @@ def open_lane(
         run_path=Path(manifest.run_path),
     )
     backend = _open(choice.definition, config)
+    if manifest.awaits_run and entry.primary:
+        check_run_is_there(backend, manifest.run_id)
     return backend, Capability.IDEMPOTENT in choice.definition.capabilities
 
 
@@ -268,6 +276,8 @@ def _open_journal(
     run_path: Path,
     entries: tuple[LaneEntry, ...],
     box: BlackBox | None,
+    *,
+    awaits_run: bool,
 ) -> tuple[JournalFolder | None, Journal | None]:
     folder = JournalFolder(journal_directory(run_path, origin.run_id or "") / origin.writer_id)
     manifest = Manifest(
@@ -281,6 +291,7 @@ def _open_journal(
         lanes=entries,
         process=current_process(),
         black_box=None if box is None else str(box.path),
+        awaits_run=awaits_run,
     )
     try:
         folder.write_manifest(manifest)

@@ -24,6 +24,7 @@ class RunContext(Record, frozen=True, gc=False):
         project: The project.
         run: The run as this process last knew it.
         backends: Specifications of all backends, the primary first.
+        ranks: What the session was asked for by `ranks` or QUARK_RANKS, or None.
         read_only: Whether it only reads, as that of a run from `quark.open_run`.
     """
 
@@ -34,6 +35,7 @@ class RunContext(Record, frozen=True, gc=False):
     run: RunRecord
     backends: tuple[str, ...] = ()
     read_only: bool = False
+    ranks: str | None = None
 
     @property
     def run_id(self) -> str | None:

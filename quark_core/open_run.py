@@ -25,6 +25,7 @@ from quark_core.times import now_us
 
 if TYPE_CHECKING:
     from quark_core.columns import Columns
+    from quark_core.launch_claims import RunClaims
     from quark_core.query import Query
     from quark_core.recovery import ChildDelivery
     from quark_core.session import TrainingSession
@@ -61,6 +62,8 @@ class OpenRun:
         reader: Where they are read back, or None where nothing is kept.
         refusal: Why records are no longer taken, or None while they are; the text of a
             halt while one waits to be raised (`is_over` tells them apart).
+        leads: Whether this process begins and ends the run, rather than joins it.
+        claims: Where the other ranks of the launch look for the run, if they do.
         strict: Whether the run was started with `strict_mode`.
         non_finite: Metric key -> count of values in a row that were not finite.
         payload_directory: Where the payloads of artifacts are put in place, or
@@ -74,7 +77,10 @@ class OpenRun:
         reader: SupportsRead | None,
         *,
         refusal: str | None = None,
+        leads: bool = True,
     ) -> None:
+        self.leads = leads
+        self.claims: RunClaims | None = None
         self.context = context
         self.stream = stream
         self.reader = reader
@@ -269,7 +275,7 @@ class OpenRun:
         _parents.append((self.stream, self.reader))
         self.stream.abandon()
         self.lock = threading.RLock()
-        self.background = self.children = self.reader = None
+        self.background = self.children = self.reader = self.claims = None
         self.forked = True
         self.non_finite = {}
         self.withdraw_halt()  # it is the parent's to raise
@@ -313,6 +319,8 @@ class OpenRun:
             self.background.join(min(timeout_s, _ENVIRONMENT_TIMEOUT_S))
         self.withdraw_halt()
         self.refusal = self.refusal or refusal
+        if self.claims is not None:
+            self.claims.end()
         if self.children is not None:
             self.children.finish(max(0.0, deadline - time.monotonic()), writers_timeout_s=0.0)
         return self.stream.close(max(0.0, deadline - time.monotonic()))

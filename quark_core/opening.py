@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace as replace_dataclass
 from pathlib import Path
 
-import msgspec
 import xxhash
 
-from quark_core import composition, recovery, settings
-from quark_core.announcement import announce
-from quark_core.backend import BackendConfig, StoredRun, SupportsPrimary
-from quark_core.composition import Plan
+from quark_core import composition, rank_parts, recovery, settings
+from quark_core.announcement import announce, announce_rank
+from quark_core.backend import StoredRun, SupportsPrimary
 from quark_core.context import RunContext
-from quark_core.delivery.deferral import StandInStream
-from quark_core.delivery.journal_folder import journal_directory
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.stream import RunStream
 from quark_core.environment import read_git_state
@@ -26,13 +20,14 @@ from quark_core.errors import (
     InvalidRunStateError,
     RunNotFoundError,
     SchemaValidationError,
-    SessionStoreError,
 )
 from quark_core.foreign_runs import open_foreign_run
 from quark_core.open_run import OpenRun, open_runs
-from quark_core.query import check_index
-from quark_core.ranks import RankInfo, detect_rank
+from quark_core.rank_choice import choose_ranks, parse_ranks
+from quark_core.rank_parts import RankPart
+from quark_core.ranks import detect_rank
 from quark_core.records import ProjectRecord, RunRecord, format_time
+from quark_core.resumed_runs import continue_run
 from quark_core.run_arguments import (
     check_label,
     check_notes,
@@ -42,13 +37,17 @@ from quark_core.run_arguments import (
     working_directory,
 )
 from quark_core.run_config import snapshot_config
+from quark_core.run_streams import HAND_OVER_S, open_part, open_plan_primary, open_run_stream
 from quark_core.schema import TERMINAL_STATUSES
+from quark_core.stored_runs import find_parent, load_run
 from quark_core.times import now_us
 
-_HAND_OVER_S = 1.0
-_LISTED = 5
+__all__ = ["attach_run", "open_for_reading", "resolve_target", "start"]
 
-__all__ = ["attach_run", "open_for_reading", "resolve_target", "resume", "start"]
+_log = logging.getLogger("quark")
+
+# What an attempt that was killed at its beginning has left, and its restart must know first.
+_ADOPT_S = 5.0
 
 
 def start(
@@ -62,6 +61,7 @@ def start(
     backends: str | Sequence[str] | None,
     name: str | None,
     notes: str | None,
+    ranks: str | Iterable[int] | None = None,
 ) -> OpenRun:
     """Start a new run; see `TrainingSession.start_run` for arguments and errors."""
     check_label(project, "project")
@@ -79,95 +79,82 @@ def start(
     snapshot = snapshot_config(config)
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
-    plan = composition.plan_backends(backends, rank)
-    run_id = _choose_run_id(rank)
-    primary = _open_primary(plan, root)
-    parent = _find_parent(primary, parent_run_id)
-    location = composition.locate_run(primary, root, run_id or "unknown")
+    chosen = choose_ranks(ranks)
+    plan = composition.plan_backends(backends, rank, ranks=chosen)
+    given = rank_parts.find_given_run_id()
+    leads = rank_parts.is_leader(plan, rank)
+    primary = open_plan_primary(plan, root, leads=leads)
+    if leads:
+        part = rank_parts.lead(plan, rank, root, project, given, primary)
+    else:
+        part = rank_parts.follow(plan, rank, root, project, given)
+        part = rank_parts.settle_attempt(part, primary)
+    if part.restarts and part.run_id is not None:
+        stored = _find_restarted(primary, root, part.run_id)
+        if stored is not None:
+            try:
+                return continue_run(stored, plan, primary, root, rank, chosen, part, snapshot)
+            except InvalidRunStateError as error:
+                _log.warning("the restarted run is not taken up again: %s", error)
+                part = part.stand_alone()
+        elif part.claims is not None and part.run_id is not None:
+            part.claims.claim(part.run_id, part.attempt)
+    parent = find_parent(primary, parent_run_id) if leads else None
     git = read_git_state(working_directory())
     moment = format_time(now_us())
-    record = RunRecord(
-        id=run_id,
-        project_id=_derive_project_id(project),
-        project_name=project,
-        status="running",
-        parent_run_id=parent_run_id,
-        lineage_root_run_id=parent.lineage_root_run_id if parent else (parent_run_id or run_id),
-        resume_count=0,
-        run_path=location.run_path,
-        git_commit=git.commit if git else None,
-        strict_mode=strict_mode,
-        tags=checked_tags,
-        attempt=0,
-        name=name,
-        notes=checked_notes,
-        created_at=moment,
-        updated_at=moment,
-        ended_at=None,
-    )
-    context = RunContext(
-        storage_dir=root,
-        store_root=location.store_root,
-        db_path=location.db_path,
-        project=ProjectRecord(record.project_id, project, str(root), moment, moment),
-        run=record,
-        backends=plan.specifications,
-    )
-    run = _open(context, plan, primary, rank)
-    announce(run, snapshot, rank, git, "run_started")
-    return run
 
-
-def resume(
-    *,
-    run_id: str,
-    storage_dir: str | Path | None,
-    backends: str | Sequence[str] | None,
-    reopen: bool,
-    from_step: int | None = None,
-) -> OpenRun:
-    """Continue a run; see `TrainingSession.resume_run` for arguments and errors."""
-    check_run_id(run_id)
-    first_step = check_index(from_step, "from_step")
-    settings.check_timeouts()
-    root = resolve_storage_dir(storage_dir)
-    rank = detect_rank()
-    plan = composition.plan_backends(backends, rank)
-    if plan.primary is None:
-        raise SessionStoreError(
-            "run_id cannot be resumed here: this process has no primary store "
-            f"(backends={backends!r}, rank {rank.rank})"
+    def begin(part: RankPart) -> OpenRun:
+        run_id = part.run_id
+        location = composition.locate_run(primary, root, run_id or "unknown")
+        record = RunRecord(
+            id=run_id,
+            project_id=_derive_project_id(project),
+            project_name=project,
+            status="running",
+            parent_run_id=parent_run_id,
+            lineage_root_run_id=parent.lineage_root_run_id if parent else (parent_run_id or run_id),
+            resume_count=part.attempt,
+            run_path=location.run_path,
+            git_commit=git.commit if git else None,
+            strict_mode=strict_mode,
+            tags=checked_tags,
+            attempt=part.attempt,
+            name=name,
+            notes=checked_notes,
+            created_at=moment,
+            updated_at=moment,
+            ended_at=None,
         )
-    # Looked up before anything is opened for writing: a wrong storage_dir must leave no store.
-    reader = composition.open_primary(
-        plan.primary, replace_dataclass(plan.primary.configure(root), read_only=True)
-    )
-    stored = _load_run(reader, run_id)
-    _check_resumable(stored, reopen=reopen)
-    primary = _open_primary(plan, root)
-    git = read_git_state(working_directory())
-    attempt = stored.run.attempt + 1
-    record = msgspec.structs.replace(
-        stored.run,
-        status="running",
-        attempt=attempt,
-        resume_count=attempt,
-        git_commit=git.commit if git else None,
-        updated_at=format_time(now_us()),
-        ended_at=None,
-    )
-    location = composition.locate_run(primary, root, run_id)
-    context = RunContext(
-        storage_dir=root,
-        store_root=location.store_root,
-        db_path=location.db_path,
-        project=stored.project,
-        run=record,
-        backends=plan.specifications,
-    )
-    run = _open(context, plan, primary, rank)
-    announce(run, None, rank, git, "run_resumed", from_step=first_step)
-    return run
+        context = RunContext(
+            storage_dir=root,
+            store_root=location.store_root,
+            db_path=location.db_path,
+            project=ProjectRecord(record.project_id, project, str(root), moment, moment),
+            run=record,
+            backends=plan.specifications,
+            ranks=None if chosen is None else str(chosen),
+        )
+        run = open_part(context, plan, primary, rank, part)
+        if part.leads:
+            announce(run, snapshot, rank, git, "run_started")
+        return announce_rank(run, plan, rank)
+
+    try:
+        return begin(part)
+    except InvalidRunStateError:
+        if not part.derived:
+            raise
+        # Two processes lead one launch, and the other one was first.
+        return begin(part.stand_alone())
+
+
+def _find_restarted(primary: SupportsPrimary | None, root: Path, run_id: str) -> StoredRun | None:
+    """A run that the launcher has restarted; None where its first attempt left nothing of it."""
+    stored = rank_parts.find_stored(primary, run_id)
+    if stored is None:
+        recovery.adopt_run(root, run_id, _ADOPT_S)
+        stored = rank_parts.find_stored(primary, run_id)
+    return stored
 
 
 def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
@@ -175,7 +162,7 @@ def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
     check_run_id(run_id)
     root = resolve_storage_dir(storage_dir)
     reader = composition.open_reader(root)
-    stored = _load_run(reader, run_id)
+    stored = load_run(reader, run_id)
     return OpenRun(
         to_context(stored, reader, root),
         RunStream(Origin(run_id)),
@@ -194,25 +181,35 @@ def attach_run(context: RunContext) -> OpenRun:
             return open_foreign_run(context.run_id, context.storage_dir, context.backends[0])
         return open_for_reading(context.run_id, context.storage_dir)
     rank = detect_rank()
-    plan = composition.plan_backends(list(context.backends) or "none", rank)
+    plan = composition.plan_backends(
+        list(context.backends) or "none",
+        rank,
+        ranks=None if context.ranks is None else parse_ranks(context.ranks, "context.ranks"),
+    )
+    leads = rank_parts.is_leader(plan, rank)
     if plan.primary is None or context.run_id is None:
         return OpenRun(context, RunStream(Origin(context.run_id)), None)
     root = context.storage_dir
     reader = composition.open_primary(
         plan.primary, replace_dataclass(plan.primary.configure(root), read_only=True)
     )
-    stored = reader.load_run(context.run_id)
-    if stored.run.status in TERMINAL_STATUSES:
+    try:
+        stored = reader.load_run(context.run_id)
+    except RunNotFoundError:
+        if leads:
+            raise
+        stored = None  # the leading rank is about to begin it
+    if stored is not None and stored.run.status in TERMINAL_STATUSES:
         return OpenRun(
             to_context(stored, reader, root),
             RunStream(Origin(context.run_id)),
             reader,
             refusal=f"the run has ended ({stored.run.status}); use resume_run to continue it",
         )
-    run = _open(context, plan, _open_primary(plan, root), rank)
+    run = open_run_stream(context, plan, open_plan_primary(plan, root), rank, leads=leads)
     # Gives the writer its start time at the store, whatever timestamps follow.
     run.emit_lifecycle("heartbeat")
-    run.stream.hand_over(_HAND_OVER_S)
+    run.stream.hand_over(HAND_OVER_S)
     return run
 
 
@@ -248,151 +245,6 @@ def resolve_target(target: object) -> OpenRun:
             f"session must be a TrainingSession or a RunContext, not {type(target).__name__}"
         )
     return run
-
-
-def _open(
-    context: RunContext, plan: Plan, primary: SupportsPrimary | None, rank: RankInfo
-) -> OpenRun:
-    origin = Origin(context.run_id, attempt=context.run.attempt, rank=rank.rank)
-    run = OpenRun(context, RunStream(origin), primary)
-    run_path = _local_run_path(context)
-    children = recovery.ChildDelivery(
-        journal_directory(run_path, context.run_id or ""), origin.writer_id, origin.attempt
-    )
-    run.stream = composition.open_stream(
-        plan,
-        primary,
-        _configure(context),
-        origin,
-        run_path,
-        on_primary_failure=run.note_failure,
-        on_second=children.poll,
-        on_beat=lambda: run.emit_lifecycle("heartbeat"),
-        on_gap=run.emit_gap,
-    )
-    run.children = children
-    run.payload_directory = composition.find_payload_directory(primary, context.run_id)
-    run.reopen = lambda child, child_origin: _open_child(child, plan, child_origin)
-    run.stream.start()
-    return run
-
-
-def _open_child(run: OpenRun, plan: Plan, origin: Origin) -> None:
-    """Give a forked child a stream of its own, which its parent or a later process delivers."""
-    stream = composition.open_child_stream(
-        plan,
-        _configure(run.context),
-        origin,
-        _local_run_path(run.context),
-        payloads_in_place=run.payload_directory,
-        on_gap=run.emit_gap,
-    )
-    stand_in = run.stream
-    if isinstance(stand_in, StandInStream):
-        stand_in.succeed(stream)
-    run.bind_stream(stream)
-    stream.start()
-    # Gives the writer its start time at the store, whatever timestamps follow.
-    run.emit_lifecycle("heartbeat")
-    stream.hand_over(_HAND_OVER_S)
-    _flush_at_exit_of_workers(run)
-
-
-def _configure(context: RunContext) -> BackendConfig:
-    return BackendConfig(
-        storage_dir=context.storage_dir, run_id=context.run_id, project=context.project.name
-    )
-
-
-def _flush_at_exit_of_workers(run: OpenRun) -> None:
-    """Multiprocessing ends its forked workers without atexit; it has finalizers of its own."""
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util.Finalize(
-            None,
-            run.end_stream,
-            args=("the process ends", settings.exit_timeout_s()),
-            exitpriority=10,
-        )
-
-
-def _local_run_path(context: RunContext) -> Path:
-    """Where this process puts the run's own files: the run's path, where that is a directory."""
-    if "://" in context.run.run_path:
-        return context.storage_dir / ".quark" / "runs" / (context.run_id or "unknown")
-    return Path(context.run.run_path)
-
-
-def _check_resumable(stored: StoredRun, *, reopen: bool) -> None:
-    run_id = stored.run.id
-    if stored.state == "running":
-        here = open_runs.find(run_id) is not None
-        where = "in this process; end it first" if here else "in another process"
-        raise InvalidRunStateError(f"run_id {run_id} is alive {where}, so it cannot be resumed")
-    if stored.state == "completed" and not reopen:
-        raise InvalidRunStateError(
-            f"run_id {run_id} is completed, so it cannot be resumed "
-            "(reopen=True allows a final evaluation)"
-        )
-
-
-def _open_primary(plan: Plan, root: Path) -> SupportsPrimary | None:
-    if plan.primary is None:
-        return None
-    return composition.open_primary(plan.primary, plan.primary.configure(root))
-
-
-def _find_parent(primary: SupportsPrimary | None, parent_run_id: str | None) -> RunRecord | None:
-    if parent_run_id is None:
-        return None
-    if primary is None:
-        return None
-    try:
-        return primary.load_run(parent_run_id).run
-    except RunNotFoundError as error:
-        reason = str(error).removeprefix(f"run_id {parent_run_id}: ")
-        raise RunNotFoundError(f"parent_run_id {parent_run_id}: {reason}") from error
-
-
-def _load_run(reader: SupportsPrimary, run_id: str) -> StoredRun:
-    """A run of a store; an unknown one is refused with those that may be meant."""
-    try:
-        return reader.load_run(run_id)
-    except RunNotFoundError as error:
-        raise RunNotFoundError(f"{error}{_describe_near_runs(reader, run_id)}") from None
-
-
-def _describe_near_runs(reader: SupportsPrimary, given: str) -> str:
-    """Which runs a text that is no run's id may have meant: a beginning, or a name."""
-    try:
-        runs = [stored.run for stored in reader.list_runs()]
-    except SessionStoreError:
-        return ""
-    begin = [run.id for run in runs if run.id and run.id.startswith(given)]
-    named = [run.id for run in runs if run.id and run.name == given]
-    if not begin and not named:
-        return ""
-    found = begin or named
-    listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
-    what = "begins so" if begin else "has that name, which is no id"
-    if len(found) > 1:
-        what = "begin so" if begin else "have that name, which is no id"
-    return f"; {listed} {what}"
-
-
-def _choose_run_id(rank: RankInfo) -> str | None:
-    given = os.environ.get(settings.RUN_ID, "").strip()
-    if given:
-        return check_run_id(given, settings.RUN_ID)
-    if rank.rank == 0:
-        return os.urandom(8).hex()
-    warnings.warn(
-        f"run_id is unknown on rank {rank.rank}: set {settings.RUN_ID} to the same value on all "
-        "ranks to know it everywhere. Training and logging go on as they are.",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-    return None
 
 
 def _derive_project_id(project: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["ProcessIdentity", "current_process", "is_alive"]
+__all__ = ["ProcessIdentity", "current_process", "find_age_s", "is_alive"]
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
@@ -39,6 +40,20 @@ def is_alive(identity: ProcessIdentity) -> bool | None:
         return None
     state = _read_state(identity.pid)
     return state is not None and state[0] != "Z" and state[1] == identity.started
+
+
+def find_age_s() -> float:
+    """How long ago this process was started, in seconds; of no clock that anybody can set."""
+    state = _read_state(os.getpid())
+    uptime = _read_text("/proc/uptime").partition(" ")[0]
+    try:
+        if state is not None and uptime:
+            return max(0.0, float(uptime) - int(state[1]) / os.sysconf("SC_CLK_TCK"))
+    except (ValueError, OSError):
+        pass
+    import psutil
+
+    return max(0.0, time.time() - float(psutil.Process().create_time()))
 
 
 @lru_cache(maxsize=1)

@@ -89,7 +89,8 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
 def _mark_interrupted(run: OpenRun) -> None:
     message = JsonObject({"message": "SIGTERM", "identifier": "Warning", "signal": "SIGTERM"})
     run.emit_event("runtime_interruption", "warning", status="interrupted", payload=message)
-    run.emit_lifecycle("status", {"status": "interrupted"})
+    if run.leads:
+        run.emit_lifecycle("status", {"status": "interrupted"})
 
 
 def _note_exception(

@@ -18,6 +18,7 @@ from quark_core.delivery.journal_folder import (
     journal_directory,
 )
 from quark_core.delivery.journal_order import order_journals
+from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.sync import LaneSync, count_boxed, count_waiting, sync_folder
 
@@ -25,6 +26,7 @@ __all__ = [
     "ChildDelivery",
     "QuarantinedCount",
     "adopt_orphans",
+    "adopt_run",
     "count_quarantined",
     "count_unstored",
     "has_journals",
@@ -126,26 +128,45 @@ def adopt_orphans(storage_dir: Path) -> threading.Thread | None:
     return _start(orphans, "quark-adopt")
 
 
+def adopt_run(storage_dir: Path, run_id: str, timeout_s: float) -> None:
+    """Deliver what processes that are gone have left of one run; waits for so long at most."""
+    orphans = [
+        folder
+        for folder in find_folders(storage_dir)
+        if (manifest := folder.read_manifest()) is not None
+        and manifest.run_id == run_id
+        and _is_orphan(folder)
+    ]
+    thread = _start(orphans, "quark-adopt") if orphans else None
+    if thread is not None:
+        thread.join(timeout_s)
+
+
 class ChildDelivery:
     """Delivers, from a run's own process, what its forked children journal.
 
     Args:
         directory: Where the run's journals lie.
-        writer_id: The process's own writer, whose journal its lanes deliver.
-        attempt: The run's attempt; writers of earlier ones are not waited for.
+        origin: The process's own writer, whose journal its lanes deliver;
+            writers of earlier attempts are not waited for.
+        leads: Whether the process ends the run, which comes after what the
+            other ranks have journaled; until then each delivers its own.
     """
 
-    def __init__(self, directory: Path, writer_id: str, attempt: int = 0) -> None:
+    def __init__(self, directory: Path, origin: Origin, *, leads: bool = True) -> None:
         self._directory = directory
-        self._writer_id = writer_id
-        self._attempt = attempt
+        self._origin = origin
+        self._leads = leads
+        self._ranks: dict[str, int] = {}
         self._thread: threading.Thread | None = None
 
     def poll(self) -> None:
         """Begin to deliver what is there, on a thread of its own, if none is at it already."""
+        self._deliver(self._find(own_rank=True))
+
+    def _deliver(self, folders: list[JournalFolder]) -> None:
         if self._thread is not None and self._thread.is_alive():
             return
-        folders = self._find()
         if folders:
             self._thread = _start(folders, "quark-children")
 
@@ -161,31 +182,48 @@ class ChildDelivery:
         deadline = time.monotonic() + timeout_s
         writers_deadline = time.monotonic() + min(timeout_s, writers_timeout_s)
         while self._count_writing() and time.monotonic() < writers_deadline:
-            self.poll()
+            self._deliver(self._find(own_rank=not self._leads))
             time.sleep(_WRITERS_POLL_S)
         for _ in range(2):  # what was under way may have missed what came last
             if self._thread is not None:
                 self._thread.join(max(0.0, deadline - time.monotonic()))
-            self.poll()
+            self._deliver(self._find(own_rank=not self._leads))
         if self._thread is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _count_writing(self) -> int:
         """How many other writers of this attempt may still journal something."""
-        manifests = [(folder, folder.read_manifest()) for folder in self._find()]
+        found = self._find(own_rank=not self._leads)
+        manifests = [(folder, folder.read_manifest()) for folder in found]
         return sum(
             manifest is not None
-            and manifest.attempt == self._attempt
+            and manifest.attempt == self._origin.attempt
             and folder.is_written(manifest)
             for folder, manifest in manifests
         )
 
-    def _find(self) -> list[JournalFolder]:
+    def _find(self, *, own_rank: bool) -> list[JournalFolder]:
         try:
             names = os.listdir(self._directory)
         except OSError:
             return []
-        return [JournalFolder(self._directory / name) for name in names if name != self._writer_id]
+        others = {
+            n: JournalFolder(self._directory / n) for n in names if n != self._origin.writer_id
+        }
+        if not own_rank:
+            return list(others.values())
+        return [
+            f for name, f in others.items() if self._find_rank(name, f) in (None, self._origin.rank)
+        ]
+
+    def _find_rank(self, name: str, folder: JournalFolder) -> int | None:
+        """Whose journal it is, or None; read once, since there may be one for each rank."""
+        if name not in self._ranks:
+            manifest = folder.read_manifest()
+            if manifest is None:
+                return None
+            self._ranks[name] = manifest.rank
+        return self._ranks[name]
 
 
 def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:

@@ -13,9 +13,18 @@ if TYPE_CHECKING:
     from quark_core.open_run import OpenRun
     from quark_core.records import RunStatus
 
-__all__ = ["log_error", "say_what_is_left"]
+__all__ = ["emit_end", "log_error", "say_what_is_left"]
 
 _log = logging.getLogger("quark")
+
+
+def emit_end(run: OpenRun, status: RunStatus, ended_us: int) -> None:
+    """Say that this process has ended the run, or on a rank that joined it, its part of it."""
+    if not run.leads:
+        run.emit_event("rank_left", "info", status=status, time_us=ended_us)
+        return
+    run.emit_event("run_ended", "info", status=status, time_us=ended_us)
+    run.emit_lifecycle("status", {"status": status}, time_us=ended_us)
 
 
 def log_error(run: OpenRun, error: BaseException, status: RunStatus) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self, get_args
 
 import msgspec
 
-from quark_core import opening, settings
+from quark_core import opening, resumed_runs, settings
 from quark_core.checkpoint_state import find_first_step, make_state
 from quark_core.context import RunContext
 from quark_core.delivery.report import DeliveryReport
@@ -21,7 +21,7 @@ from quark_core.process_end import watch_process
 from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time
 from quark_core.registry import default_registry
 from quark_core.run_arguments import check_tag
-from quark_core.run_ending import log_error, say_what_is_left
+from quark_core.run_ending import emit_end, log_error, say_what_is_left
 from quark_core.schema import TERMINAL_STATUSES
 from quark_core.times import now_us
 from quark_core.writers.events import emit_log
@@ -59,6 +59,7 @@ class TrainingSession:
         backends: str | Sequence[str] | None = None,
         name: str | None = None,
         notes: str | None = None,
+        ranks: str | Iterable[int] | None = None,
     ) -> TrainingSession:
         """Start a new run.
 
@@ -80,6 +81,8 @@ class TrainingSession:
                 by default.
             name: A name for people.
             notes: Free text.
+            ranks: Which ranks keep records: "zero", "all" or a list; the lowest
+                begins and ends the run. QUARK_RANKS, else "zero" by default.
 
         Raises:
             SchemaValidationError: A bad argument; the message names it.
@@ -98,6 +101,7 @@ class TrainingSession:
             backends=backends,
             name=name,
             notes=notes,
+            ranks=ranks,
         )
         return cls._opened(run)
 
@@ -111,6 +115,7 @@ class TrainingSession:
         reopen: bool = False,
         from_step: int | None = None,
         state: Mapping[str, Any] | None = None,
+        ranks: str | Iterable[int] | None = None,
     ) -> TrainingSession:
         """Continue a run that was interrupted, has failed or was lost.
 
@@ -120,7 +125,7 @@ class TrainingSession:
         Args:
             run_id: The run.
             storage_dir: Storage root; the working directory by default.
-            backends: As in `start_run`.
+            backends, ranks: As in `start_run`.
             reopen: Let a completed run be continued too.
             from_step: The first step that is done again, such as that of the
                 checkpoint plus one. Readers then leave out what earlier
@@ -135,12 +140,13 @@ class TrainingSession:
             InvalidRunStateError: The run is completed, or alive.
             SessionStoreError: The primary store cannot serve the call.
         """
-        run = opening.resume(
+        run = resumed_runs.resume(
             run_id=run_id,
             storage_dir=storage_dir,
             backends=backends,
             reopen=reopen,
             from_step=find_first_step(state, run_id, from_step),
+            ranks=ranks,
         )
         return cls._opened(run)
 
@@ -303,8 +309,7 @@ class TrainingSession:
             # What the run's other writers have logged comes before its end.
             run.children.finish(timeout_s / 2, writers_timeout_s=settings.writers_timeout_s())
         ended_us = now_us()
-        run.emit_event("run_ended", "info", status=status, time_us=ended_us)
-        run.emit_lifecycle("status", {"status": status}, time_us=ended_us)
+        emit_end(run, status, ended_us)
         report = run.end_stream(f"the run has ended ({status})", timeout_s)
         with run.lock:
             moment = format_time(ended_us)
@@ -375,9 +380,8 @@ class TrainingSession:
         if error is None:
             self.end_run("completed")
             return
-        status: RunStatus = "failed"
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            status = "interrupted"
+        stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
+        status: RunStatus = "interrupted" if stopped else "failed"
         try:
             self.log_error(error, status)
             self.end_run(status)

@@ -16,8 +16,10 @@ __all__ = [
     "JOURNAL_DIR",
     "JOURNAL_MAX_BYTES",
     "JOURNAL_TIMEOUT",
+    "LAUNCH_TIMEOUT",
     "PERSISTENCE_TIMEOUT",
     "PERSISTENCE_URL",
+    "RANKS",
     "REQUIRE_SERVICE",
     "RUN_ID",
     "SIGTERM_HANDLER",
@@ -31,6 +33,7 @@ __all__ = [
     "exit_timeout_s",
     "journal_capacity_bytes",
     "journal_timeout_s",
+    "launch_timeout_s",
     "persistence_timeout_s",
     "store_name",
     "writers_timeout_s",
@@ -43,8 +46,10 @@ EXIT_TIMEOUT = "QUARK_EXIT_TIMEOUT_SECONDS"
 JOURNAL_DIR = "QUARK_JOURNAL_DIR"
 JOURNAL_MAX_BYTES = "QUARK_JOURNAL_MAX_BYTES"
 JOURNAL_TIMEOUT = "QUARK_JOURNAL_TIMEOUT_SECONDS"
+LAUNCH_TIMEOUT = "QUARK_LAUNCH_TIMEOUT_SECONDS"
 PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
+RANKS = "QUARK_RANKS"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
 RUN_ID = "QUARK_RUN_ID"
 SIGTERM_HANDLER = "QUARK_SIGTERM_HANDLER"
@@ -68,6 +73,11 @@ def exit_timeout_s() -> float:
 def journal_timeout_s() -> float:
     """How long the end of a run waits for the journal, within the exit timeout; 2 s by default."""
     return _read_seconds(JOURNAL_TIMEOUT, 2.0)
+
+
+def launch_timeout_s() -> float:
+    """How long a rank that keeps records waits to learn which run its launch has; 10 s."""
+    return _read_seconds(LAUNCH_TIMEOUT, 10.0)
 
 
 def writers_timeout_s() -> float:
@@ -118,6 +128,7 @@ def check_timeouts() -> None:
     persistence_timeout_s()
     exit_timeout_s()
     journal_timeout_s()
+    launch_timeout_s()
     writers_timeout_s()
     journal_capacity_bytes(Path())
     artifact_limit_bytes()

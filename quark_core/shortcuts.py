@@ -27,6 +27,7 @@ def start_run(
     backends: str | Sequence[str] | None = None,
     name: str | None = None,
     notes: str | None = None,
+    ranks: str | Iterable[int] | None = None,
 ) -> TrainingSession:
     """Start a new run; the same as `TrainingSession.start_run`."""
     return TrainingSession.start_run(
@@ -39,6 +40,7 @@ def start_run(
         backends=backends,
         name=name,
         notes=notes,
+        ranks=ranks,
     )
 
 
@@ -50,6 +52,7 @@ def resume_run(
     reopen: bool = False,
     from_step: int | None = None,
     state: Mapping[str, Any] | None = None,
+    ranks: str | Iterable[int] | None = None,
 ) -> TrainingSession:
     """Continue a run; the same as `TrainingSession.resume_run`."""
     return TrainingSession.resume_run(
@@ -59,6 +62,7 @@ def resume_run(
         reopen=reopen,
         from_step=from_step,
         state=state,
+        ranks=ranks,
     )
 
 

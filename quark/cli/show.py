@@ -77,8 +77,10 @@ def print_run(
     """
     from rich.console import Console
 
+    from quark.cli.rank_table import print_ranks
     from quark.cli.run_contents import print_contents
     from quark.cli.run_summary import summarize_metrics
+    from quark_core.rank_paces import measure_paces
     from quark_core.searching import summarize_run
 
     console = console or Console()
@@ -95,6 +97,9 @@ def print_run(
     else:
         console.print("No metrics yet.")
     print_contents(console, reader, run_id)
+    paces = measure_paces(reader, summary)
+    if paces is not None:
+        print_ranks(console, paces)
     if logs:
         _print_logs(console, _read_events(reader, run_id, logs))
 
@@ -116,15 +121,19 @@ def _read_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
 def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
     from quark.cli.run_contents import describe_contents
     from quark.cli.run_summary import summarize_metrics
+    from quark_core.rank_paces import measure_paces
     from quark_core.searching import summarize_run
 
     run_id = str(stored.run.id)
-    metrics = summarize_metrics(reader, summarize_run(reader, run_id))
+    summary = summarize_run(reader, run_id)
+    metrics = summarize_metrics(reader, summary)
+    paces = measure_paces(reader, summary)
     print_json(
         {
             **stored.to_dict(),
             "metrics": [metric.to_dict() for metric in metrics],
             **describe_contents(reader, run_id),
+            "ranks": [] if paces is None else [rank.to_dict() for rank in paces.ranks],
             "events": [r.to_dict() for r in _read_events(reader, run_id, logs).to_records()],
         }
     )

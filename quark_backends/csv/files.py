@@ -212,15 +212,7 @@ class FolderClaim:
         own = current_process()
         path = folder / _OWNER
         with self._guard:
-            try:
-                owner = msgspec.json.decode(path.read_bytes(), type=ProcessIdentity)
-            except (FileNotFoundError, msgspec.DecodeError):
-                owner = None
-            if owner is not None and owner != own and is_alive(owner) is not False:
-                self.suffix = f"-{own.pid}-{own.started}"
-            else:
-                self.suffix = ""
-                write_atomically(path, msgspec.json.encode(own))
+            self.suffix = "" if _take_folder(path, own) else f"-{own.pid}-{own.started}"
             self._counts[folder] += 1
             self.lock = self._locks.setdefault(folder, threading.Lock())
 
@@ -230,6 +222,56 @@ class FolderClaim:
             self._counts[self._folder] -= 1
             if self._counts[self._folder] <= 0 and self.suffix == "":
                 (self._folder / _OWNER).unlink(missing_ok=True)
+
+
+def _take_folder(path: Path, own: ProcessIdentity) -> bool:
+    """Make a process the owner that a file names, if nobody else is it; whether it is now."""
+    for _ in range(3):  # several processes of a launch may begin at the same moment
+        if _add(path, msgspec.json.encode(own)):
+            return True
+        owner = _load_owner(path)
+        if owner == own:
+            return True
+        if owner is not None and is_alive(owner) is not False:
+            return False
+        aside = path.with_name(f"{_OWNER}.gone{os.getpid()}-{os.urandom(3).hex()}")
+        try:
+            # Of several that find the owner gone, one moves its file away.
+            os.rename(path, aside)
+        except OSError:
+            continue
+        moved = _load_owner(aside)
+        if moved != owner and moved is not None:
+            _add(path, msgspec.json.encode(moved))  # somebody was quicker: put it back
+        aside.unlink(missing_ok=True)
+    return False
+
+
+def _load_owner(path: Path) -> ProcessIdentity | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ProcessIdentity)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _add(path: Path, data: bytes) -> bool:
+    """Make a file whole if there is none; whether it was made."""
+    scratch = path.with_name(f"{path.name}.part{os.getpid()}-{os.urandom(3).hex()}")
+    try:
+        scratch.write_bytes(data)
+        os.link(scratch, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        # A file system without links.
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            return False
+    finally:
+        scratch.unlink(missing_ok=True)
+    return True
 
 
 def write_atomically(path: Path, data: bytes) -> None:

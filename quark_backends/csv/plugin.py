@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability
+from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability, RankPolicy
 from quark_core.forking import importing
 from quark_core.hookspecs import hookimpl
 
@@ -25,5 +25,6 @@ def quark_register_backends() -> list[BackendDefinition]:
             summary="records of every kind as CSV and JSON, in the run's folder or csv:DIR",
             open=_open,
             capabilities=frozenset({Capability.READ, Capability.IDEMPOTENT, Capability.ARTIFACTS}),
+            rank_policy=RankPolicy.SESSION,
         )
     ]

@@ -54,6 +54,7 @@ class RunFile:
             known = {
                 **data["run"],
                 "id": record.run_id,
+                "writer": record.writer_id,
                 "project": data["project"],
                 "process": data["process"],
                 "tags": tags,
@@ -70,6 +71,8 @@ class RunFile:
             known["tags"] = sorted({*known["tags"], data["tag"]})
         elif record.attempt != known["attempt"]:
             return
+        elif record.action == "heartbeat" and known.get("writer") != record.writer_id:
+            return  # of a process that joined, and may have read what is no longer so
         elif record.action == "status":
             known["status"] = data["status"]
             known["ended_us"] = record.time_us

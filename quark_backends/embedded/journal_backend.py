@@ -170,9 +170,15 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
     def _play(self) -> None:
         """Play what has come into the journals since the last time."""
         ingest = BatchIngest(self._connect())
-        for folder, _ in order_journals(find_folders(self._storage_dir)):
+        for folder, manifest in order_journals(find_folders(self._storage_dir)):
+            if manifest.awaits_run and not self._has_run(manifest.run_id):
+                continue  # the rank that begins the run has not journaled that yet
             for batch in JournalReader(folder.path).read(self._played.get(folder.path, 0)):
                 # As in the real store, what is refused is not there.
                 with contextlib.suppress(BackendRejected):
                     ingest.write([batch])
                 self._played[folder.path] = batch.number + 1
+
+    def _has_run(self, run_id: str) -> bool:
+        row = self._connect().execute("SELECT 1 FROM run WHERE id = ?", (run_id,)).fetchone()
+        return row is not None

@@ -393,7 +393,7 @@ def _rank(alert: AlertRecord) -> int:
 
 
 def _find_refusal(run: OpenRun) -> str | None:
-    if run.origin.rank != 0:
+    if not run.leads:
         return f"this is rank {run.origin.rank}, and it looks on rank 0"
     if not run.stream.active:
         return "nothing of the run is kept"

@@ -49,6 +49,8 @@ class Manifest(msgspec.Struct, frozen=True):
         lanes: Where it goes.
         process: The process that writes it.
         black_box: File in shared memory that holds what is not journaled yet.
+        awaits_run: Whether another process begins the run; until the store has
+            it, the journal waits.
     """
 
     run_id: str
@@ -61,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True):
     lanes: tuple[LaneEntry, ...]
     process: ProcessIdentity
     black_box: str | None = None
+    awaits_run: bool = False
 
 
 class JournalFolder:

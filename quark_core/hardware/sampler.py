@@ -34,9 +34,11 @@ class Watch:
         processor: Whether processors, memory and processes are wanted.
         gpus: Whether GPUs are wanted.
         wanted: Says whether readings are wanted still, such as until a run has ended.
+        node: Whether the whole node is to be read here, though its process of
+            local rank 0 reads it.
     """
 
-    __slots__ = ("__weakref__", "gpus", "interval_s", "processor", "wanted")
+    __slots__ = ("__weakref__", "gpus", "interval_s", "node", "processor", "wanted")
 
     def __init__(
         self,
@@ -45,11 +47,13 @@ class Watch:
         processor: bool,
         gpus: bool,
         wanted: Callable[[], bool] = lambda: True,
+        node: bool = False,
     ) -> None:
         self.interval_s = interval_s
         self.processor = processor
         self.gpus = gpus
         self.wanted = wanted
+        self.node = node
 
 
 class HardwareSampler:
@@ -142,8 +146,8 @@ class HardwareSampler:
                 wanted = self._find_wanted(wake)
                 if wanted is None:
                     return
-                interval_s, processor, gpus = wanted
-                reading = self._read(processor, gpus)
+                interval_s, processor, gpus, node = wanted
+                reading = self._read(processor, gpus, node)
                 with self._lock:
                     if self._wake is not wake or not self.running:
                         return
@@ -154,8 +158,8 @@ class HardwareSampler:
             wake.wait(min(interval_s, _SECOND_READING_S) if first else interval_s)
             first = False
 
-    def _find_wanted(self, wake: threading.Event) -> tuple[float, bool, bool] | None:
-        """Interval, and what is to be read; None where nobody watches this thread any more."""
+    def _find_wanted(self, wake: threading.Event) -> tuple[float, bool, bool, bool] | None:
+        """Interval, and what is to be read here; None where nobody watches this thread any more."""
         with self._lock:
             if self._wake is not wake or not self.running:
                 return None
@@ -169,10 +173,10 @@ class HardwareSampler:
                 min(watch.interval_s for watch in watches),
                 any(watch.processor for watch in watches),
                 any(watch.gpus for watch in watches),
+                any(watch.node for watch in watches) or find_local_rank() == 0,
             )
 
-    def _read(self, processor: bool, gpus: bool) -> HardwareReading:
-        node = find_local_rank() == 0
+    def _read(self, processor: bool, gpus: bool, node: bool) -> HardwareReading:
         processor_reading: ProcessorReading | None = None
         gpus_reading: GpusReading | None = None
         if processor:

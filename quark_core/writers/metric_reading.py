@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from quark_core.query import Query
+from quark_core.query import Query, check_index
+from quark_core.rank_statistics import RankStatistics, check_axis, compare_ranks
 from quark_core.records import MetricRecord
 from quark_core.run_reading import encode_key, iterate_run, read_run_series
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from quark_core.open_run import OpenRun
     from quark_core.series import Series
 
-__all__ = ["MetricReading", "build_metric_query"]
+__all__ = ["MetricReading", "build_metric_query", "read_rank"]
 
 
 class MetricReading:
@@ -40,6 +42,45 @@ class MetricReading:
             SessionStoreError: The store cannot be read.
         """
         return read_run_series(self._run, key, max_points, all_attempts)
+
+    def read_across_ranks(
+        self,
+        key: str,
+        *,
+        by: Literal["step", "epoch"] = "step",
+        step_min: int | None = None,
+        step_max: int | None = None,
+        epoch_min: int | None = None,
+        epoch_max: int | None = None,
+        all_attempts: bool = False,
+    ) -> RankStatistics:
+        """Flush, then return one metric over all ranks: mean, extremes, std and spread.
+
+        Worked out here from what each rank has logged, so that no rank ever
+        waits for another; the series of one rank is `columns(rank=...)`.
+
+        Args:
+            key: The metric's key, as it was logged or as it is stored.
+            by: Whether values belong together by their step or their epoch.
+            step_min, step_max, epoch_min, epoch_max: Bounds, inclusive.
+            all_attempts: Also points that a later attempt, resumed from an
+                earlier step, has hidden.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            SessionStoreError: The store cannot be read.
+        """
+        axis = check_axis(by)
+        stored_key = encode_key(key, "key")
+        query = Query.build(
+            equals={"metric_key": stored_key},
+            step_min=step_min,
+            step_max=step_max,
+            epoch_min=epoch_min,
+            epoch_max=epoch_max,
+            all_attempts=all_attempts,
+        )
+        return compare_ranks(self._run.read(MetricRecord.KIND, query), stored_key, axis)
 
     def iterate(
         self,
@@ -89,6 +130,19 @@ class MetricReading:
             all_attempts=all_attempts,
         )
         return iterate_run(self._run, MetricRecord.KIND, query, rows)
+
+
+def read_rank(run: OpenRun, query: Query, rank: int | None) -> Columns:
+    """The metrics that fit a query, of one rank or of all.
+
+    Raises:
+        SchemaValidationError: `rank` is no non-negative integer.
+    """
+    wanted = check_index(rank, "rank")
+    if wanted is None:
+        return run.read(MetricRecord.KIND, query)
+    found = run.read(MetricRecord.KIND, replace(query, limit=None))
+    return found.take(found["rank"] == wanted).keep_newest(query.limit)
 
 
 def build_metric_query(

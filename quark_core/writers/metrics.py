@@ -17,7 +17,7 @@ from quark_core.query import check_index
 from quark_core.records import MetricRecord
 from quark_core.times import check_timestamp, now_us
 from quark_core.writers.base import BufferedWriter
-from quark_core.writers.metric_reading import MetricReading, build_metric_query
+from quark_core.writers.metric_reading import MetricReading, build_metric_query, read_rank
 from quark_core.writers.scalars import to_float
 
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         limit: int | None = None,
         include_non_finite: bool = False,
         all_attempts: bool = False,
+        rank: int | None = None,
     ) -> tuple[MetricRecord, ...]:
         """Flush, then return the run's metric records that fit, in persistence order.
 
@@ -217,6 +218,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             include_non_finite: Also values that are NaN or infinite.
             all_attempts: Also points that a later attempt, resumed from an
                 earlier step, has hidden.
+            rank: Only what this rank of the launch has logged.
 
         Raises:
             SchemaValidationError: A bound is no non-negative integer.
@@ -235,6 +237,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             limit=limit,
             include_non_finite=include_non_finite,
             all_attempts=all_attempts,
+            rank=rank,
         ).to_records()
 
     def columns(
@@ -252,6 +255,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         limit: int | None = None,
         include_non_finite: bool = True,
         all_attempts: bool = False,
+        rank: int | None = None,
     ) -> Columns:
         """The same as `read`, as numpy arrays: `columns(...)["value"]`.
 
@@ -272,7 +276,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             include_non_finite=include_non_finite,
             all_attempts=all_attempts,
         )
-        return self._run.read(self.KIND, query)
+        return read_rank(self._run, query, rank)
 
     def _expand(self, item: Any) -> list[MetricRecord]:
         if type(item) is not tuple:

@@ -40,9 +40,10 @@ class SystemTelemetry(TelemetryRecording):
     the counts when they have changed: one point for each thing measured,
     however quick the steps are.
 
-    On each node the process of local rank 0 samples the node; the others
-    sample themselves. Counts are of this writer: they begin at 0 with each
-    attempt, and in a forked child. Every method may be called from any thread.
+    On each node the process of local rank 0 samples the node. Other ranks that
+    keep records record their steps only, unless `every_rank` asks for more. Counts
+    are of this writer: they begin at 0 with each attempt, and in a forked child. Every
+    method may be called from any thread.
 
     Args:
         session: A TrainingSession, or the RunContext of one.
@@ -201,7 +202,7 @@ class SystemTelemetry(TelemetryRecording):
         own = take_metadata(metadata)
         given_us = None if timestamp is None else check_timestamp(timestamp)
         reading = None
-        if self._captures:
+        if self._config.capture_cpu or self._config.capture_gpu:
             reading = shared_sampler.read_now(
                 processor=self._config.capture_cpu, gpus=self._config.capture_gpu
             )

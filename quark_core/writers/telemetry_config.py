@@ -38,6 +38,8 @@ class SystemTelemetryConfig:
             device `start_step` measures by events on its current stream, and
             its number chooses the GPU where `gpu_index` does not. torch is not
             imported for it.
+        every_rank: Read the machine on each rank that keeps records, not only
+            in the process of local rank 0 of each node.
 
     Raises:
         SchemaValidationError: A bad value; the message names the field.
@@ -50,12 +52,13 @@ class SystemTelemetryConfig:
     gpu_index: int | None = None
     sample_interval_s: float = 1.0
     device: Any = None
+    every_rank: bool = False
 
     def __post_init__(self) -> None:
         every = check_index(self.sample_every_n_steps, "sample_every_n_steps")
         if not every:
             raise SchemaValidationError("sample_every_n_steps must be a positive integer")
-        for name in ("emit_scalar_metrics", "capture_cpu", "capture_gpu"):
+        for name in ("emit_scalar_metrics", "capture_cpu", "capture_gpu", "every_rank"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise SchemaValidationError(

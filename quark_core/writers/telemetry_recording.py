@@ -12,6 +12,7 @@ from time import monotonic, time_ns
 from typing import Any, ClassVar
 
 from quark_core.errors import SchemaValidationError
+from quark_core.hardware.placement import find_local_rank
 from quark_core.hardware.readings import HardwareReading
 from quark_core.hardware.sampler import Watch, shared_sampler
 from quark_core.json_object import JsonObject, normalize_json
@@ -76,7 +77,10 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
             gpus=config.capture_gpu,
             # A run may end without its writers being closed.
             wanted=lambda: not run.is_over,
+            node=config.every_rank,
         )
+        if not run.leads and not config.every_rank and find_local_rank() != 0:
+            self._captures = False
         if self._captures and not run.is_over and run.stream.active and not run.forked:
             # So that the first steps have figures already.
             self._start_watching()

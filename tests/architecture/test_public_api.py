@@ -44,6 +44,7 @@ BEYOND = [
     "MetricSummary",
     "NullTracker",
     "QuarkError",
+    "RankStatistics",
     "RetentionHookError",
     "RuleExplanation",
     "RunSummary",
