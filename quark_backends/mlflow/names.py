@@ -20,14 +20,16 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from quark_backends.mlflow.state import write_atomically
 
-__all__ = ["MAX_NAME_LENGTH", "NameMap", "encode_name"]
+__all__ = ["MAX_NAME_LENGTH", "NAME_MAP_VERSION", "NameMap", "encode_name"]
 
 MAX_NAME_LENGTH = 250
+NAME_MAP_VERSION = 1
 _KEPT_LENGTH = 230
 _SPELLED = {"@": "_at_", "%": "_pct_"}
 # ":" is left out: a server on Windows refuses it.
@@ -75,6 +77,10 @@ class NameMap:
                     names[key] = self._choose(key, text, taken)
             write_atomically(self._path, msgspec.json.encode(self._names))
         return names
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every group's keys and names, and the version of this form."""
+        return {"version": NAME_MAP_VERSION, **self._names}
 
     @staticmethod
     def _choose(key: str, text: str, taken: set[str]) -> str:

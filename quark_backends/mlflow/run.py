@@ -50,6 +50,7 @@ class MirroredRun:
     Attributes:
         is_new: Whether an MLflow run was made that nothing was put into yet;
             who has done so sets it back.
+        was_made_here: Whether the MLflow run is one that this object has made.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class MirroredRun:
         self._asked_since: float | None = None
         self._alive_at = -math.inf
         self.is_new = False
+        self.was_made_here = False
 
     @property
     def known(self) -> RunState:
@@ -85,6 +87,12 @@ class MirroredRun:
         self._known.attempt = record.attempt
         if first:
             self._known.started_ms = record.time_us // 1000
+            if record.attempt == 0:
+                self._known.first_writer = record.writer_id
+        data: Mapping[str, Any] = record.data or {}
+        from_step = data.get("from_step")
+        if from_step is not None:
+            self._known.from_steps[str(record.attempt)] = int(from_step)
         self._ensure()
         self._save()
         if record.attempt > 0 or not first:
@@ -209,7 +217,7 @@ class MirroredRun:
             tags["quark.parent_run_id"] = parent
             found = self._server.find_run(experiment_id, parent, deleted=False)
             tags["mlflow.parentRunId"] = found and found.id
-        self.is_new = True
+        self.is_new = self.was_made_here = True
         return self._server.create_run(
             experiment_id,
             run.get("name") or self._run_id,

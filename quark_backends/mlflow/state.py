@@ -4,6 +4,9 @@
         run.json            which MLflow run it is, and what it was started with
         names.json          keys and their names in MLflow
         writers/<id>.json   how far each writer is acknowledged
+        outbox/             files that are or will be among the run's artifacts, by their path there
+        uploaded/           the same paths: which state of each file is there
+        staged/             payloads whose record has not come yet
 
 Each writer belongs to one process, so no two processes write one of those.
 """
@@ -34,6 +37,8 @@ class RunState(msgspec.Struct):
         start: Data of that attempt's start, or None where none was seen.
         started_ms: When the run was started.
         config: Values of the newest configuration, or None where none was seen.
+        first_writer: The writer that began the run, or None where another machine saw that.
+        from_steps: Attempt -> the step that it was resumed from.
     """
 
     mlflow_run_id: str | None = None
@@ -41,6 +46,8 @@ class RunState(msgspec.Struct):
     start: dict[str, Any] | None = None
     started_ms: int = 0
     config: dict[str, Any] | None = None
+    first_writer: str | None = None
+    from_steps: dict[str, int] = {}
 
 
 class WriterState(msgspec.Struct):
@@ -52,6 +59,9 @@ class WriterState(msgspec.Struct):
         partial: Number of a batch of which a part is.
         offset: How many records of it.
         recent: Times that points of its next batch might meet; see `make_points`.
+        events: Severity -> how many events it has sent.
+        missing: Kind -> how many records it says are missing.
+        events_file, events_bytes: Number and length of its newest file of events; 0 for none.
     """
 
     head: int = -1
@@ -59,6 +69,10 @@ class WriterState(msgspec.Struct):
     partial: int = -1
     offset: int = 0
     recent: list[TimeRange] = []
+    events: dict[str, int] = {}
+    missing: dict[str, int] = {}
+    events_file: int = 0
+    events_bytes: int = 0
 
 
 class MirrorState:
