@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,8 @@ class SegmentCopies:
         for file in server.list_files(mlflow_run_id, RECORDS):
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="quark-mlflow-"))
+                # Whoever opens a run only to look at it never says that they are done.
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             path = self._folder / mlflow_run_id / Path(file.path).name
             if not file.size_bytes or self._sizes.get(path) != file.size_bytes:
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -159,7 +159,8 @@ def make_columns(
     value, which = np.concatenate(values), np.concatenate(indexes)
     ranks = np.array([rank for _, rank, _ in names])[which]
     order = np.lexsort((step, time, ranks))
-    time, step, value, which, ranks = (a[order] for a in (time, step, value, which, ranks))
+    time, step, value = time[order], step[order], value[order]
+    which, ranks = which[order], ranks[order]
     count = len(time)
 
     def spread(texts: Sequence[str | None]) -> Any:
