@@ -64,15 +64,17 @@ class Lifecycle:
     def apply(self, record: LifecycleRecord) -> None:
         """Apply one record; what an older attempt says of itself is left out."""
         data: Mapping[str, Any] = record.data or {}
-        known = self._run.known
         if record.action == "start":
             self._run.start(record)
+        known = self._run.known
+        if record.action == "start":
             if record.attempt == known.attempt and not self.catch_up():
                 self._describe()
         elif record.action == "tag":
             self.set_tags(self._name_tags([data["tag"]]))
         elif record.attempt != known.attempt:
-            return
+            if record.action == "config" and known.config is None:
+                self._send_params(data.get("values", {}))
         elif record.action == "config":
             self._files.put_text("config.json", dict(data))
             self._run.keep_config(data.get("values", {}))

@@ -81,14 +81,18 @@ class MirroredRun:
     def start(self, record: LifecycleRecord) -> None:
         """Find or make the MLflow run of an attempt, and mark it as running."""
         first = self._known.start is None
+        saved = self._state.load_run()
+        if saved.attempt > max(record.attempt, self._known.attempt):
+            # What a process left behind comes beside the attempt that came after it.
+            self._known = saved
+        if record.attempt == 0:
+            self._known.first_writer = record.writer_id
         if record.attempt < self._known.attempt:
             return
         self._known.start = dict(record.data or {})
         self._known.attempt = record.attempt
         if first:
             self._known.started_ms = record.time_us // 1000
-            if record.attempt == 0:
-                self._known.first_writer = record.writer_id
         data: Mapping[str, Any] = record.data or {}
         from_step = data.get("from_step")
         if from_step is not None:
@@ -182,12 +186,15 @@ class MirroredRun:
             if found is not None and found.active:
                 return found
         experiment_id = self._find_experiment()
-        found = self._server.find_run(experiment_id, self._run_id, deleted=False)
-        if found is None and self._restore:
-            found = self._server.find_run(experiment_id, self._run_id, deleted=True)
-            if found is not None:
-                self._take_back(found.id)
-        return found or self._create(experiment_id)
+        with self._state.claim() as claimed:
+            if not claimed:
+                raise unavailable("another process is about to make the MLflow run")
+            found = self._server.find_run(experiment_id, self._run_id, deleted=False)
+            if found is None and self._restore:
+                found = self._server.find_run(experiment_id, self._run_id, deleted=True)
+                if found is not None:
+                    self._take_back(found.id)
+            return found or self._create(experiment_id)
 
     def _take_back(self, run_id: str) -> None:
         # An experiment takes its runs with it, both ways.

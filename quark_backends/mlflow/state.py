@@ -6,6 +6,7 @@
         writers/<id>.json   how far each writer is acknowledged
         outbox/             files that are or will be among the run's artifacts, by their path there
         uploaded/           the same paths: which state of each file is there
+        making              is there while the MLflow run is looked for and made
         staged/             payloads whose record has not come yet
 
 Each writer belongs to one process, so no two processes write one of those.
@@ -16,6 +17,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +28,9 @@ import msgspec
 from quark_backends.mlflow.metrics import TimeRange
 
 __all__ = ["MirrorState", "RunState", "WriterState", "write_atomically"]
+
+# Longer than the calls take within their bounds.
+_CLAIM_S = 120.0
 
 _State = TypeVar("_State", bound=msgspec.Struct)
 
@@ -94,6 +101,29 @@ class MirrorState:
     def save_run(self, run: RunState) -> None:
         """Keep the run."""
         write_atomically(self.folder / "run.json", msgspec.json.encode(run))
+
+    @contextmanager
+    def claim(self) -> Iterator[bool]:
+        """Whether the caller alone may look for the run and make it, until it leaves.
+
+        Two mirrors of one run, in one process or in several of this machine,
+        would both find none and both make one.
+        """
+        path = self.folder / "making"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            with suppress(FileNotFoundError):
+                if abs(time.time() - path.stat().st_mtime) > _CLAIM_S:
+                    path.unlink()  # who made it has died; the next try has it
+            yield False
+            return
+        os.close(descriptor)
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
 
     def load_writer(self, writer_id: str) -> WriterState:
         """The writer as it was last saved; a new one where there is none."""

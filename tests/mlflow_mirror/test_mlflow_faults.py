@@ -11,6 +11,7 @@ import pytest
 
 import quark
 from quark_backends.mlflow import patience
+from quark_core import recovery
 from quark_core.errors import BackendRejected, BackendUnavailable
 from quark_core.testing.batches import BatchMaker
 
@@ -82,6 +83,8 @@ def test_a_process_that_is_killed_and_resumed_has_every_point_once(
     run_id = killed.stdout.split()[0]
     resumed = run_script(tmp_path, server, project, 700, 1000, run_id)
     assert resumed.returncode == 0, resumed.stderr
+    # What the killed process left may be delivered by anyone, here by `quark sync`.
+    assert {lane.state for lane in recovery.sync(tmp_path)} <= {"delivered"}
     assert read_steps(server, "m") == list(range(1000))
     assert len(read_steps(server, "same")) == 1000
     opened = quark.open_run(run_id, tmp_path, backend=f"mlflow+{server.uri}")
