@@ -30,8 +30,9 @@ LIFETIME_S = 900
 class MlflowServer:
     """`mlflow server` with a SQLite store, in a process group of its own."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *, proxied=False):
         self.folder = folder
+        self.proxied = proxied
         self.database = folder / "mlflow.db"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -42,7 +43,8 @@ class MlflowServer:
     def start(self):
         command = [SERVER_PYTHON, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.database}"]
-        command += ["--default-artifact-root", str(self.folder / "artifacts")]
+        place = "--artifacts-destination" if self.proxied else "--default-artifact-root"
+        command += [place, str(self.folder / "artifacts")]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         if shutil.which("timeout"):
             # Ends by itself, also where the tests were killed.
@@ -117,6 +119,19 @@ def own_server(mlflow, tmp_path):
     folder = tmp_path / "server"
     folder.mkdir()
     one = MlflowServer(folder)
+    try:
+        one.start()
+        yield one
+    finally:
+        one.kill()
+
+
+@pytest.fixture
+def proxied_server(mlflow, tmp_path):
+    """A server that takes the artifacts itself, over HTTP."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    one = MlflowServer(folder, proxied=True)
     try:
         one.start()
         yield one

@@ -5,6 +5,8 @@ import json
 import logging
 import subprocess
 import sys
+import threading
+import time
 
 import msgspec
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from quark_backends.mlflow import library as library_module
 from quark_core.backend import BackendConfig
 from quark_core.errors import BackendRejected, BackendUnavailable
+from quark_core.query import Query
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 
 
@@ -141,6 +144,50 @@ def test_what_an_older_attempt_says_is_left_out(backend, maker, find_runs):
     assert run.data.tags["quark.attempt"] == "1"
     backend.write(newer.lifecycle(("status", {"status": "completed"})))
     assert find_runs()[0].info.status == "FINISHED"
+
+
+def test_what_a_killed_process_left_comes_beside_the_next_attempt(
+    definition, config, maker, find_runs
+):
+    """Two mirrors of one run are open at once, and neither knows of the other."""
+    older, newer = definition.open(config), definition.open(config)
+    later = BatchMaker("run0", attempt=1, writer_id="writer1", started_us=FIRST_TIME_US + 10**6)
+    newer.write(later.start())
+    older.write(maker.start())
+    older.write(maker.metrics(("m", 0, 0.0)))
+    newer.write(later.metrics(("m", 1, 1.0)))
+    newer.write(later.lifecycle(("status", {"status": "completed"})))
+    older.write(maker.metrics(("m", 2, 2.0)))
+    older.close()
+    newer.close()
+    (run,) = find_runs()
+    assert run.info.status == "FINISHED"
+    assert (run.data.tags["quark.attempt"], run.data.tags["quark.status"]) == ("1", "completed")
+    assert run.data.params == {"lr": "0.1"}
+    assert newer.read("run0", "metric", Query())["value"].tolist() == [0.0, 2.0, 1.0]
+
+
+def test_two_mirrors_that_begin_at_once_make_one_run(definition, config, find_runs):
+    makers = [BatchMaker("run0", attempt=n, writer_id=f"writer{n}") for n in range(4)]
+    barrier = threading.Barrier(len(makers))
+
+    def begin(maker):
+        backend = definition.open(config)
+        batch = maker.start()
+        barrier.wait()
+        for _ in range(200):
+            try:
+                backend.write(batch)
+                return
+            except BackendUnavailable:
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=begin, args=(maker,)) for maker in makers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(find_runs()) == 1
 
 
 def test_a_writer_that_only_joins_waits_for_the_start(

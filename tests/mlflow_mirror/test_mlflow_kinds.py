@@ -384,6 +384,22 @@ def test_artifacts_that_cannot_be_stored_hold_no_metric_back(
         assert file.read() == PAYLOAD
 
 
+def test_artifacts_over_http(definition, config, proxied_server, maker, tmp_path):
+    config = dataclasses.replace(config, location=proxied_server.uri)
+    backend = definition.open(config)
+    backend.write(maker.start())
+    sha256 = put(backend, tmp_path)
+    backend.write(maker.artifact())
+    backend.write(maker.layers())
+    with pytest.raises(ArtifactNotFoundError):
+        backend.open_payload("run0", "0" * 64)
+    backend.close()
+    reader = definition.open(dataclasses.replace(config, read_only=True))
+    assert reader.read("run0", "layer", Query()).count == 30
+    with reader.open_payload("run0", sha256) as file:
+        assert file.read() == PAYLOAD
+
+
 def test_segments_of_a_lost_folder_are_not_written_over(definition, config, maker, tmp_path):
     backend = definition.open(config)
     backend.write(maker.start())
