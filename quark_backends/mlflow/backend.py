@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -31,9 +32,15 @@ import xxhash
 
 from quark_backends.mlflow.delivery import PointSender
 from quark_backends.mlflow.errors import Missing, Refused, unavailable
-from quark_backends.mlflow.figures import FIGURE_KINDS, count_events, list_figures, make_metric
+from quark_backends.mlflow.figures import (
+    FIGURE_KINDS,
+    count_events,
+    list_figures,
+    list_raised_alerts,
+    make_metric,
+)
 from quark_backends.mlflow.files import RECORDS, MirrorFiles
-from quark_backends.mlflow.findings import list_finding_tags, tag_last_error
+from quark_backends.mlflow.findings import list_finding_tags, list_raised_tags, tag_last_error
 from quark_backends.mlflow.library import find_uri, open_server
 from quark_backends.mlflow.lifecycle import Lifecycle
 from quark_backends.mlflow.metrics import key_and_text
@@ -257,15 +264,16 @@ class _Writing:
                 writer = self._apply(batch.writer_id, writer, record)
         elif kind == EventRecord.KIND:
             counts = dict(writer.events)
-            counted = [make_metric(*one) for one in count_events(records, counts)]
-            writer = self._send_points(batch, writer, counted)
+            figures = chain(count_events(records, counts), list_raised_alerts(records))
+            writer = self._send_points(batch, writer, [make_metric(*one) for one in figures])
             writer = msgspec.structs.replace(writer, events=counts)
             self._lifecycle.set_tags(tag_last_error(records))
+            self._lifecycle.set_named_tags(list_raised_tags(records))
             is_first = batch.writer_id == self._run.known.first_writer
             writer = self.files.keep_events(batch.writer_id, writer, records, is_first=is_first)
         elif kind in FIGURE_KINDS:
-            figures = list_figures(kind, records, self._options.layers)
-            writer = self._send_points(batch, writer, [make_metric(*one) for one in figures])
+            worst = list_figures(kind, records, self._options.layers)
+            writer = self._send_points(batch, writer, [make_metric(*one) for one in worst])
             self._lifecycle.set_named_tags(list_finding_tags(kind, records))
             if kind == PhaseRecord.KIND:
                 self.files.put_text("phases.json", [record.to_dict() for record in records])

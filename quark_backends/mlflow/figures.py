@@ -5,7 +5,8 @@
     layer         layers/<module>/<activation or gradient>/<statistic>, of the worst layers
     parameter     params_stats/<parameter>/<statistic>, of the worst parameters
     batch         data/batch_loss, data/batch_size, data/seq_len_mean
-    alert         quark/alerts/<rule>: its severity, 1 to 4
+    alert         quark/alerts/<rule>: its severity, 1 to 4; also of the events that a
+                  monitor raises
     health_score  quark/health/<score>
     phase         quark/phase_index, where each phase begins
 
@@ -33,12 +34,23 @@ from quark_core.records import (
     SystemTelemetryRecord,
 )
 
-__all__ = ["FIGURE_KINDS", "SEVERITIES", "Figure", "count_events", "list_figures", "make_metric"]
+__all__ = [
+    "FIGURE_KINDS",
+    "SEVERITIES",
+    "Figure",
+    "count_events",
+    "find_raised_rule",
+    "list_figures",
+    "list_raised_alerts",
+    "make_metric",
+]
 
 Figure = tuple[str, float, StreamRecord]
 """Name as text, value, and the record that it is of."""
 
 SEVERITIES: Mapping[str, int] = {"info": 1, "warning": 2, "error": 3, "critical": 4}
+# As `quark_core.analysis.monitor`, which is too much to load for one name, has it.
+_ALERT_EVENT_TYPE = "alert_raised"
 _MEGABYTE = 1e6
 _LAYER = ("mean", "std", "norm", "dead_unit_ratio", "saturation_ratio")
 _PARAMETER = (
@@ -84,6 +96,22 @@ def count_events(
         last[record.severity] = record
     for severity, record in last.items():
         yield f"quark/events/{severity}", float(counts[severity]), record
+
+
+def list_raised_alerts(records: Sequence[EventRecord]) -> Iterator[Figure]:
+    """The alerts that a monitor has raised, which come as events while the run goes on."""
+    for record in records:
+        rule_id = find_raised_rule(record)
+        if rule_id is not None:
+            yield f"quark/alerts/{rule_id}", float(SEVERITIES.get(record.severity, 0)), record
+
+
+def find_raised_rule(record: EventRecord) -> str | None:
+    """The rule of the alert that an event tells of; None for any other event."""
+    payload: Mapping[str, Any] = record.payload or {}
+    rule_id = payload.get("rule_id")
+    is_alert = record.event_type == _ALERT_EVENT_TYPE and isinstance(rule_id, str)
+    return rule_id if is_alert else None
 
 
 def _of_telemetry(record: SystemTelemetryRecord) -> Iterator[tuple[str, float | None]]:

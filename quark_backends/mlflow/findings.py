@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quark_backends.mlflow.figures import find_raised_rule
 from quark_backends.mlflow.params import TAG_LIMITS
 from quark_core.records import (
     AlertRecord,
@@ -14,7 +15,7 @@ from quark_core.records import (
     PhaseRecord,
 )
 
-__all__ = ["list_finding_tags", "tag_last_error"]
+__all__ = ["list_finding_tags", "list_raised_tags", "tag_last_error"]
 
 _ERRORS = ("error", "critical")
 _PHASE_FIELDS = ("phase_name", "step_start", "step_end", "epoch_start", "epoch_end", "summary")
@@ -32,6 +33,17 @@ def list_finding_tags(kind: str, records: Sequence[Any]) -> dict[str, str]:
     elif kind == PhaseRecord.KIND:
         phases = [{name: getattr(one, name) for name in _PHASE_FIELDS} for one in records]
         tags["quark.phases"] = json.dumps(phases, ensure_ascii=False)
+    return tags
+
+
+def list_raised_tags(records: Sequence[EventRecord]) -> dict[str, str]:
+    """Tag -> value for the alerts that a monitor has raised among events."""
+    tags = {}
+    for record in records:
+        rule_id = find_raised_rule(record)
+        if rule_id is not None:
+            raised = {**dict(record.payload or {}), "timestamp": record.timestamp}
+            tags[f"quark.alert.{rule_id}"] = _encode(raised)
     return tags
 
 

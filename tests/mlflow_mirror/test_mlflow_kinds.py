@@ -182,6 +182,16 @@ def test_findings(backend, maker, find_runs, history, fetch):
     assert json.loads(fetch("quark/phases.json"))[0]["evidence"][0]["summary"] == "it rose"
 
 
+def test_alerts_of_a_monitor(backend, maker, find_runs, history):
+    backend.write(maker.start())
+    payload = {"rule_id": "loss_spike", "title": "Spike", "fact": "Up."}
+    backend.write(maker.events("alert_raised", severity="critical", step=9, payload=payload))
+    (run,) = find_runs()
+    (raised,) = history(run.info.run_id, "quark/alerts/loss_spike")
+    assert raised[:2] == (9, "4.0")
+    assert json.loads(run.data.tags["quark.alert.loss_spike"])["fact"] == "Up."
+
+
 def test_an_alert_whose_evidence_does_not_fit_stays_json(backend, maker, find_runs):
     backend.write(maker.start())
     (record,) = analysis_of()[0].to_records()
