@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -204,3 +205,30 @@ def history(client):
         return sorted((p.step, repr(p.value), p.timestamp) for p in points)
 
     return read
+
+
+@pytest.fixture
+def fetch(client, find_runs, tmp_path):
+    """Content of one artifact of the test's only run."""
+
+    def read(path):
+        (run,) = find_runs()
+        folder = tmp_path / "fetched"
+        folder.mkdir(exist_ok=True)
+        return Path(client.download_artifacts(run.info.run_id, path, str(folder))).read_bytes()
+
+    return read
+
+
+@pytest.fixture
+def list_paths(client, find_runs):
+    """Paths of every artifact of the test's only run."""
+
+    def walk(folder=None):
+        (run,) = find_runs()
+        found = []
+        for file in client.list_artifacts(run.info.run_id, folder):
+            found += walk(file.path) if file.is_dir else [file.path]
+        return found
+
+    return walk

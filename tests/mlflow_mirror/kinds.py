@@ -4,6 +4,7 @@ import hashlib
 
 import msgspec
 
+from quark_core.artifacts.contract import Payload
 from quark_core.json_object import JsonObject
 from quark_core.records import (
     AlertRecord,
@@ -219,6 +220,15 @@ def without_ids(batch):
     ]
 
 
+def put(backend, tmp_path, content=PAYLOAD):
+    """Give a backend a payload; returns its hash."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = tmp_path / sha256
+    path.write_bytes(content)
+    backend.put_payload(Payload(run_id="run0", sha256=sha256, size_bytes=len(content), path=path))
+    return sha256
+
+
 def read_table(path):
     """Rows of a Parquet file as dicts."""
     import pyarrow.parquet as parquet
@@ -226,4 +236,4 @@ def read_table(path):
     return parquet.read_table(path).to_pylist()
 
 
-__all__ = ["PAYLOAD", "KindMaker", "analysis_of", "read_table", "without_ids"]
+__all__ = ["PAYLOAD", "KindMaker", "analysis_of", "put", "read_table", "without_ids"]
