@@ -92,11 +92,12 @@ class NameMap:
 
     def _load(self) -> None:
         try:
-            self._names = msgspec.json.decode(
-                self._path.read_bytes(), type=dict[str, dict[str, str]]
-            )
+            saved = msgspec.json.decode(self._path.read_bytes(), type=dict[str, dict[str, str]])
         except (FileNotFoundError, msgspec.DecodeError):
             return
+        for group, names in saved.items():
+            # What was given here stays, though another process may have written over it.
+            self._names[group] = {**names, **self._names.get(group, {})}
         self._taken = {group: set(map(_fold, m.values())) for group, m in self._names.items()}
 
 

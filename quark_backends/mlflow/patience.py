@@ -12,40 +12,51 @@ __all__ = ["bounded"]
 # MLflow's own retries take minutes; the lane waits and tries again itself.
 _BOUNDS: Mapping[str, str] = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+
 _lock = threading.Lock()
 _callers = 0
-_set: list[str] = []
+_set: dict[str, str] = {}
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
-    """Within it a call to MLflow ends in about half a minute, whatever the server does.
+def bounded(timeout_s: int = 10) -> Iterator[None]:
+    """Within it a call to MLflow ends after three tries, whatever the server does.
 
     MLflow reads these bounds from the environment at each request and takes
     them in no other way. What the user has set stays; what is set here is
     taken back when the last caller has left.
+
+    Args:
+        timeout_s: How long each try waits for an answer; of several callers at
+            once the first one's counts.
     """
     global _callers
     with _lock:
         _callers += 1
         if _callers == 1:
-            _set[:] = [name for name in _BOUNDS if name not in os.environ]
-            os.environ.update({name: _BOUNDS[name] for name in _set})
+            bounds = {**_BOUNDS, _TIMEOUT: str(timeout_s)}
+            _set.clear()
+            _set.update({n: text for n, text in bounds.items() if n not in os.environ})
+            os.environ.update(_set)
     try:
         yield
     finally:
         with _lock:
             _callers -= 1
             if _callers == 0:
-                for name in _set:
-                    # What somebody else has set meanwhile is theirs.
-                    if os.environ.get(name) == _BOUNDS[name]:
-                        del os.environ[name]
+                _take_back()
+
+
+def _take_back() -> None:
+    for name, text in _set.items():
+        # What somebody else has set meanwhile is theirs.
+        if os.environ.get(name) == text:
+            del os.environ[name]
 
 
 def _forget_callers() -> None:
@@ -54,9 +65,7 @@ def _forget_callers() -> None:
     _lock = threading.Lock()
     if _callers:
         _callers = 0
-        for name in _set:
-            if os.environ.get(name) == _BOUNDS[name]:
-                del os.environ[name]
+        _take_back()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

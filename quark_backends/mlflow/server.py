@@ -17,6 +17,9 @@ from quark_core.redaction import redact_text
 __all__ = ["ArtifactFile", "MlflowRun", "Server"]
 
 _PAGE = 1000
+_TIMEOUT_S = 10
+# A server that takes artifacts itself answers when it has brought them to where it keeps them.
+_TRANSFER_TIMEOUT_S = 120
 _EXPERIMENTS_PER_SEARCH = 100
 
 
@@ -215,7 +218,7 @@ class Server:
             path: The file.
             folder: Where it goes, "" for the top.
         """
-        with self._translated():
+        with self._translated(_TRANSFER_TIMEOUT_S):
             self._client.log_artifact(run_id, str(path), folder or None)
 
     def list_files(self, run_id: str, folder: str) -> list[ArtifactFile]:
@@ -237,7 +240,7 @@ class Server:
         scratch = target.with_name(f"{target.name}.parts")
         scratch.mkdir(parents=True, exist_ok=True)
         try:
-            with self._translated():
+            with self._translated(_TRANSFER_TIMEOUT_S):
                 given = self._client.download_artifacts(run_id, path, str(scratch))
             # A store on this machine may give the artifact itself, which must stay.
             shutil.copyfile(given, target)
@@ -247,9 +250,9 @@ class Server:
             shutil.rmtree(scratch, ignore_errors=True)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, timeout_s: int = _TIMEOUT_S) -> Iterator[None]:
         try:
-            with bounded():
+            with bounded(timeout_s):
                 yield
         except Exception as error:
             raise translate(error, self.uri) from error

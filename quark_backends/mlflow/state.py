@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -148,7 +149,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     It is not synced: what a power cut takes is sent again, and found to be there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.part{os.getpid()}")
+    # Mirrors of one run may be several, on threads of one process too.
+    scratch = path.with_name(f"{path.name}.part{os.getpid()}-{threading.get_ident()}")
     scratch.write_bytes(data)
     os.replace(scratch, path)
 
