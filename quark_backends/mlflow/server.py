@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from quark_backends.mlflow.artifact_routes import route_artifacts
 from quark_backends.mlflow.errors import AlreadyExists, Missing, translate
 from quark_backends.mlflow.metrics import Point
 from quark_backends.mlflow.patience import bounded
@@ -65,6 +66,7 @@ class Server:
         with self._translated():
             self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         _silence(self._client)
+        route_artifacts(mlflow, self._client, uri)
 
     def find_experiment(self, name: str) -> tuple[str, bool] | None:
         """Id of an experiment and whether it is active, or None where there is none."""
