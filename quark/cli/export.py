@@ -15,7 +15,7 @@ from quark.cli.export_files import FORMATS, FileSet, check_format
 from quark.cli.store_access import describe_unstored, find_run, open_store, storage_option
 
 if TYPE_CHECKING:
-    from quark_core.backend import StoredRun, SupportsPrimary
+    from quark_core.backend import StoredRun, SupportsRead
     from quark_core.columns import Columns
     from quark_core.query import Query
 
@@ -58,6 +58,13 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
 )
 @storage_option
 @click.option(
+    "--backend",
+    metavar="URI",
+    default=None,
+    help="Read the run from here in place of the store: mlflow+http://HOST:PORT, csv:DIR …; "
+    "RUN is then the whole id.",
+)
+@click.option(
     "--all-attempts",
     is_flag=True,
     help="Also points that a later attempt, resumed from an earlier step, has hidden.",
@@ -69,6 +76,7 @@ def export(
     kinds: tuple[str, ...],
     output: Path | None,
     storage_dir: Path | None,
+    backend: str | None,
     all_attempts: bool,
     force: bool,
 ) -> None:
@@ -85,11 +93,8 @@ def export(
 
     check_format(file_format)
     targets = _Targets.choose(output, file_format, kinds)
-    store = open_store(storage_dir)
-    stored = find_run(store, run)
+    store, stored = _find(run, storage_dir, backend)
     run_id = str(stored.run.id)
-    if line := describe_unstored(store, storage_dir, run_id):
-        click.echo(line, err=True)
     directory = targets.directory or Path(run_id)
     query = Query(all_attempts=all_attempts)
     try:
@@ -115,6 +120,23 @@ def export(
     )
     if files.rows.get("artifact"):
         click.echo(f"The payloads of its artifacts: quark artifacts {run} --output DIR")
+
+
+def _find(
+    run: str, storage_dir: Path | None, backend: str | None
+) -> tuple[SupportsRead, StoredRun]:
+    """The run and the store that it is in."""
+    if backend is not None:
+        from quark_core.foreign_runs import open_foreign_run
+
+        opened = open_foreign_run(run, storage_dir, backend)
+        assert opened.reader is not None
+        return opened.reader, opened.reader.load_run(opened.context.run_id or run)
+    store = open_store(storage_dir)
+    stored = find_run(store, run)
+    if line := describe_unstored(store, storage_dir, str(stored.run.id)):
+        click.echo(line, err=True)
+    return store, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +189,7 @@ class _Targets:
 class _Progress:
     """A bar on stderr that counts rows; none where stderr is no terminal."""
 
-    def __init__(self, store: SupportsPrimary, run_id: str, query: Query) -> None:
+    def __init__(self, store: SupportsRead, run_id: str, query: Query) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -210,7 +232,7 @@ class _Progress:
         self._bar.stop()
 
 
-def _count_metrics(store: SupportsPrimary, run_id: str) -> int | None:
+def _count_metrics(store: SupportsRead, run_id: str) -> int | None:
     """How many points a run has, where the store knows it without reading them."""
     from quark_core.backend import SupportsSearch
 

@@ -1,238 +1,318 @@
 """The MLflow mirror as a backend.
 
-A run becomes a run of the MLflow experiment that is named like its project:
-metrics, params (from the configuration), tags and status. Events and every
-other kind of record are taken and only counted; they come later.
+A run becomes a run of the MLflow experiment that is named like its project.
+Metrics are metrics; `lifecycle` makes params, tags and status, `figures`
+curves and `findings` tags of the other kinds. Every record is kept exactly
+among the run's artifacts too, as `files` says, and read back from there.
 
 Where: `mlflow+URI`, such as `mlflow+http://127.0.0.1:5000` or
 `mlflow+sqlite:///runs.db`; plain `mlflow` goes to MLFLOW_TRACKING_URI.
 Options, as in `mlflow:http://127.0.0.1:5000?on_deleted=restore`:
 
-    on_deleted   `new` (default) or `restore`: what to do where the run or its
-                 experiment was deleted in MLflow
-    max_params   how many params the server takes; further ones are left out
+    on_deleted      `new` (default) or `restore`: what to do where the run or its
+                    experiment was deleted in MLflow
+    max_params      how many params the server takes; further ones are left out
+    layers          how many layers and parameters of a step become curves (20)
+    max_payload_mb  payloads of artifacts that are larger are left out
+    sample_ids      `hashed` (default) or `plain`: how ids of samples are kept
 
 Credentials come from MLflow's own environment variables.
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
-from collections import Counter
+import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import xxhash
 
-from quark_backends.mlflow.errors import Missing, Refused, translate, unavailable
-from quark_backends.mlflow.lifecycle import Lifecycle
-from quark_backends.mlflow.metrics import (
-    MAX_POINTS,
-    Point,
-    TimeRange,
-    chunk,
-    key_and_text,
-    make_points,
-    note_infinities,
+from quark_backends.mlflow.delivery import PointSender
+from quark_backends.mlflow.errors import Missing, Refused, unavailable
+from quark_backends.mlflow.figures import (
+    FIGURE_KINDS,
+    count_events,
+    list_figures,
+    list_raised_alerts,
+    make_metric,
 )
+from quark_backends.mlflow.files import RECORDS, MirrorFiles
+from quark_backends.mlflow.findings import list_finding_tags, list_raised_tags, tag_last_error
+from quark_backends.mlflow.library import find_uri, open_server
+from quark_backends.mlflow.lifecycle import Lifecycle
+from quark_backends.mlflow.metrics import key_and_text
 from quark_backends.mlflow.names import NameMap
+from quark_backends.mlflow.options import Options
+from quark_backends.mlflow.privacy import hash_sample_ids
+from quark_backends.mlflow.reader import MlflowReader
 from quark_backends.mlflow.refused import RefusedRecords
 from quark_backends.mlflow.run import MirroredRun
 from quark_backends.mlflow.server import Server
 from quark_backends.mlflow.state import MirrorState, WriterState
-from quark_core.backend import BackendConfig, Batch
-from quark_core.errors import BackendRejected, SchemaValidationError
-from quark_core.forking import importing
-from quark_core.records import LifecycleRecord, MetricRecord
-from quark_core.redaction import redact_text
+from quark_core.artifacts.contract import Payload
+from quark_core.backend import BackendConfig, Batch, StoredRun
+from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
+from quark_core.records import (
+    ArtifactRecord,
+    BatchDiagnosticRecord,
+    EventRecord,
+    LifecycleRecord,
+    MetricRecord,
+    PhaseRecord,
+)
+
+if TYPE_CHECKING:
+    from quark_core.columns import Columns
+    from quark_core.query import Query
 
 __all__ = ["MlflowBackend"]
 
-_log = logging.getLogger("quark")
-_URI_VARIABLE = "MLFLOW_TRACKING_URI"
-# MLflow's own retries take minutes; the lane waits and tries again itself.
-_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-
 
 class MlflowBackend:
-    """Mirrors one run into MLflow; see the module for what.
+    """Mirrors one run into MLflow, and reads any run of it; see the module for what.
 
     A batch is acknowledged in a file of this machine, and not sent again
     from then on. One that was sent without that goes out again as it was,
     and SQL stores keep its points once.
 
-    Attributes:
-        ignored: Kind -> count of records that were taken and not mirrored.
+    Raises:
+        BackendUnavailable: From the constructor, where MLflow cannot be used.
     """
 
     def __init__(self, config: BackendConfig) -> None:
-        uri = config.location or os.environ.get(_URI_VARIABLE, "").strip()
-        if not uri:
-            raise unavailable(
-                f"no MLflow server is named: set {_URI_VARIABLE} or write backends="
-                '"mlflow+http://HOST:PORT"; the records wait'
-            )
-        restore, max_params = _read_options(config.options)
-        if config.run_id is None or config.read_only:
-            raise unavailable("the MLflow mirror is opened for writing one run only")
-        run_path = config.run_path or config.storage_dir / ".quark" / "runs" / config.run_id
-        self.ignored: Counter[str] = Counter()
-        try:
-            self._server = Server(_import_mlflow(uri), uri)
-        except (Refused, Missing) as error:
-            raise unavailable(f"MLflow does not open {redact_text(uri)}: {error}") from error
-        self._state = MirrorState(run_path / "mirrors" / "mlflow", uri)
-        self._refused = RefusedRecords(run_path / "quarantine" / "mlflow")
-        try:
-            self._names = NameMap(self._state.folder / "names.json")
-            self._run = MirroredRun(
-                self._server,
-                self._state,
-                config.run_id,
-                config.project or "quark",
-                restore=restore,
-            )
-        except OSError as error:
-            raise unavailable(f"the mirror's files cannot be read: {error}") from error
-        self._lifecycle = Lifecycle(
-            self._server, self._run, self._names, self._refused, max_params=max_params
-        )
+        uri = find_uri(config.location)
+        options = Options.parse(config.options)
+        read_only = config.read_only or config.run_id is None
+        self._server = open_server(uri, read_only=read_only)
+        self._writing = None if read_only else _Writing(self._server, config, uri, options)
+        self._reader = MlflowReader(self._server, project=config.project)
 
     def write(self, batch: Batch) -> None:
         """Send a batch; single records that MLflow refuses are put aside.
 
         Raises:
             BackendRejected: Other content under a known number, a body that
-                cannot be read, or MLflow refuses every record of it.
+                cannot be read, or MLflow refuses every metric of it.
             BackendUnavailable: MLflow does not take it now.
         """
+        if self._writing is None:
+            raise unavailable("the MLflow mirror was opened for reading only")
+        self._writing.write(batch)
+
+    def close(self) -> None:
+        """Upload the files that are left.
+
+        Raises:
+            BackendUnavailable: Some of them have to wait for the next opening.
+        """
+        self._reader.close()
+        if self._writing is not None:
+            self._writing.close()
+
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:
+        """See `SupportsRead`; of a run that is not Quark's there are metrics only."""
+        self._bring_up_to_date(run_id)
+        return self._reader.read(run_id, kind, query)
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """See `SupportsRead`; the run is known by Quark's id and by MLflow's."""
+        self._bring_up_to_date(run_id)
+        return self._reader.load_run(run_id)
+
+    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
+        """See `SupportsRead`; a project is an experiment, and configs are made from params."""
+        return self._reader.list_runs(project=project, limit=limit)
+
+    def put_payload(self, payload: Payload) -> None:
+        """See `SupportsArtifacts`: it is kept here until its record says where it goes."""
+        if self._writing is None:
+            raise unavailable("the MLflow mirror was opened for reading only")
         try:
-            writer = self._state.load_writer(batch.writer_id)
-            digest = xxhash.xxh3_64_hexdigest(batch.body)
-            if batch.number <= writer.head:
-                if batch.number == writer.head and digest != writer.digest:
-                    raise BackendRejected(
-                        f"batch {batch.number} of writer {batch.writer_id} came again with other "
-                        "content",
-                        backend="mlflow",
-                    )
-                return
-            recent = self._deliver(batch, writer)
-            self._lifecycle.catch_up()
-            done = WriterState(batch.number, digest, recent=recent)
-            self._state.save_writer(batch.writer_id, done)
-        except SchemaValidationError as error:
-            raise BackendRejected(str(error), backend="mlflow") from error
-        except (Refused, Missing) as error:
-            # Not a record but the run or the experiment itself.
-            raise unavailable(f"MLflow does not take the run: {error}; the records wait") from error
+            self._writing.files.stage_payload(payload)
         except OSError as error:
             raise unavailable(f"the mirror's files cannot be written: {error}") from error
 
-    def close(self) -> None:
-        """Nothing is left to do: what was written is in MLflow."""
+    def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
+        """See `SupportsArtifacts`."""
+        if self._writing is not None and (path := self._writing.files.find_payload(sha256)):
+            return path.open("rb")
+        self._bring_up_to_date(run_id)
+        return self._reader.open_payload(run_id, sha256)
 
-    def _deliver(self, batch: Batch, writer: WriterState) -> list[TimeRange]:
-        if batch.kind not in (MetricRecord.KIND, LifecycleRecord.KIND):
-            self.ignored[batch.kind] += batch.count
-            return writer.recent
-        records: Any = batch.to_records()
-        if batch.kind == MetricRecord.KIND:
-            return self._send_metrics(batch, writer, records)
-        for record in records:
-            self._lifecycle.apply(record)
-        return writer.recent
+    def payload_directory(self, run_id: str) -> Path | None:  # noqa: ARG002 - as the contract has it
+        """See `SupportsArtifacts`: payloads have to be sent."""
+        return None
 
-    def _send_metrics(
-        self, batch: Batch, writer: WriterState, records: Sequence[MetricRecord]
-    ) -> list[TimeRange]:
-        names = self._names.find("metrics", map(key_and_text, records))
-        points, recent = make_points(records, names, writer.recent)
-        done = writer.offset if writer.partial == batch.number else 0
-        refused: list[tuple[Point, str]] = []
-        rest = points[done:]
-        for part in chunk(rest, (point.size_bytes for point in rest), MAX_POINTS):
-            self._push(part, refused)
-            done += len(part)
-            # A part is noted only where no point was refused: the file of refused records
-            # gets them all at the end, once it is known that the batch as a whole is good.
-            if not refused and done < len(points):
-                writer = msgspec.structs.replace(writer, partial=batch.number, offset=done)
-                self._state.save_writer(batch.writer_id, writer)
-        self._lifecycle.note_infinities(note_infinities(points))
-        if len(refused) == len(points):
-            raise BackendRejected(refused[0][1], backend="mlflow")
-        for point, reason in refused:
-            self._refused.add("metric", point.record.to_dict(), reason)
-        return recent
+    def _bring_up_to_date(self, run_id: str) -> None:
+        if self._writing is not None and run_id == self._writing.run_id:
+            self._writing.send_files()
 
-    def _push(self, points: Sequence[Point], refused: list[tuple[Point, str]]) -> None:
-        """Send points; halve what is refused until the bad ones are alone."""
+
+class _Writing:
+    """The half of the backend that writes; of its methods one runs at a time."""
+
+    def __init__(self, server: Server, config: BackendConfig, uri: str, options: Options) -> None:
+        self.run_id = config.run_id or ""
+        self._options = options
+        self._lock = threading.Lock()
+        self._project = config.project or "quark"
+        run_path = config.run_path or config.storage_dir / ".quark" / "runs" / self.run_id
+        self._state = MirrorState(run_path / "mirrors" / "mlflow", uri)
+        self._refused = RefusedRecords(run_path / "quarantine" / "mlflow")
         try:
-            self._run.call(lambda run_id: self._server.log_metrics(run_id, points))
-        except Refused as error:
-            middle = len(points) // 2
-            if not middle:
-                refused.append((points[0], str(error)))
+            self._names = NameMap(self._state.folder / "names.json")
+            self._run = MirroredRun(
+                server, self._state, self.run_id, self._project, restore=options.restore
+            )
+        except OSError as error:
+            raise unavailable(f"the mirror's files cannot be read: {error}") from error
+        self._server = server
+        self.files = MirrorFiles(
+            self._state.folder,
+            self._upload,
+            lambda name, reason: self._refused.add("artifact", {"name": name}, reason),
+            self._list_segments,
+            options.max_payload_bytes,
+        )
+        self._points = PointSender(
+            server, self._run, self._names, self._refused, self._state.save_writer
+        )
+        self._lifecycle = Lifecycle(
+            server,
+            self._run,
+            self._names,
+            self._refused,
+            self.files,
+            max_params=options.max_params,
+        )
+
+    def write(self, batch: Batch) -> None:
+        with self._lock:
+            try:
+                self._write(batch)
+            except SchemaValidationError as error:
+                raise BackendRejected(str(error), backend="mlflow") from error
+            except (Refused, Missing) as error:
+                # Not a record but the run or the experiment itself.
+                raise unavailable(
+                    f"MLflow does not take the run: {error}; the records wait"
+                ) from error
+            except OSError as error:
+                raise unavailable(f"the mirror's files cannot be written: {error}") from error
+
+    def send_files(self) -> None:
+        with self._lock:
+            if self._run.known.mlflow_run_id is not None:
+                self._send_files()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._run.known.mlflow_run_id is None:
                 return
-            self._push(points[:middle], refused)
-            self._push(points[middle:], refused)
+            try:
+                self.files.put_text("name_map.json", self._names.to_dict())
+                self.files.close(self.run_id)
+            except BackendUnavailable as error:
+                raise unavailable(
+                    f"{self.files.count_waiting()} files wait for the run's artifacts: {error}"
+                ) from error
+            except OSError as error:
+                raise unavailable(f"the mirror's files cannot be read: {error}") from error
 
-
-def _read_options(options: Mapping[str, str]) -> tuple[bool, int | None]:
-    unknown = sorted(set(options) - {"on_deleted", "max_params"})
-    if unknown:
-        raise unavailable(
-            f"the MLflow mirror has no option {unknown[0]!r}; it has on_deleted and max_params"
+    def _write(self, batch: Batch) -> None:
+        writer = self._state.load_writer(batch.writer_id)
+        digest = xxhash.xxh3_64_hexdigest(batch.body)
+        if batch.number <= writer.head:
+            if batch.number == writer.head and digest != writer.digest:
+                raise BackendRejected(
+                    f"batch {batch.number} of writer {batch.writer_id} came again with other "
+                    "content",
+                    backend="mlflow",
+                )
+            return
+        records: Any = batch.to_records()
+        if batch.kind == BatchDiagnosticRecord.KIND and self._options.hash_sample_ids:
+            batch, records = hash_sample_ids(batch, records, self._project)
+        writer = self._deliver(batch, writer, records)
+        self._lifecycle.catch_up()
+        self.files.keep_batch(batch, self.run_id)
+        done = msgspec.structs.replace(
+            writer, head=batch.number, digest=digest, partial=-1, offset=0
         )
-    on_deleted = options.get("on_deleted", "new")
-    if on_deleted not in ("new", "restore"):
-        raise unavailable(f"on_deleted must be new or restore, got {on_deleted!r}")
-    max_params = options.get("max_params")
-    if max_params is not None and not max_params.isdecimal():
-        raise unavailable(f"max_params must be a number, got {max_params!r}")
-    return on_deleted == "restore", None if max_params is None else int(max_params)
+        self._state.save_writer(batch.writer_id, done)
+        is_end = batch.kind == LifecycleRecord.KIND and any(r.action == "status" for r in records)
+        if is_end or self.files.is_due:
+            self._send_files(final=is_end)
+        elif batch.kind == ArtifactRecord.KIND:
+            self.files.send(self.run_id, folder="artifacts")
 
+    def _deliver(self, batch: Batch, writer: WriterState, records: Sequence[Any]) -> WriterState:
+        kind = batch.kind
+        if kind == MetricRecord.KIND:
+            writer = self._send_points(batch, writer, records)
+            names = self._names.find("metrics", ())
+            self.files.describe_metrics(
+                (names[key_and_text(record)[0]], record.metric_key, record.description)
+                for record in records
+                if record.description is not None
+            )
+        elif kind == LifecycleRecord.KIND:
+            for record in records:
+                writer = self._apply(batch.writer_id, writer, record)
+        elif kind == EventRecord.KIND:
+            counts = dict(writer.events)
+            figures = chain(count_events(records, counts), list_raised_alerts(records))
+            writer = self._send_points(batch, writer, [make_metric(*one) for one in figures])
+            writer = msgspec.structs.replace(writer, events=counts)
+            self._lifecycle.set_tags(tag_last_error(records))
+            self._lifecycle.set_named_tags(list_raised_tags(records))
+            is_first = batch.writer_id == self._run.known.first_writer
+            writer = self.files.keep_events(batch.writer_id, writer, records, is_first=is_first)
+        elif kind in FIGURE_KINDS:
+            worst = list_figures(kind, records, self._options.layers)
+            writer = self._send_points(batch, writer, [make_metric(*one) for one in worst])
+            self._lifecycle.set_named_tags(list_finding_tags(kind, records))
+            if kind == PhaseRecord.KIND:
+                self.files.put_text("phases.json", [record.to_dict() for record in records])
+        elif kind == ArtifactRecord.KIND:
+            # Makes sure of the run, which the files of a batch need.
+            self._run.load()
+            self.files.keep_artifacts(records)
+        return writer
 
-class _QuietLane(logging.Filter):
-    """Drops what lanes make urllib3 say: the lane itself reports an outage, once."""
+    def _send_points(
+        self, batch: Batch, writer: WriterState, records: Sequence[MetricRecord]
+    ) -> WriterState:
+        writer, infinite = self._points.send(batch, writer, records)
+        self._lifecycle.note_infinities(infinite)
+        return writer
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is said."""
-        return not (record.threadName or "").startswith("quark-lane-")
+    def _apply(self, writer_id: str, writer: WriterState, record: LifecycleRecord) -> WriterState:
+        self._lifecycle.apply(record)
+        if record.action != "gap":
+            return writer
+        missing = dict(writer.missing)
+        data: Mapping[str, Any] = record.data or {}
+        for kind, count in data.get("records", {}).items():
+            missing[kind] = missing.get(kind, 0) + int(count)
+        self._lifecycle.note_missing(writer_id, missing)
+        return msgspec.structs.replace(writer, missing=missing)
 
+    def _send_files(self, *, final: bool = False) -> None:
+        self.files.put_text("name_map.json", self._names.to_dict())
+        self.files.send(self.run_id, final=final)
 
-_QUIET_LANE = _QuietLane()
+    def _upload(self, path: Path, folder: str) -> None:
+        self._run.call(lambda run_id: self._server.upload(run_id, path, folder))
 
-
-def _import_mlflow(uri: str) -> ModuleType:
-    for name, value in _PATIENCE.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("urllib3.connectionpool").addFilter(_QUIET_LANE)
-    if uri.startswith("file:") or ("://" not in uri and Path(uri).is_absolute()):
-        _log.warning(
-            "backend mlflow: %s is a folder, which MLflow only maintains and which may keep points "
-            "twice; mlflow+sqlite:///FILE keeps them once",
-            uri,
-        )
-    try:
-        mlflow = importlib.import_module("mlflow")
-        with importing():
-            importlib.import_module("mlflow.entities")
-    except ModuleNotFoundError as error:
-        if error.name != "mlflow":
-            raise translate(error, uri) from error
-        raise unavailable(
-            'MLflow is not installed: pip install "quark-tracker[mlflow]"; the records wait'
-        ) from error
-    except Exception as error:
-        # Foreign code: a wrong protobuf ends in a TypeError, for one.
-        raise unavailable(
-            f"MLflow is installed but cannot be imported ({type(error).__name__}: {error})"
-        ) from error
-    return mlflow
+    def _list_segments(self) -> Sequence[str]:
+        if self._run.was_made_here:
+            return ()
+        try:
+            files = self._run.call(lambda run_id: self._server.list_files(run_id, RECORDS))
+        except (BackendUnavailable, Refused, Missing):
+            return ()  # artifacts cannot be listed now, so none was put there lately either
+        return [file.path for file in files]

@@ -20,6 +20,9 @@ _CREDENTIALS = frozenset({"UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSIO
 # Addresses of objects differ at each try, but a reason is logged once only where it is the same.
 _VARYING = re.compile(r" object at 0x[0-9a-fA-F]+|\([^()]*0x[0-9a-fA-F]+[^()]*\)")
 _MAX_REASON = 700
+_HTTP_CODE = re.compile(r"failed with error code (\d{3})")
+# Refused by what stands before the server too, such as a proxy that a request is too large for.
+_REFUSED_HTTP = frozenset({400, 405, 406, 411, 413, 414, 415, 422, 431})
 
 
 class Refused(Exception):
@@ -47,14 +50,15 @@ def translate(error: Exception, uri: str) -> Exception:
         uri: The tracking URI, as it may be shown.
     """
     code = getattr(error, "error_code", None)
+    status = _find_status(error)
     reason = _shorten(str(error) or type(error).__name__)
-    if code in _REFUSED:
+    if code in _REFUSED or status in _REFUSED_HTTP:
         return Refused(reason)
-    if code == "RESOURCE_DOES_NOT_EXIST":
+    if code == "RESOURCE_DOES_NOT_EXIST" or (code is None and status == 404):
         return Missing(reason)
     if code == "RESOURCE_ALREADY_EXISTS":
         return AlreadyExists(reason)
-    if code in _CREDENTIALS:
+    if code in _CREDENTIALS or (code is None and status in (401, 403)):
         return BackendUnauthorized(
             f"the MLflow server {uri} refused the credentials ({code}): set MLFLOW_TRACKING_TOKEN, "
             "or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the records wait",
@@ -72,6 +76,15 @@ def translate(error: Exception, uri: str) -> Exception:
         what = many[0] if many else type(cause).__name__
         return unavailable(f"the MLflow server {uri} cannot be reached ({what})")
     return unavailable(f"the MLflow server {uri} cannot take records now: {reason}")
+
+
+def _find_status(error: Exception) -> int | None:
+    """The HTTP status that an error tells of, or None."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return status
+    found = _HTTP_CODE.search(str(error))
+    return int(found[1]) if found else None
 
 
 def _shorten(text: str) -> str:

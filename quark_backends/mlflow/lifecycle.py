@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quark_backends.mlflow.errors import Refused
+from quark_backends.mlflow.files import MirrorFiles
 from quark_backends.mlflow.metrics import chunk
-from quark_backends.mlflow.names import NameMap
+from quark_backends.mlflow.names import NAME_MAP_VERSION, NameMap
 from quark_backends.mlflow.params import PARAM_LIMITS, TAG_LIMITS, fit, flatten, is_same
 from quark_backends.mlflow.refused import RefusedRecords
 from quark_backends.mlflow.run import MirroredRun
@@ -21,6 +22,8 @@ __all__ = ["Lifecycle"]
 _log = logging.getLogger("quark")
 _MAX_TEXTS = 100
 _NON_FINITE = "quark.nonfinite."
+# Readers of other hosts take a run for lost after a minute without one.
+_HEARTBEAT_EVERY_US = 20_000_000
 
 
 class Lifecycle:
@@ -34,6 +37,7 @@ class Lifecycle:
         run: The run.
         names: Names of params and tags.
         refused: Takes what MLflow refuses.
+        files: Takes the configuration and the environment as they are.
         max_params: How many params the server takes, or None for any number.
     """
 
@@ -43,6 +47,7 @@ class Lifecycle:
         run: MirroredRun,
         names: NameMap,
         refused: RefusedRecords,
+        files: MirrorFiles,
         *,
         max_params: int | None,
     ) -> None:
@@ -50,26 +55,36 @@ class Lifecycle:
         self._run = run
         self._names = names
         self._refused = refused
+        self._files = files
         self._max_params = max_params
+        self._beat_us = 0
         self._tags: dict[str, str] = {}
         self._infinite: set[tuple[str, str]] = set()
 
     def apply(self, record: LifecycleRecord) -> None:
         """Apply one record; what an older attempt says of itself is left out."""
         data: Mapping[str, Any] = record.data or {}
-        known = self._run.known
         if record.action == "start":
             self._run.start(record)
+        known = self._run.known
+        if record.action == "start":
             if record.attempt == known.attempt and not self.catch_up():
                 self._describe()
         elif record.action == "tag":
             self.set_tags(self._name_tags([data["tag"]]))
         elif record.attempt != known.attempt:
-            return
+            if record.action == "config" and known.config is None:
+                self._send_params(data.get("values", {}))
         elif record.action == "config":
+            self._files.put_text("config.json", dict(data))
             self._run.keep_config(data.get("values", {}))
             self._send_params(data.get("values", {}))
+        elif record.action == "heartbeat":
+            if record.time_us - self._beat_us >= _HEARTBEAT_EVERY_US:
+                self.set_tags({"quark.heartbeat_at": record.timestamp})
+                self._beat_us = record.time_us
         elif record.action == "environment":
+            self._files.put_text("environment.json", dict(data))
             arguments = data.get("process", {}).get("argv") or [""]
             self.set_tags({"mlflow.source.name": arguments[0]})
         elif record.action == "status":
@@ -108,6 +123,7 @@ class Lifecycle:
         """
         if not self._run.is_new:
             return False
+        self._files.forget()
         self._describe()
         if self._run.known.config is not None:
             self._send_params(self._run.known.config)
@@ -120,6 +136,11 @@ class Lifecycle:
         self._send("tag", list(new.items()), self._server.set_tags, TAG_LIMITS)
         self._tags.update(new)
 
+    def set_named_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags whose names may hold what MLflow does not take."""
+        names = self._names.find("tags", [(f"tag:{key}", key) for key in tags])
+        self.set_tags({names[f"tag:{key}"]: text for key, text in tags.items()})
+
     def _describe(self) -> None:
         known = self._run.known
         run: Mapping[str, Any] = (known.start or {}).get("run", {})
@@ -130,11 +151,17 @@ class Lifecycle:
             {
                 "quark.attempt": str(max(0, known.attempt)),
                 "quark.status": "running",
+                "quark.name_map_version": str(NAME_MAP_VERSION),
+                "quark.from_steps": json.dumps(known.from_steps) if known.from_steps else None,
                 "mlflow.source.git.commit": run.get("git_commit"),
                 "mlflow.note.content": run.get("notes"),
                 **self._name_tags(run.get("tags", [])),
             }
         )
+
+    def note_missing(self, writer_id: str, counts: Mapping[str, int]) -> None:
+        """Say how many records of each kind a writer could not keep."""
+        self.set_named_tags({f"quark.gap.{writer_id}": json.dumps(counts)})
 
     def _name_tags(self, tags: Iterable[str]) -> dict[str, str]:
         tags = list(tags)

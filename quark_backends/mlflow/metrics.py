@@ -10,12 +10,24 @@ from typing import NamedTuple, TypeVar
 from quark_core.names import decode_name
 from quark_core.records import MetricRecord
 
-__all__ = ["Point", "TimeRange", "chunk", "key_and_text", "make_points", "note_infinities"]
+__all__ = [
+    "FIGURE_MARK",
+    "Point",
+    "TimeRange",
+    "chunk",
+    "key_and_text",
+    "make_points",
+    "name_key",
+    "note_infinities",
+]
 
 MAX_POINTS = 1000
 MAX_BYTES = 800_000
 """Servers take requests up to 1 MB, and so do proxies before them."""
 _POINT_BYTES = 150
+FIGURE_MARK = "="
+"""Begins the key of a value that is of no metric; no metric's key begins so."""
+_SYSTEM = f"{FIGURE_MARK}system/"
 
 _Item = TypeVar("_Item")
 _Value = tuple[str, int, float | None]
@@ -38,9 +50,20 @@ class Point(NamedTuple):
         return len(json.dumps(self.name)) + _POINT_BYTES
 
 
+def name_key(record: MetricRecord) -> str:
+    """What a record's name in MLflow is found by: ranks have names of their own."""
+    if record.rank == 0 or record.metric_key.startswith(_SYSTEM):
+        return record.metric_key
+    # Under one name, equal points of two ranks would be one, and curves would jump.
+    return f"rank{record.rank}:{record.metric_key}"
+
+
 def key_and_text(record: MetricRecord) -> tuple[str, str]:
-    """The key, and what the user wrote for it."""
-    return record.metric_key, decode_name(record.metric_key)
+    """The key of a record's name, and what the user wrote for it."""
+    key = name_key(record)
+    is_figure = record.metric_key.startswith(FIGURE_MARK)
+    text = record.metric_key[1:] if is_figure else decode_name(record.metric_key)
+    return key, text if key == record.metric_key else f"rank{record.rank}/{text}"
 
 
 def make_points(
@@ -55,7 +78,7 @@ def make_points(
 
     Args:
         records: The batch's records.
-        names: Metric key -> name in MLflow.
+        names: `name_key` of a record -> name in MLflow.
         recent: What this function returned for the writer's batch before.
 
     Returns:
@@ -71,7 +94,7 @@ def make_points(
         step = record.step
         if step is None:
             step = record.sequence if record.epoch is None else record.epoch
-        name, timestamp_ms = names[record.metric_key], record.time_us // 1000
+        name, timestamp_ms = names[name_key(record)], record.time_us // 1000
         newest_ms = max(newest_ms, timestamp_ms)
         # SQL stores have no infinity and would store the largest float64 instead, a lie in plots.
         finite = math.isfinite(record.value)

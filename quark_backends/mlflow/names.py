@@ -20,14 +20,16 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from quark_backends.mlflow.state import write_atomically
 
-__all__ = ["MAX_NAME_LENGTH", "NameMap", "encode_name"]
+__all__ = ["MAX_NAME_LENGTH", "NAME_MAP_VERSION", "NameMap", "encode_name"]
 
 MAX_NAME_LENGTH = 250
+NAME_MAP_VERSION = 1
 _KEPT_LENGTH = 230
 _SPELLED = {"@": "_at_", "%": "_pct_"}
 # ":" is left out: a server on Windows refuses it.
@@ -76,6 +78,10 @@ class NameMap:
             write_atomically(self._path, msgspec.json.encode(self._names))
         return names
 
+    def to_dict(self) -> dict[str, Any]:
+        """Every group's keys and names, and the version of this form."""
+        return {"version": NAME_MAP_VERSION, **self._names}
+
     @staticmethod
     def _choose(key: str, text: str, taken: set[str]) -> str:
         name = encode_name(text)
@@ -86,11 +92,12 @@ class NameMap:
 
     def _load(self) -> None:
         try:
-            self._names = msgspec.json.decode(
-                self._path.read_bytes(), type=dict[str, dict[str, str]]
-            )
+            saved = msgspec.json.decode(self._path.read_bytes(), type=dict[str, dict[str, str]])
         except (FileNotFoundError, msgspec.DecodeError):
             return
+        for group, names in saved.items():
+            # What was given here stays, though another process may have written over it.
+            self._names[group] = {**names, **self._names.get(group, {})}
         self._taken = {group: set(map(_fold, m.values())) for group, m in self._names.items()}
 
 

@@ -22,10 +22,10 @@ def quark_register_backends() -> list[BackendDefinition]:
     return [
         BackendDefinition(
             name="mlflow",
-            summary="metrics, params, tags and status in MLflow, at mlflow+URI",
+            summary="a run as a run of an MLflow server, at mlflow+URI",
             open=_open,
             # SQL stores keep one of two points that agree in key, step, value and time, and the
             # mirror sends a point with the same time again; what it acknowledged, it never resends.
-            capabilities=frozenset({Capability.IDEMPOTENT}),
+            capabilities=frozenset({Capability.READ, Capability.IDEMPOTENT, Capability.ARTIFACTS}),
         )
     ]

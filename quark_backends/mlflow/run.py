@@ -50,6 +50,7 @@ class MirroredRun:
     Attributes:
         is_new: Whether an MLflow run was made that nothing was put into yet;
             who has done so sets it back.
+        was_made_here: Whether the MLflow run is one that this object has made.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class MirroredRun:
         self._asked_since: float | None = None
         self._alive_at = -math.inf
         self.is_new = False
+        self.was_made_here = False
 
     @property
     def known(self) -> RunState:
@@ -79,12 +81,22 @@ class MirroredRun:
     def start(self, record: LifecycleRecord) -> None:
         """Find or make the MLflow run of an attempt, and mark it as running."""
         first = self._known.start is None
+        saved = self._state.load_run()
+        if saved.attempt > max(record.attempt, self._known.attempt):
+            # What a process left behind comes beside the attempt that came after it.
+            self._known = saved
+        if record.attempt == 0:
+            self._known.first_writer = record.writer_id
         if record.attempt < self._known.attempt:
             return
         self._known.start = dict(record.data or {})
         self._known.attempt = record.attempt
         if first:
             self._known.started_ms = record.time_us // 1000
+        data: Mapping[str, Any] = record.data or {}
+        from_step = data.get("from_step")
+        if from_step is not None:
+            self._known.from_steps[str(record.attempt)] = int(from_step)
         self._ensure()
         self._save()
         if record.attempt > 0 or not first:
@@ -174,12 +186,15 @@ class MirroredRun:
             if found is not None and found.active:
                 return found
         experiment_id = self._find_experiment()
-        found = self._server.find_run(experiment_id, self._run_id, deleted=False)
-        if found is None and self._restore:
-            found = self._server.find_run(experiment_id, self._run_id, deleted=True)
-            if found is not None:
-                self._take_back(found.id)
-        return found or self._create(experiment_id)
+        with self._state.claim() as claimed:
+            if not claimed:
+                raise unavailable("another process is about to make the MLflow run")
+            found = self._server.find_run(experiment_id, self._run_id, deleted=False)
+            if found is None and self._restore:
+                found = self._server.find_run(experiment_id, self._run_id, deleted=True)
+                if found is not None:
+                    self._take_back(found.id)
+            return found or self._create(experiment_id)
 
     def _take_back(self, run_id: str) -> None:
         # An experiment takes its runs with it, both ways.
@@ -209,7 +224,7 @@ class MirroredRun:
             tags["quark.parent_run_id"] = parent
             found = self._server.find_run(experiment_id, parent, deleted=False)
             tags["mlflow.parentRunId"] = found and found.id
-        self.is_new = True
+        self.is_new = self.was_made_here = True
         return self._server.create_run(
             experiment_id,
             run.get("name") or self._run_id,

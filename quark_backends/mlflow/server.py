@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from quark_backends.mlflow.artifact_routes import route_artifacts
 from quark_backends.mlflow.errors import AlreadyExists, Missing, translate
 from quark_backends.mlflow.metrics import Point
+from quark_backends.mlflow.patience import bounded
 from quark_core.redaction import redact_text
 
-__all__ = ["MlflowRun", "Server"]
+__all__ = ["ArtifactFile", "MlflowRun", "Server"]
+
+_PAGE = 1000
+_TIMEOUT_S = 10
+# A server that takes artifacts itself answers when it has brought them to where it keeps them.
+_TRANSFER_TIMEOUT_S = 120
+_EXPERIMENTS_PER_SEARCH = 100
 
 
 class MlflowRun(NamedTuple):
-    """A run as MLflow has it."""
+    """A run as MLflow has it; times are milliseconds since the epoch, or None."""
 
     id: str
     active: bool
     params: Mapping[str, str]
     tags: Mapping[str, str]
+    experiment_id: str = ""
+    name: str | None = None
+    status: str = "RUNNING"
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    metric_names: tuple[str, ...] = ()
+
+
+class ArtifactFile(NamedTuple):
+    """A file among a run's artifacts."""
+
+    path: str
+    size_bytes: int
 
 
 class Server:
@@ -32,14 +55,18 @@ class Server:
     Args:
         mlflow: The imported library.
         uri: Tracking URI.
+        artifact_root: Where experiments that are made here have their
+            artifacts; None leaves it to the server.
     """
 
-    def __init__(self, mlflow: ModuleType, uri: str) -> None:
+    def __init__(self, mlflow: ModuleType, uri: str, artifact_root: str | None = None) -> None:
         self.uri = redact_text(uri)
+        self._artifact_root = artifact_root
         self._entities: Any = mlflow.entities
         with self._translated():
             self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         _silence(self._client)
+        route_artifacts(mlflow, self._client, uri)
 
     def find_experiment(self, name: str) -> tuple[str, bool] | None:
         """Id of an experiment and whether it is active, or None where there is none."""
@@ -51,7 +78,8 @@ class Server:
         """Make an experiment; its id, or None where another process was faster."""
         try:
             with self._translated():
-                return str(self._client.create_experiment(name))
+                place = self._artifact_root
+                return str(self._client.create_experiment(name, artifact_location=place))
         except AlreadyExists:
             return None
 
@@ -78,6 +106,55 @@ class Server:
                 order_by=["attributes.start_time ASC"],
             )
         return _to_run(found[0]) if found else None
+
+    def list_experiments(self) -> list[tuple[str, str]]:
+        """Id and name of every active experiment."""
+        with self._translated():
+            return [
+                (str(one.experiment_id), str(one.name))
+                for one in _turn_pages(
+                    lambda token: self._client.search_experiments(
+                        view_type=self._entities.ViewType.ACTIVE_ONLY,
+                        max_results=_PAGE,
+                        page_token=token,
+                    )
+                )
+            ]
+
+    def list_runs(
+        self, experiment_ids: Sequence[str], condition: str = "", limit: int | None = None
+    ) -> list[MlflowRun]:
+        """Active runs of experiments, newest first, asked for a page at a time."""
+        found: list[MlflowRun] = []
+        for begin in range(0, len(experiment_ids), _EXPERIMENTS_PER_SEARCH):
+            part = list(experiment_ids[begin : begin + _EXPERIMENTS_PER_SEARCH])
+            with self._translated():
+                pages = _turn_pages(
+                    lambda token, part=part: self._client.search_runs(  # type: ignore[misc]
+                        part,
+                        condition,
+                        run_view_type=self._entities.ViewType.ACTIVE_ONLY,
+                        max_results=_PAGE if limit is None else min(_PAGE, max(1, limit)),
+                        order_by=["attributes.start_time DESC"],
+                        page_token=token,
+                    )
+                )
+                for number, run in enumerate(pages):
+                    if limit is not None and number >= limit:
+                        break
+                    found.append(_to_run(run))
+        found.sort(key=lambda run: run.started_ms or 0, reverse=True)
+        return found[:limit]
+
+    def load_points(self, run_id: str, name: str) -> list[tuple[int, int, float]]:
+        """Timestamp in ms, step and value of every point of a metric, as MLflow orders them.
+
+        The client asks for a page at a time; the points of one metric are in
+        memory at once.
+        """
+        with self._translated():
+            history = self._client.get_metric_history(run_id, name)
+            return [(int(p.timestamp), int(p.step), float(p.value)) for p in history]
 
     def load_run(self, run_id: str) -> MlflowRun | None:
         """A run, deleted or not; None where there is none."""
@@ -135,10 +212,50 @@ class Server:
         with self._translated():
             self._client.log_batch(run_id, tags=[make(*t) for t in tags], synchronous=True)
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def upload(self, run_id: str, path: Path, folder: str) -> None:
+        """Store a file among a run's artifacts, in place of one of that name.
+
+        Args:
+            run_id: The run.
+            path: The file.
+            folder: Where it goes, "" for the top.
+        """
+        with self._translated(_TRANSFER_TIMEOUT_S):
+            self._client.log_artifact(run_id, str(path), folder or None)
+
+    def list_files(self, run_id: str, folder: str) -> list[ArtifactFile]:
+        """Files in one folder of a run's artifacts, sorted; none where there is no such folder."""
         try:
-            yield
+            with self._translated():
+                found = self._client.list_artifacts(run_id, folder)
+        except Missing:
+            return []
+        files = [ArtifactFile(one.path, int(one.file_size or 0)) for one in found if not one.is_dir]
+        return sorted(files)
+
+    def download(self, run_id: str, path: str, target: Path) -> None:
+        """Copy one artifact to a file.
+
+        Raises:
+            Missing: The run has no such artifact.
+        """
+        scratch = target.with_name(f"{target.name}.parts")
+        scratch.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._translated(_TRANSFER_TIMEOUT_S):
+                given = self._client.download_artifacts(run_id, path, str(scratch))
+            # A store on this machine may give the artifact itself, which must stay.
+            shutil.copyfile(given, target)
+        except FileNotFoundError as error:
+            raise Missing(f"{path} is not there") from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    @contextmanager
+    def _translated(self, timeout_s: int = _TIMEOUT_S) -> Iterator[None]:
+        try:
+            with bounded(timeout_s):
+                yield
         except Exception as error:
             raise translate(error, self.uri) from error
 
@@ -149,7 +266,23 @@ def _to_run(found: Any) -> MlflowRun:
         found.info.lifecycle_stage == "active",
         dict(found.data.params),
         dict(found.data.tags),
+        str(found.info.experiment_id),
+        getattr(found.info, "run_name", None) or found.data.tags.get("mlflow.runName"),
+        str(found.info.status),
+        found.info.start_time,
+        found.info.end_time,
+        tuple(sorted(found.data.metrics)),
     )
+
+
+def _turn_pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:
+    token: str | None = None
+    while True:
+        page = ask(token)
+        yield from page
+        token = getattr(page, "token", None)
+        if not token:
+            return
 
 
 def _silence(client: Any) -> None:

@@ -4,6 +4,10 @@
         run.json            which MLflow run it is, and what it was started with
         names.json          keys and their names in MLflow
         writers/<id>.json   how far each writer is acknowledged
+        outbox/             files that are or will be among the run's artifacts, by their path there
+        uploaded/           the same paths: which state of each file is there
+        making              is there while the MLflow run is looked for and made
+        staged/             payloads whose record has not come yet
 
 Each writer belongs to one process, so no two processes write one of those.
 """
@@ -13,6 +17,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +29,9 @@ import msgspec
 from quark_backends.mlflow.metrics import TimeRange
 
 __all__ = ["MirrorState", "RunState", "WriterState", "write_atomically"]
+
+# Longer than the calls take within their bounds.
+_CLAIM_S = 120.0
 
 _State = TypeVar("_State", bound=msgspec.Struct)
 
@@ -34,6 +45,8 @@ class RunState(msgspec.Struct):
         start: Data of that attempt's start, or None where none was seen.
         started_ms: When the run was started.
         config: Values of the newest configuration, or None where none was seen.
+        first_writer: The writer that began the run, or None where another machine saw that.
+        from_steps: Attempt -> the step that it was resumed from.
     """
 
     mlflow_run_id: str | None = None
@@ -41,6 +54,8 @@ class RunState(msgspec.Struct):
     start: dict[str, Any] | None = None
     started_ms: int = 0
     config: dict[str, Any] | None = None
+    first_writer: str | None = None
+    from_steps: dict[str, int] = {}
 
 
 class WriterState(msgspec.Struct):
@@ -52,6 +67,9 @@ class WriterState(msgspec.Struct):
         partial: Number of a batch of which a part is.
         offset: How many records of it.
         recent: Times that points of its next batch might meet; see `make_points`.
+        events: Severity -> how many events it has sent.
+        missing: Kind -> how many records it says are missing.
+        events_file, events_bytes: Number and length of its newest file of events; 0 for none.
     """
 
     head: int = -1
@@ -59,6 +77,10 @@ class WriterState(msgspec.Struct):
     partial: int = -1
     offset: int = 0
     recent: list[TimeRange] = []
+    events: dict[str, int] = {}
+    missing: dict[str, int] = {}
+    events_file: int = 0
+    events_bytes: int = 0
 
 
 class MirrorState:
@@ -80,6 +102,29 @@ class MirrorState:
     def save_run(self, run: RunState) -> None:
         """Keep the run."""
         write_atomically(self.folder / "run.json", msgspec.json.encode(run))
+
+    @contextmanager
+    def claim(self) -> Iterator[bool]:
+        """Whether the caller alone may look for the run and make it, until it leaves.
+
+        Two mirrors of one run, in one process or in several of this machine,
+        would both find none and both make one.
+        """
+        path = self.folder / "making"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            with suppress(FileNotFoundError):
+                if abs(time.time() - path.stat().st_mtime) > _CLAIM_S:
+                    path.unlink()  # who made it has died; the next try has it
+            yield False
+            return
+        os.close(descriptor)
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
 
     def load_writer(self, writer_id: str) -> WriterState:
         """The writer as it was last saved; a new one where there is none."""
@@ -104,7 +149,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     It is not synced: what a power cut takes is sent again, and found to be there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.part{os.getpid()}")
+    # Mirrors of one run may be several, on threads of one process too.
+    scratch = path.with_name(f"{path.name}.part{os.getpid()}-{threading.get_ident()}")
     scratch.write_bytes(data)
     os.replace(scratch, path)
 

@@ -76,3 +76,33 @@ def test_the_service(tmp_path, monkeypatch, expected):
         assert {alert.rule_id for alert in alerts} == {alert[0] for alert in expected[0]}
         comparison = quark.ComparisonEngine(session).compare(opened)
         assert {diff.verdict for diff in comparison.metric_diffs} <= {"equivalent", None}
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own code, on SQLAlchemy's newest version
+def test_the_mlflow_mirror(tmp_path, monkeypatch, expected):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "100")
+    uri = f"mlflow+sqlite:///{tmp_path / 'mlflow.db'}"
+    session = _train(tmp_path, backends=[uri])
+    opened = quark.open_run(session.run_id, tmp_path, backend=uri)
+    assert _describe(opened) == expected
+    comparison = quark.ComparisonEngine(session).compare(opened)
+    assert {diff.verdict for diff in comparison.metric_diffs} <= {"equivalent", None}
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_the_same_curves_logged_to_mlflow_alone(tmp_path, expected):
+    mlflow = pytest.importorskip("mlflow")
+    session = _train(tmp_path)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    run_id = client.create_run(client.create_experiment("p", str(tmp_path / "a"))).info.run_id
+    points = [
+        mlflow.entities.Metric(r.metric_key, r.value, r.time_us // 1000, r.step)
+        for r in quark.MetricsLogger(session).read()
+    ]
+    for begin in range(0, len(points), 1000):
+        client.log_batch(run_id, metrics=points[begin : begin + 1000])
+    client.set_terminated(run_id)
+    opened = quark.open_run(run_id, tmp_path, backend=f"mlflow+{uri}")
+    assert _describe(opened) == expected

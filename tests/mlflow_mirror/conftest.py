@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -22,14 +23,17 @@ from quark_core.registry import default_registry
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 START_TIMEOUT_S = 90
+# A client of another version may be tested against this Python's MLflow.
+SERVER_PYTHON = os.environ.get("QUARK_TEST_MLFLOW_SERVER_PYTHON", sys.executable)
 LIFETIME_S = 900
 
 
 class MlflowServer:
     """`mlflow server` with a SQLite store, in a process group of its own."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *, proxied=False):
         self.folder = folder
+        self.proxied = proxied
         self.database = folder / "mlflow.db"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -38,9 +42,10 @@ class MlflowServer:
         self.process = None
 
     def start(self):
-        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+        command = [SERVER_PYTHON, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.database}"]
-        command += ["--default-artifact-root", str(self.folder / "artifacts")]
+        place = "--artifacts-destination" if self.proxied else "--default-artifact-root"
+        command += [place, str(self.folder / "artifacts")]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         if shutil.which("timeout"):
             # Ends by itself, also where the tests were killed.
@@ -94,7 +99,8 @@ class MlflowServer:
 @pytest.fixture(scope="session")
 def mlflow():
     found = pytest.importorskip("mlflow")
-    pytest.importorskip("flask", reason="only the full MLflow has a server")
+    if sys.executable == SERVER_PYTHON:
+        pytest.importorskip("flask", reason="only the full MLflow has a server")
     return found
 
 
@@ -114,6 +120,19 @@ def own_server(mlflow, tmp_path):
     folder = tmp_path / "server"
     folder.mkdir()
     one = MlflowServer(folder)
+    try:
+        one.start()
+        yield one
+    finally:
+        one.kill()
+
+
+@pytest.fixture
+def proxied_server(mlflow, tmp_path):
+    """A server that takes the artifacts itself, over HTTP."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    one = MlflowServer(folder, proxied=True)
     try:
         one.start()
         yield one
@@ -186,3 +205,30 @@ def history(client):
         return sorted((p.step, repr(p.value), p.timestamp) for p in points)
 
     return read
+
+
+@pytest.fixture
+def fetch(client, find_runs, tmp_path):
+    """Content of one artifact of the test's only run."""
+
+    def read(path):
+        (run,) = find_runs()
+        folder = tmp_path / "fetched"
+        folder.mkdir(exist_ok=True)
+        return Path(client.download_artifacts(run.info.run_id, path, str(folder))).read_bytes()
+
+    return read
+
+
+@pytest.fixture
+def list_paths(client, find_runs):
+    """Paths of every artifact of the test's only run."""
+
+    def walk(folder=None):
+        (run,) = find_runs()
+        found = []
+        for file in client.list_artifacts(run.info.run_id, folder):
+            found += walk(file.path) if file.is_dir else [file.path]
+        return found
+
+    return walk

@@ -5,13 +5,16 @@ import json
 import logging
 import subprocess
 import sys
+import threading
+import time
 
 import msgspec
 import pytest
 
-from quark_backends.mlflow import backend as backend_module
+from quark_backends.mlflow import library as library_module
 from quark_core.backend import BackendConfig
 from quark_core.errors import BackendRejected, BackendUnavailable
+from quark_core.query import Query
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 
 
@@ -60,7 +63,7 @@ def test_a_crash_between_making_the_run_and_noting_it_makes_no_second_one(
     definition, config, maker, find_runs, monkeypatch
 ):
     first = definition.open(config)
-    monkeypatch.setattr(first._state, "save_run", fail)
+    monkeypatch.setattr(first._writing._state, "save_run", fail)
     with pytest.raises(BackendUnavailable):
         first.write(maker.start())
     assert len(find_runs()) == 1
@@ -131,13 +134,6 @@ def test_max_params(definition, config, maker, find_runs):
     assert len(run.data.params) == 5
 
 
-def test_other_kinds_are_taken_and_counted(backend, maker):
-    backend.write(maker.start())
-    backend.write(maker.events("saved", "loaded"))
-    backend.write(msgspec.structs.replace(maker.events("saved"), kind="layer_summary", body=b"?"))
-    assert backend.ignored == {"event": 2, "layer_summary": 1}
-
-
 def test_what_an_older_attempt_says_is_left_out(backend, maker, find_runs):
     backend.write(maker.start())
     newer = BatchMaker("run0", attempt=1, writer_id="writer1", started_us=FIRST_TIME_US + 10**6)
@@ -148,6 +144,50 @@ def test_what_an_older_attempt_says_is_left_out(backend, maker, find_runs):
     assert run.data.tags["quark.attempt"] == "1"
     backend.write(newer.lifecycle(("status", {"status": "completed"})))
     assert find_runs()[0].info.status == "FINISHED"
+
+
+def test_what_a_killed_process_left_comes_beside_the_next_attempt(
+    definition, config, maker, find_runs
+):
+    """Two mirrors of one run are open at once, and neither knows of the other."""
+    older, newer = definition.open(config), definition.open(config)
+    later = BatchMaker("run0", attempt=1, writer_id="writer1", started_us=FIRST_TIME_US + 10**6)
+    newer.write(later.start())
+    older.write(maker.start())
+    older.write(maker.metrics(("m", 0, 0.0)))
+    newer.write(later.metrics(("m", 1, 1.0)))
+    newer.write(later.lifecycle(("status", {"status": "completed"})))
+    older.write(maker.metrics(("m", 2, 2.0)))
+    older.close()
+    newer.close()
+    (run,) = find_runs()
+    assert run.info.status == "FINISHED"
+    assert (run.data.tags["quark.attempt"], run.data.tags["quark.status"]) == ("1", "completed")
+    assert run.data.params == {"lr": "0.1"}
+    assert newer.read("run0", "metric", Query())["value"].tolist() == [0.0, 2.0, 1.0]
+
+
+def test_two_mirrors_that_begin_at_once_make_one_run(definition, config, find_runs):
+    makers = [BatchMaker("run0", attempt=n, writer_id=f"writer{n}") for n in range(4)]
+    barrier = threading.Barrier(len(makers))
+
+    def begin(maker):
+        backend = definition.open(config)
+        batch = maker.start()
+        barrier.wait()
+        for _ in range(200):
+            try:
+                backend.write(batch)
+                return
+            except BackendUnavailable:
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=begin, args=(maker,)) for maker in makers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(find_runs()) == 1
 
 
 def test_a_writer_that_only_joins_waits_for_the_start(
@@ -263,7 +303,7 @@ def test_without_mlflow_the_error_says_what_to_install(config, definition, monke
     def refuse(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name="mlflow")
 
-    monkeypatch.setattr(backend_module.importlib, "import_module", refuse)
+    monkeypatch.setattr(library_module.importlib, "import_module", refuse)
     with pytest.raises(BackendUnavailable, match=r'pip install "quark-tracker\[mlflow\]"'):
         definition.open(config)
 

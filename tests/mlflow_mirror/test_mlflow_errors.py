@@ -62,6 +62,7 @@ def config(mlflow, stub, tmp_path, monkeypatch):
         (500, "INTERNAL_ERROR", "too many 500 error responses"),
         (503, None, "too many 503 error responses"),
         (400, None, "does not take the run"),
+        (413, None, "does not take the run"),
         (200, "", "now|does not take the run"),
     ],
 )

@@ -1,7 +1,7 @@
 """Names and params as MLflow takes them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quark_backends.mlflow.metrics import chunk
@@ -31,6 +31,7 @@ def test_names(name, encoded):
     assert encode_name(name) == encoded
 
 
+@settings(deadline=None)  # the first call imports MLflow
 @given(st.text(max_size=400))
 def test_mlflow_takes_every_encoded_name(name):
     validation = pytest.importorskip("mlflow.utils.validation")

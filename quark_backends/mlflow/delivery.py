@@ -1,0 +1,101 @@
+"""Sends a batch's points: in parts, and again without the ones that MLflow refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from quark_backends.mlflow.errors import Refused
+from quark_backends.mlflow.metrics import (
+    MAX_POINTS,
+    Point,
+    chunk,
+    key_and_text,
+    make_points,
+    note_infinities,
+)
+from quark_backends.mlflow.names import NameMap
+from quark_backends.mlflow.refused import RefusedRecords
+from quark_backends.mlflow.run import MirroredRun
+from quark_backends.mlflow.server import Server
+from quark_backends.mlflow.state import WriterState
+from quark_core.backend import Batch
+from quark_core.errors import BackendRejected
+from quark_core.records import MetricRecord
+
+__all__ = ["PointSender"]
+
+
+class PointSender:
+    """Brings metric records into MLflow, each point once.
+
+    Args:
+        server: Where the run is.
+        run: The run.
+        names: Names of metrics.
+        refused: Takes what MLflow refuses.
+        save: Keeps how far a writer is.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        run: MirroredRun,
+        names: NameMap,
+        refused: RefusedRecords,
+        save: Callable[[str, WriterState], None],
+    ) -> None:
+        self._server = server
+        self._run = run
+        self._names = names
+        self._refused = refused
+        self._save = save
+
+    def send(
+        self, batch: Batch, writer: WriterState, records: Sequence[MetricRecord]
+    ) -> tuple[WriterState, dict[str, dict[str, int]]]:
+        """Send the points of a batch.
+
+        Args:
+            batch: The batch that the records are of.
+            writer: How far its writer is.
+            records: Metric records, of the batch itself or made from it.
+
+        Returns:
+            How far the writer is then, its head aside; and of each name where
+            its value first became infinite, as `note_infinities` says.
+
+        Raises:
+            BackendRejected: MLflow refuses every one of a batch of metrics.
+        """
+        names = self._names.find("metrics", map(key_and_text, records))
+        points, recent = make_points(records, names, writer.recent)
+        done = writer.offset if writer.partial == batch.number else 0
+        refused: list[tuple[Point, str]] = []
+        rest = points[done:]
+        for part in chunk(rest, (point.size_bytes for point in rest), MAX_POINTS):
+            self._push(part, refused)
+            done += len(part)
+            # A part is noted only where no point was refused: the file of refused records
+            # gets them all at the end, once it is known that the batch as a whole is good.
+            if not refused and done < len(points):
+                writer = msgspec.structs.replace(writer, partial=batch.number, offset=done)
+                self._save(batch.writer_id, writer)
+        if points and len(refused) == len(points) and batch.kind == MetricRecord.KIND:
+            raise BackendRejected(refused[0][1], backend="mlflow")
+        for point, reason in refused:
+            self._refused.add(batch.kind, point.record.to_dict(), reason)
+        return msgspec.structs.replace(writer, recent=recent), note_infinities(points)
+
+    def _push(self, points: Sequence[Point], refused: list[tuple[Point, str]]) -> None:
+        """Send points; halve what is refused until the bad ones are alone."""
+        try:
+            self._run.call(lambda run_id: self._server.log_metrics(run_id, points))
+        except Refused as error:
+            middle = len(points) // 2
+            if not middle:
+                refused.append((points[0], str(error)))
+                return
+            self._push(points[:middle], refused)
+            self._push(points[middle:], refused)

@@ -1,0 +1,268 @@
+"""What of a run goes among its artifacts: records, events, tables, texts and payloads.
+
+    quark/records/…         every record exactly, as `segments` says
+    quark/events.jsonl      the events for people; those of further processes and attempts
+                            in events.<writer>.jsonl, those beyond 8 MB in events-0002.jsonl …
+    quark/tables/…          layers, parameters and the like, as `tables` says
+    quark/name_map.json     keys and their names in MLflow
+    quark/metrics_meta.json names and descriptions of metrics
+    quark/config.json, environment.json, phases.json
+    artifacts/<type>/<key>/ payloads and what is known of them, as in Quark's own store
+
+They go up at most every minute, and when the run ends; payloads at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quark_backends.mlflow.outbox import Outbox, link_or_copy
+from quark_backends.mlflow.segments import SUFFIX, SegmentFiles
+from quark_backends.mlflow.state import WriterState
+from quark_backends.mlflow.tables import encode_lines, make_tables
+from quark_core.artifacts.contract import Payload
+from quark_core.backend import Batch
+from quark_core.errors import BackendUnavailable
+from quark_core.records import ArtifactRecord, EventRecord
+
+__all__ = ["RECORDS", "MirrorFiles", "name_loose_payload", "name_payload"]
+
+_log = logging.getLogger("quark")
+RECORDS = "quark/records"
+_EVENTS_LIMIT_BYTES = 8 * 1024 * 1024
+_FIRST_AFTER_S = 5.0
+_EVERY_S = 60.0
+
+
+class MirrorFiles:
+    """The files of one run's mirror on this machine, and their way to MLflow.
+
+    Args:
+        folder: The mirror's own folder.
+        upload: Puts a file into a folder of the run's artifacts.
+        refuse: Told of an artifact that MLflow will never take, and why.
+        list_remote: Names of the segments that the run has in MLflow.
+        max_payload_bytes: Larger payloads are left out; None for no limit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        upload: Callable[[Path, str], None],
+        refuse: Callable[[str, str], None],
+        list_remote: Callable[[], Sequence[str]],
+        max_payload_bytes: int | None,
+    ) -> None:
+        self._folder = folder
+        self._upload = upload
+        self._refuse = refuse
+        self._list_remote = list_remote
+        self._max_payload_bytes = max_payload_bytes
+        self._outbox = Outbox(folder)
+        self._segments = SegmentFiles(self._outbox.path_of(RECORDS))
+        self._first_indexes: dict[str, int] = {}
+        self._due = time.monotonic() + _FIRST_AFTER_S
+        self._reasons: set[str] = set()
+        self._closed: set[str] = set()
+        self._tabled: dict[str, int] = {}
+        # Each opening has its own: what one has staged another must not take.
+        self._staged = folder / "staged" / f"{os.getpid()}-{time.monotonic_ns()}"
+        self._meta: dict[str, Any] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to upload."""
+        return time.monotonic() >= self._due
+
+    def put_text(self, name: str, value: Any) -> None:
+        """Keep a JSON value as `quark/<name>`."""
+        text = json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        self._outbox.put(f"quark/{name}", text.encode("utf-8", "replace"))
+
+    def describe_metrics(self, described: Iterable[tuple[str, str, str]]) -> None:
+        """Keep (name in MLflow, key, description) of metrics."""
+        if self._meta is None:
+            try:
+                path = self._outbox.path_of("quark/metrics_meta.json")
+                self._meta = json.loads(path.read_text("utf-8"))
+            except (FileNotFoundError, ValueError):
+                self._meta = {}
+        new = {name: {"key": key, "description": text} for name, key, text in described}
+        if any(self._meta.get(name) != one for name, one in new.items()):
+            self._meta.update(new)
+            self.put_text("metrics_meta.json", self._meta)
+
+    def keep_batch(self, batch: Batch, run_id: str) -> None:
+        """Keep a batch exactly; again changes nothing."""
+        full = self._segments.append(batch, self._find_first_index(batch.writer_id))
+        if full is not None:
+            self._make_tables(full, run_id)
+            self._closed.add(f"{RECORDS}/{full.name}")
+
+    def keep_events(
+        self, writer_id: str, writer: WriterState, records: Sequence[EventRecord], *, is_first: bool
+    ) -> WriterState:
+        """Append events to the text file of their writer; returns how far the writer is then.
+
+        Args:
+            writer_id: The writer.
+            writer: How far it is acknowledged; what is beyond is written over.
+            records: The events.
+            is_first: Whether this writer began the run.
+        """
+        number = writer.events_file or self._find_first_index(writer_id)
+        size = writer.events_bytes
+        if size >= _EVENTS_LIMIT_BYTES:
+            number, size = number + 1, 0
+        place = "" if is_first else f".{re.sub(r'[^A-Za-z0-9._-]', '_', writer_id)}"
+        part = "" if number == 1 else f"-{number:04d}"
+        path = self._outbox.path_of(f"quark/events{place}{part}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = encode_lines(records)
+        with path.open("r+b" if path.exists() else "wb") as file:
+            size = min(size, file.seek(0, os.SEEK_END))
+            file.truncate(size)
+            file.seek(size)
+            file.write(data)
+        return msgspec.structs.replace(writer, events_file=number, events_bytes=size + len(data))
+
+    def stage_payload(self, payload: Payload) -> None:
+        """Take a payload whose record is still to come."""
+        target = self._staged / payload.sha256
+        if not target.is_file():
+            self._staged.mkdir(parents=True, exist_ok=True)
+            link_or_copy(payload.path, target)
+
+    def find_payload(self, sha256: str) -> Path | None:
+        """A payload that is staged here, or None."""
+        target = self._staged / sha256
+        return target if target.is_file() else None
+
+    def keep_artifacts(self, records: Sequence[ArtifactRecord]) -> None:
+        """Give staged payloads the names that their records say, with the records beside them."""
+        taken = set()
+        for record in records:
+            described = record.to_dict()
+            source = self._staged / record.sha256
+            limit = self._max_payload_bytes
+            name = name_payload(record)
+            if limit is not None and record.size_bytes > limit:
+                described["left_out"] = f"larger than max_payload_mb, {limit} bytes"
+                taken.add(source)
+            elif source.is_file():
+                self._outbox.put_file(name, source)
+                taken.add(source)
+            text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
+            described_at = f"{name}.metadata.json"
+            if name == record.payload_relative_path:
+                described_at = record.metadata_relative_path or described_at
+            self._outbox.put(described_at, text.encode("utf-8", "replace"))
+        for source in taken:
+            source.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """The MLflow run is another one now: what is here goes up again."""
+        self._outbox.forget()
+
+    def send(self, run_id: str, *, final: bool = False, folder: str = "") -> bool:
+        """Upload what waits; where that fails, it is tried again later.
+
+        Args:
+            run_id: The run.
+            final: Make the tables of the newest segments too.
+            folder: Only what goes there among the artifacts.
+
+        Returns:
+            Whether MLflow has all of it.
+        """
+        if not folder:
+            self._due = time.monotonic() + _EVERY_S
+        if final:
+            for path in self._segments.list_open():
+                self._make_tables(path, run_id)
+        try:
+            self._outbox.send(self._upload, self._refuse, self._is_disposable, folder)
+        except BackendUnavailable as error:
+            if str(error) not in self._reasons:
+                self._reasons.add(str(error))
+                _log.warning(
+                    "backend mlflow: files cannot go among the run's artifacts now (%s); they "
+                    "wait in %s",
+                    error,
+                    self._outbox.root,
+                )
+            return False
+        return True
+
+    def close(self, run_id: str) -> None:
+        """Upload what is left.
+
+        Raises:
+            BackendUnavailable: Something cannot be uploaded; it stays here for the
+                next process that opens the mirror.
+        """
+        for staged in sorted(self._staged.glob("*")):
+            self._outbox.put_file(name_loose_payload(staged.name), staged)
+            staged.unlink()
+        if self._staged.is_dir():
+            self._staged.rmdir()
+        for path in self._segments.list_open():
+            self._make_tables(path, run_id)
+        self._outbox.send(self._upload, self._refuse, self._is_disposable)
+
+    def count_waiting(self) -> int:
+        """How many files are still to go up."""
+        return len(self._outbox.list_waiting())
+
+    def _is_disposable(self, name: str) -> bool:
+        return name.startswith(("artifacts/", "quark/tables/", "quark/payloads/")) or (
+            name in self._closed
+        )
+
+    def _make_tables(self, segment: Path, run_id: str) -> None:
+        try:
+            size = segment.stat().st_size
+            if self._tabled.get(segment.name) == size:
+                return
+            for name, data in make_tables(segment, run_id):
+                self._outbox.put(name, data)
+        except FileNotFoundError:
+            return
+        self._tabled[segment.name] = size
+
+    def _find_first_index(self, writer_id: str) -> int:
+        """Number of a writer's first segment here: after those that a lost folder has sent."""
+        if writer_id not in self._first_indexes:
+            first = 1
+            if not self._segments.has(writer_id):
+                stem = re.escape(re.sub(r"[^A-Za-z0-9._-]", "_", writer_id))
+                pattern = re.compile(rf"{stem}-(\d+){re.escape(SUFFIX)}")
+                found = (pattern.fullmatch(name.rpartition("/")[2]) for name in self._list_remote())
+                first = 1 + max((int(match[1]) for match in found if match), default=0)
+            self._first_indexes[writer_id] = first
+        return self._first_indexes[writer_id]
+
+
+def name_payload(record: ArtifactRecord) -> str:
+    """Where an artifact's payload lies among the run's artifacts."""
+    given = record.payload_relative_path or ""
+    if given and not any(part.startswith(".") for part in given.split("/")):
+        return given
+    # A store without links names the object itself, by its hash alone.
+    at = f"step-{record.step:08d}-" if record.step is not None else ""
+    place = f"artifacts/{record.artifact_type}/{record.artifact_key}"
+    return f"{place}/{at}{record.sha256[:12]}"
+
+
+def name_loose_payload(sha256: str) -> str:
+    """Where a payload lies whose record never came."""
+    return f"quark/payloads/{sha256[:2]}/{sha256}"

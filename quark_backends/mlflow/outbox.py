@@ -1,0 +1,130 @@
+"""Files on their way to a run's artifacts: kept here until MLflow has them.
+
+An artifact store may fail while the tracking server takes records, and the
+other way round, so files have retries of their own and hold no batch back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from quark_backends.mlflow.errors import Missing, Refused
+from quark_backends.mlflow.state import write_atomically
+
+__all__ = ["Outbox", "link_or_copy"]
+
+_SCRATCH = ".part"
+
+
+class Outbox:
+    """A folder that mirrors the part of a run's artifacts which is Quark's.
+
+    Args:
+        folder: Below which `outbox` and `uploaded` lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "outbox"
+        self._marks = folder / "uploaded"
+        self._known: dict[str, str] = {}
+
+    def path_of(self, name: str) -> Path:
+        """Where the file of an artifact lies here."""
+        return self.root / name
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep an artifact in place of what it was; the same content changes nothing."""
+        path = self.path_of(name)
+        try:
+            if path.read_bytes() == data:
+                return
+        except FileNotFoundError:
+            pass
+        write_atomically(path, data)
+
+    def put_file(self, name: str, source: Path) -> None:
+        """Keep a file that stays as it is; without a copy, where the file system can do so."""
+        path = self.path_of(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(source, path)
+
+    def list_waiting(self, folder: str = "") -> list[str]:
+        """Artifacts in a folder that MLflow does not have as they are now, sorted."""
+        found = self._list(self.root / folder)
+        return [name for name, path in found if self._sign(path) != self._load_mark(name)]
+
+    def send(
+        self,
+        upload: Callable[[Path, str], None],
+        refuse: Callable[[str, str], None],
+        disposable: Callable[[str], bool],
+        folder: str = "",
+    ) -> None:
+        """Upload what waits.
+
+        Args:
+            upload: Puts a file into a folder of the artifacts.
+            refuse: Told of an artifact that MLflow will never take, and why.
+            disposable: Whether a file that was uploaded is no longer needed here.
+            folder: Only what lies in here.
+
+        Raises:
+            BackendUnavailable: The artifacts cannot be stored now; the rest waits.
+        """
+        for name in self.list_waiting(folder):
+            path = self.path_of(name)
+            signature = self._sign(path)
+            if not signature:
+                continue  # another process has brought it there
+            try:
+                upload(path, os.path.dirname(name))
+            except (Refused, Missing) as error:
+                refuse(name, str(error))
+            self._save_mark(name, signature)
+            if disposable(name):
+                path.unlink(missing_ok=True)
+                (self._marks / name).unlink(missing_ok=True)
+                self._known.pop(name, None)
+
+    def forget(self) -> None:
+        """Nothing of it is in MLflow: the run is another one."""
+        shutil.rmtree(self._marks, ignore_errors=True)
+        self._known.clear()
+
+    def _list(self, root: Path) -> Iterator[tuple[str, Path]]:
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and _SCRATCH not in path.suffix:
+                yield path.relative_to(self.root).as_posix(), path
+
+    @staticmethod
+    def _sign(path: Path) -> str:
+        """What tells two states of a file apart; "" where there is none."""
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return ""
+        return f"{found.st_size}:{found.st_mtime_ns}"
+
+    def _load_mark(self, name: str) -> str:
+        if name not in self._known:
+            try:
+                self._known[name] = (self._marks / name).read_text()
+            except FileNotFoundError:
+                self._known[name] = "none"
+        return self._known[name]
+
+    def _save_mark(self, name: str, signature: str) -> None:
+        write_atomically(self._marks / name, signature.encode())
+        self._known[name] = signature
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where that is not possible."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

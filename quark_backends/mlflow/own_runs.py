@@ -1,0 +1,226 @@
+"""A run of Quark's as the segments among its artifacts have it: exactly as it was written."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quark_backends.mlflow.files import RECORDS
+from quark_backends.mlflow.metrics import TimeRange, make_points, name_key
+from quark_backends.mlflow.run_story import RunStory
+from quark_backends.mlflow.segments import read_segment
+from quark_backends.mlflow.server import Server
+from quark_core.attempts import hide_superseded
+from quark_core.backend import Batch
+from quark_core.names import split_name
+from quark_core.records import LifecycleRecord, MetricRecord, StreamRecord
+
+if TYPE_CHECKING:
+    from quark_core.columns import Columns
+
+__all__ = ["OwnRun", "SegmentCopies", "find_extra"]
+
+_Identity = tuple[int, int, float | None]
+
+
+class SegmentCopies:
+    """Copies of segments on this machine, made anew where they have grown."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._sizes: dict[Path, int] = {}
+
+    def fetch(self, server: Server, mlflow_run_id: str) -> list[Path]:
+        """The segments of a run as they are now.
+
+        Raises:
+            BackendUnavailable: The artifacts cannot be read.
+        """
+        paths = []
+        for file in server.list_files(mlflow_run_id, RECORDS):
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="quark-mlflow-"))
+                # Whoever opens a run only to look at it never says that they are done.
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            path = self._folder / mlflow_run_id / Path(file.path).name
+            if not file.size_bytes or self._sizes.get(path) != file.size_bytes:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                server.download(mlflow_run_id, file.path, path)
+                self._sizes[path] = file.size_bytes
+            paths.append(path)
+        return paths
+
+    def remove(self) -> None:
+        """Delete the copies."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+        self._sizes.clear()
+
+
+class OwnRun:
+    """One run, out of its segments.
+
+    Args:
+        run_id: The run.
+        paths: Its segments.
+    """
+
+    def __init__(self, run_id: str, paths: Sequence[Path]) -> None:
+        self.run_id = run_id
+        self._paths = paths
+        self._starts: dict[str, int] = {}
+        self._ranks: dict[str, tuple[int, int]] = {}
+        lifecycle = []
+        for batch in self._scan():
+            if batch.writer_id not in self._starts:
+                records = batch.to_records()
+                self._starts[batch.writer_id] = min(record.time_us for record in records)
+                self._ranks[batch.writer_id] = batch.attempt, batch.rank
+            if batch.kind == LifecycleRecord.KIND:
+                lifecycle.append(batch)
+        ordered = sorted(lifecycle, key=self._position)
+        records = [record for batch in ordered for record in batch.to_records()]
+        self.story = RunStory.tell(r for r in records if isinstance(r, LifecycleRecord))
+
+    def read(self, kind: str) -> Columns:
+        """Every row of one kind that no later attempt has hidden, in persistence order."""
+        return hide_superseded(self.read_all(kind), self.story.from_steps)
+
+    def read_all(self, kind: str) -> Columns:
+        """Every row of one kind, in persistence order."""
+        from quark_core.columns import Columns
+
+        by_writer: dict[str, list[Columns]] = {}
+        for batch in self._list(kind):
+            origin = {
+                "run_id": self.run_id,
+                "writer_id": batch.writer_id,
+                "attempt": batch.attempt,
+                "rank": batch.rank,
+            }
+            columns = Columns.from_body(batch.decoded, origin)
+            by_writer.setdefault(batch.writer_id, []).append(columns)
+        writers = sorted(by_writer, key=self._order)
+        parts = [Columns.concatenate(kind, by_writer[one]).order_by_sequence() for one in writers]
+        return Columns.concatenate(kind, parts)
+
+    def list_records(self, kind: str) -> Iterator[StreamRecord]:
+        """Records of one kind, batch by batch."""
+        for batch in self._list(kind):
+            yield from batch.to_records()
+
+    def count_points(self, names: Mapping[str, str]) -> dict[str, Counter[_Identity]]:
+        """Name in MLflow -> the points that the segments account for.
+
+        Args:
+            names: `name_key` of a metric -> its name in MLflow.
+        """
+        found: dict[str, Counter[_Identity]] = {}
+        recent: dict[str, list[TimeRange]] = {}
+        for batch in self._list(MetricRecord.KIND):
+            records = [r for r in batch.to_records() if isinstance(r, MetricRecord)]
+            records = [record for record in records if name_key(record) in names]
+            points, ranges = make_points(records, names, recent.get(batch.writer_id, ()))
+            recent[batch.writer_id] = ranges
+            for point in points:
+                at = _identify(point.timestamp_ms, point.step, point.value)
+                found.setdefault(point.name, Counter())[at] += 1
+        return found
+
+    def continue_from(self, columns: Columns, extra: Sequence[tuple[str, int, Any]]) -> Columns:
+        """Rows and after them the points that came after the last segment.
+
+        Args:
+            columns: Every metric of the segments.
+            extra: Key, rank, and timestamp in ms, step and value of each point.
+        """
+        from quark_core.columns import Columns
+
+        if not extra:
+            return columns
+        epochs = {
+            key
+            for key, step, epoch in zip(
+                columns["metric_key"].tolist(),
+                columns["step"].tolist(),
+                columns["epoch"].tolist(),
+                strict=True,
+            )
+            if step < 0 <= epoch
+        }
+        last = max(columns["sequence"].tolist(), default=-1)
+        attempt = max(0, self.story.attempt)
+        made = []
+        for number, (key, rank, (time_ms, step, value)) in enumerate(
+            sorted(extra, key=lambda one: one[2][:2])
+        ):
+            origin = (self.run_id, self._find_writer(attempt, rank), attempt, rank)
+            is_epoch = key in epochs
+            made.append(
+                MetricRecord(
+                    *origin,
+                    last + 1 + number,
+                    time_ms * 1000,
+                    key,
+                    *split_name(key),
+                    value,
+                    None if is_epoch or step < 0 else step,
+                    step if is_epoch else None,
+                )
+            )
+        parts = [columns, Columns.from_records(MetricRecord.KIND, made)]
+        joined = Columns.concatenate(MetricRecord.KIND, parts)
+        import numpy as np
+
+        starts = np.array([self._starts.get(w, 0) for w in joined["writer_id"].tolist()])
+        order = np.lexsort((joined["sequence"], starts, joined["rank"], joined["attempt"]))
+        return joined.take(order)
+
+    def _find_writer(self, attempt: int, rank: int) -> str:
+        """The newest writer of a rank, who is taken for the one that wrote last."""
+        writers = [one for one, at in self._ranks.items() if at == (attempt, rank)]
+        return max(writers, key=lambda one: self._starts[one], default=f"mlflow-{attempt}-{rank}")
+
+    def _list(self, kind: str) -> list[Batch]:
+        batches = [batch for batch in self._scan() if batch.kind == kind]
+        return sorted(batches, key=self._position)
+
+    def _position(self, batch: Batch) -> tuple[Any, ...]:
+        return *self._order(batch.writer_id), batch.number
+
+    def _order(self, writer_id: str) -> tuple[Any, ...]:
+        return *self._ranks[writer_id], self._starts[writer_id], writer_id
+
+    def _scan(self) -> Iterator[Batch]:
+        """Every batch once, however often it was sent."""
+        seen: set[tuple[str, int]] = set()
+        for path in self._paths:
+            for batch in read_segment(path.read_bytes(), self.run_id):
+                if (batch.writer_id, batch.number) not in seen:
+                    seen.add((batch.writer_id, batch.number))
+                    yield batch
+
+
+def find_extra(
+    points: Sequence[tuple[int, int, float]], known: Counter[_Identity]
+) -> list[tuple[int, int, float]]:
+    """Those of MLflow's points that segments do not account for."""
+    left = known.copy()
+    extra = []
+    for time_ms, step, value in points:
+        at = _identify(time_ms, step, value)
+        if left[at] > 0:
+            left[at] -= 1
+        else:
+            extra.append((time_ms, step, value))
+    return extra
+
+
+def _identify(time_ms: int, step: int, value: float) -> _Identity:
+    return time_ms, step, None if value != value else value
