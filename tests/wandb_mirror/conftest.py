@@ -49,9 +49,10 @@ def parse_json(text):
 class Mirrored:
     """What W&B's files of a run say, those of several processes one after the other."""
 
-    def __init__(self, run_path):
+    def __init__(self, run_path, paths=None):
         pattern = "mirrors/wandb/*/wandb/*run-*/*.wandb"
-        self.paths = sorted(path for path in run_path.glob(pattern) if "latest" not in str(path))
+        found = (path for path in run_path.glob(pattern) if "latest" not in str(path))
+        self.paths = sorted(found) if paths is None else paths
         self.records = [record for path in self.paths for record in read_wandb_file(path)]
 
     def of(self, kind):
