@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from quark_backends.wandb.log_file import mark_artifact
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.json_object import encode_json
 from quark_core.records import (
@@ -93,8 +94,8 @@ class Attachments:
             if rows
         }
 
-    def log_artifact(self, run: Any, record: ArtifactRecord) -> None:
-        """Send an artifact with its payload, or without one that was not kept."""
+    def log_artifact(self, run: Any, record: ArtifactRecord) -> str:
+        """Send an artifact with its payload, or without one that was not kept; its mark."""
         metadata = {
             "artifact_key": record.artifact_key,
             "sha256": record.sha256,
@@ -119,6 +120,7 @@ class Attachments:
             artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
         aliases = ["latest"] if record.step is None else ["latest", f"step-{record.step}"]
         run.log_artifact(artifact, aliases=aliases)
+        return mark_artifact(artifact)
 
     def append_events(self, run: Any, records: Sequence[EventRecord], size_bytes: int) -> int:
         """Add events to the run's file `events.jsonl`; returns its new size.

@@ -1,4 +1,4 @@
-"""Reads the rows of history out of W&B's own file of a run, while it is written.
+"""Reads what has been sent out of W&B's own file of a run, while it is written.
 
 The file begins with seven bytes and goes on as a log in LevelDB's format:
 blocks of 32 KiB, each record in one or more pieces of checksum, length and
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HISTORY_KEY", "LogFile"]
+__all__ = ["HISTORY_KEY", "LogFile", "mark_artifact"]
 
 HISTORY_KEY = "quark/seq"
 """Key of the row's own mark, `<writer>.<batch>.<row>`."""
@@ -22,6 +22,11 @@ _BLOCK_BYTES = 32768
 _PIECE = struct.Struct("<IHB")
 _HEADER_BYTES = 7
 _FULL, _FIRST, _LAST = 1, 2, 4
+
+
+def mark_artifact(artifact: Any) -> str:
+    """What tells an artifact in the file from those before it."""
+    return f"{artifact.name}:{artifact.digest}"
 
 
 class LogFile:
@@ -42,10 +47,12 @@ class LogFile:
         self.offset = max(offset, _HEADER_BYTES)
 
     def read_marks(self) -> Iterator[str]:
-        """The marks of the rows that have come to the file since the last call."""
+        """The marks of what has come to the file since the last call: rows and artifacts."""
         for data in self._read_records():
             record = self._record_type()
             record.ParseFromString(data)
+            if record.WhichOneof("record_type") == "artifact":
+                yield mark_artifact(record.artifact)
             if record.WhichOneof("record_type") != "history":
                 continue
             for item in record.history.item:

@@ -176,7 +176,7 @@ class WandbMirror:
             self._wait_for(sent)
 
     def _wait_for(self, mark: str) -> None:
-        """Wait until W&B's file has a row: whatever is killed from then on, it is there."""
+        """Wait until W&B's file has it: whatever is killed from then on, it is there."""
         if self._log is None:
             return
         deadline = time.monotonic() + _FILE_TIMEOUT_S
@@ -215,7 +215,7 @@ class WandbMirror:
             if isinstance(record, LifecycleRecord):
                 self._apply_lifecycle(record)
             elif isinstance(record, ArtifactRecord):
-                self._attachments.log_artifact(self._run, record)
+                self._wait_for(self._attachments.log_artifact(self._run, record))
             elif isinstance(record, AlertRecord):
                 self._raise_alert(record)
             elif isinstance(record, EventRecord):
@@ -266,8 +266,8 @@ class WandbMirror:
                 state.tags.append(tag)
             self._run.tags = tuple(describe_start(self._opening, state)["tags"])
         elif record.action == "config":
-            values = {_config_key(key): value for key, value in data.get("values", {}).items()}
-            self._run.config.update(values, allow_val_change=True)
+            state.config = dict(data.get("values", {}))
+            self._tell_config()
         elif record.action == "environment":
             self._attachments.save_environment(self._run, dict(data))
         elif record.action == "status" and record.attempt >= state.attempt:
@@ -291,6 +291,11 @@ class WandbMirror:
             "git_commit": run.get("git_commit"),
         }
         self._run.config.update({"quark_run": known}, allow_val_change=True)
+        self._tell_config()
+
+    def _tell_config(self) -> None:
+        values = {_config_key(key): value for key, value in self._state.config.items()}
+        self._run.config.update(values, allow_val_change=True)
 
 
 def _config_key(key: str) -> str:

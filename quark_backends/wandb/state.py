@@ -41,6 +41,7 @@ class MirrorState(msgspec.Struct):
         wandb_id: Id of the W&B run, or "" before there was one.
         attempt: Newest attempt that was seen.
         start: Data of that attempt's start.
+        config: Values of the newest configuration.
         tags: Tags that came later.
         status: Newest attempt's status; running until it has another one.
         signal: Signal that ended it, such as SIGTERM, or "".
@@ -57,6 +58,7 @@ class MirrorState(msgspec.Struct):
     wandb_id: str = ""
     attempt: int = -1
     start: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     tags: list[str] = []
     status: str = "running"
     signal: str = ""

@@ -46,6 +46,17 @@ def parse_json(text):
     return json.loads(text, parse_int=lambda digits: -0.0 if digits == "-0" else int(digits))
 
 
+def make_dict(items):
+    found = {}
+    for item in items:
+        *path, last = item.nested_key or [item.key]
+        place = found
+        for name in path:
+            place = place.setdefault(name, {})
+        place[last] = parse_json(item.value_json)
+    return found
+
+
 class Mirrored:
     """What W&B's files of a run say, those of several processes one after the other."""
 
@@ -62,13 +73,7 @@ class Mirrored:
 
     @property
     def rows(self):
-        return [
-            {
-                item.key or "/".join(item.nested_key): parse_json(item.value_json)
-                for item in history.item
-            }
-            for history in self.of("history")
-        ]
+        return [make_dict(history.item) for history in self.of("history")]
 
     def points(self, key):
         return [(row.get("quark/step"), row[key]) for row in self.rows if key in row]
@@ -80,14 +85,17 @@ class Mirrored:
 
     @property
     def config(self):
-        found = {}
-        for run in self.of("run"):
-            for item in run.config.update:
-                found[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
-        for config in self.of("config"):
-            for item in config.update:
-                found[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
-        return found
+        updates = [run.config.update for run in self.of("run")]
+        updates += [config.update for config in self.of("config")]
+        return {key: value for each in updates for key, value in make_dict(each).items()}
+
+    @property
+    def summary(self):
+        return {
+            key: value
+            for each in self.of("summary")
+            for key, value in make_dict(each.update).items()
+        }
 
     @property
     def exit_codes(self):

@@ -68,7 +68,9 @@ def test_steps_are_an_axis_and_never_filled_in(start, read_mirror):
     assert metrics["e"].step_metric == "quark/epoch"
 
 
-@pytest.mark.parametrize(("status", "code"), [("completed", 0), ("failed", 1), ("interrupted", 130)])
+@pytest.mark.parametrize(
+    ("status", "code"), [("completed", 0), ("failed", 1), ("interrupted", 130)]
+)
 def test_exit_codes(start, read_mirror, status, code):
     session = start()
     session.end_run(status)
