@@ -18,21 +18,21 @@ environment variables and netrc.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
+from quark_backends.payload_links import keep_payload
 from quark_backends.wandb.frames import Apply, Finish, Message, OpenRun, Reply
 from quark_backends.wandb.options import choose_folder, read_options
 from quark_backends.wandb.process import WorkerGone, WorkerProcess
 from quark_core import settings
 from quark_core.artifacts.contract import Payload
-from quark_core.artifacts.layout import object_path
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backend import BackendConfig, Batch
 from quark_core.delivery.lane_files import Lease
@@ -85,9 +85,16 @@ class WandbBackend:
                 cannot be read.
             BackendUnavailable: W&B does not take it now.
         """
+        self.write_group([batch])
+
+    def write_group(self, batches: Sequence[Batch]) -> None:
+        """Send several batches and wait once for W&B's own file; raises as `write` does.
+
+        What of them was sent before a failure is found there when they come again.
+        """
         if self._worker is None:
             raise _unavailable("the W&B mirror is closed")
-        self._worker.apply(batch)
+        self._worker.apply(batches)
 
     def close(self) -> None:
         """End the W&B run; bounded, with a word on how to send what is left."""
@@ -97,21 +104,10 @@ class WandbBackend:
 
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`; it goes to W&B with its record."""
-        target = self._payloads.root / object_path(payload.sha256)
-        if target.is_file():
-            return
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # Payloads are never written to again, so a link is as good as a copy.
-            with contextlib.suppress(OSError):
-                os.link(payload.path, target)
-                return
-            with payload.path.open("rb") as source:
-                put = self._payloads.put_file(source, payload.size_bytes)
+            keep_payload(self._payloads.root, payload)
         except OSError as error:
             raise _unavailable(f"a payload cannot be kept for W&B: {error}") from error
-        if put.failure is not None:
-            raise _unavailable(f"a payload cannot be kept for W&B: {put.failure}")
 
     def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
         """See `SupportsArtifacts`; what was put on this machine."""
@@ -155,12 +151,12 @@ class _SharedWorker:
             each._lease.forget()
         cls._shared = {}
 
-    def apply(self, batch: Batch) -> None:
-        """See `WandbBackend.write`."""
+    def apply(self, batches: Sequence[Batch]) -> None:
+        """See `WandbBackend.write_group`."""
         with self._lock:
             self._lease.beat()
             process = self._process or self._start()
-            self._check(self._ask(process, Apply(batch), _APPLY_TIMEOUT_S))
+            self._check(self._ask(process, Apply(tuple(batches)), _APPLY_TIMEOUT_S))
 
     def release(self) -> None:
         """One user less; the last one ends the W&B run."""

@@ -74,9 +74,9 @@ class OpenRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class Apply(msgspec.Struct, frozen=True, tag=True):
-    """Mirror one batch; the reply comes when W&B's own file on this machine has it."""
+    """Mirror batches; the reply comes when W&B's own file on this machine has them."""
 
-    batch: Batch
+    batches: tuple[Batch, ...]
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):

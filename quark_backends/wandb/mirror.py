@@ -58,6 +58,8 @@ class WandbMirror:
         self._run: Any = None
         self._log: LogFile | None = None
         self._found: dict[str, set[str]] = {}
+        self._sent: dict[str, WriterHead] = {}
+        self._newest_mark: str | None = None
         self._defined: set[str] = set()
         self._last_event_alert_s = -_EVENT_ALERT_EVERY_S
         self._notes: list[str] = []
@@ -67,39 +69,54 @@ class WandbMirror:
         """Whether a W&B run is open."""
         return self._run is not None
 
-    def apply(self, batch: Batch) -> str:
-        """Mirror a batch; returns what the user should know, mostly nothing.
+    def apply(self, batches: Sequence[Batch]) -> str:
+        """Mirror batches; returns what the user should know, mostly nothing.
 
         Raises:
-            BackendRejected: Other content under a known number, or a body that
-                cannot be read.
-            BackendUnavailable: W&B cannot take it now.
+            BackendRejected: One of them has other content than it had, or a
+                body that cannot be read; none is mirrored.
+            BackendUnavailable: W&B cannot take them now.
         """
-        head = self._state.writers.get(batch.writer_id, WriterHead())
-        digest = xxhash.xxh3_64_hexdigest(batch.body)
-        if batch.number <= head.number:
-            if batch.number == head.number and digest != head.digest:
-                raise BackendRejected(
-                    f"batch {batch.number} of writer {batch.writer_id} came again with other "
-                    "content",
-                    backend="wandb",
-                )
-            return ""
-        try:
-            records = batch.to_records()
-        except SchemaValidationError as error:
-            raise BackendRejected(str(error), backend="wandb") from error
-        if batch.kind == LifecycleRecord.KIND:
-            self._note_lifecycle(records)
-        self._open()
-        self._send_rows(batch, self._rows.make(batch, records))
-        self._send_rest(batch, records)
-        self._state.writers[batch.writer_id] = WriterHead(batch.number, digest)
-        if self._state.file is not None and self._log is not None:
-            self._state.file.offset = self._log.offset
-        save_state(self._folder, self._state)
+        decoded = [(batch, self._decode(batch)) for batch in batches if self._is_new(batch)]
+        for batch, records in decoded:
+            if batch.kind == LifecycleRecord.KIND:
+                self._note_lifecycle(records)
+            self._open()
+            self._send_rows(batch, self._rows.make(batch, records))
+            self._send_rest(batch, records)
+            head = WriterHead(batch.number, xxhash.xxh3_64_hexdigest(batch.body))
+            self._sent[batch.writer_id] = head
+        self._acknowledge()
         notes, self._notes = self._notes, []
         return "; ".join(notes)
+
+    def _is_new(self, batch: Batch) -> bool:
+        head = self._state.writers.get(batch.writer_id, WriterHead())
+        same = batch.number == head.number
+        if same and xxhash.xxh3_64_hexdigest(batch.body) != head.digest:
+            raise BackendRejected(
+                f"batch {batch.number} of writer {batch.writer_id} came again with other content",
+                backend="wandb",
+            )
+        return batch.number > head.number
+
+    def _decode(self, batch: Batch) -> Sequence[StreamRecord]:
+        try:
+            return batch.to_records()
+        except SchemaValidationError as error:
+            raise BackendRejected(str(error), backend="wandb") from error
+
+    def _acknowledge(self) -> None:
+        """Wait until all that was sent is in W&B's file, and note that it is."""
+        if self._newest_mark is not None:
+            self._wait_for(self._newest_mark)
+            self._newest_mark = None
+        if self._sent:
+            self._state.writers.update(self._sent)
+            self._sent = {}
+            if self._state.file is not None and self._log is not None:
+                self._state.file.offset = self._log.offset
+            save_state(self._folder, self._state)
 
     def finish(self) -> str:
         """End the W&B run as the run ended; returns where what is left can be sent from."""
@@ -158,7 +175,6 @@ class WandbMirror:
 
     def _send_rows(self, batch: Batch, rows: Sequence[Row]) -> None:
         found = self._found.get(f"{batch.writer_id}.{batch.number}", set())
-        sent = None
         for row in rows:
             mark = row.values[HISTORY_KEY]
             if mark in found:
@@ -171,9 +187,7 @@ class WandbMirror:
                     for key, value in row.values.items()
                 }
             )
-            sent = mark
-        if sent is not None:
-            self._wait_for(sent)
+            self._newest_mark = mark
 
     def _wait_for(self, mark: str) -> None:
         """Wait until W&B's file has it: whatever is killed from then on, it is there."""
@@ -215,7 +229,7 @@ class WandbMirror:
             if isinstance(record, LifecycleRecord):
                 self._apply_lifecycle(record)
             elif isinstance(record, ArtifactRecord):
-                self._wait_for(self._attachments.log_artifact(self._run, record))
+                self._newest_mark = self._attachments.log_artifact(self._run, record)
             elif isinstance(record, AlertRecord):
                 self._raise_alert(record)
             elif isinstance(record, EventRecord):

@@ -24,6 +24,8 @@ def quark_register_backends() -> list[BackendDefinition]:
             name="wandb",
             summary="a run of Weights & Biases: wandb, or wandb:ENTITY/PROJECT?mode=offline",
             open=_open,
-            capabilities=frozenset({Capability.IDEMPOTENT, Capability.ARTIFACTS}),
+            capabilities=frozenset(
+                {Capability.IDEMPOTENT, Capability.GROUPS, Capability.ARTIFACTS}
+            ),
         )
     ]

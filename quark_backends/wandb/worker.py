@@ -92,7 +92,7 @@ class _Worker:
             if isinstance(message, Finish):
                 return Reply(text=self._mirror.finish()), True
             assert isinstance(message, Apply)
-            return Reply(text=self._mirror.apply(message.batch)), False
+            return Reply(text=self._mirror.apply(message.batches)), False
         except BackendRejected as error:
             return Reply("rejected", str(error)), False
         except BackendUnauthorized as error:

@@ -11,14 +11,14 @@ from quark_backends.wandb.plugin import quark_register_backends
 from quark_core.backend import BackendConfig
 from quark_core.registry import default_registry
 
-pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-
 AXES = {"quark/step", "quark/epoch", "quark/time", "quark/attempt", "quark/seq"}
 BLOCK_BYTES = 32768
 
 
 def read_wandb_file(path):
     """Every record of one of W&B's files, as W&B's own classes."""
+    from wandb.proto import wandb_internal_pb2 as pb
+
     data = path.read_bytes()
     assert data[:4] == b":W&B"
     found, position, parts = [], 7, b""

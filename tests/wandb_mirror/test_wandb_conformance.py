@@ -4,6 +4,8 @@ import pytest
 
 from quark_core.testing.conformance import BackendConformance
 
+pytest.importorskip("wandb")
+
 
 class TestWandb(BackendConformance):
     @pytest.fixture

@@ -26,6 +26,8 @@ import os, signal, sys, time
 import quark
 from quark_core.registry import default_registry
 from quark_backends.wandb.plugin import quark_register_backends
+
+pytest.importorskip("wandb")
 default_registry()._definitions.setdefault("wandb", quark_register_backends()[0])
 """
 

@@ -22,6 +22,8 @@ from quark_core.records import (
 )
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 
+pytest.importorskip("wandb")
+
 HEAD = ("run0", "writer0", 0, 0)
 
 

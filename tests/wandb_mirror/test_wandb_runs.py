@@ -13,6 +13,8 @@ import pytest
 import quark
 from quark_core.names import encode_name
 
+pytest.importorskip("wandb")
+
 
 def as_text(points):
     return Counter((step, repr(float(value))) for step, value in points)
