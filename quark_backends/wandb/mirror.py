@@ -160,6 +160,11 @@ class WandbMirror:
             )
         if "x_transaction_log_flush_interval" in self._wandb.Settings.model_fields:
             self._log = LogFile(path, _find_record_type(self._wandb))
+        else:
+            self._notes.append(
+                f"wandb {self._wandb.__version__} writes its file every 15 s only, so rows that "
+                "count as delivered may be lost when its process is killed; a newer wandb keeps them"
+            )
         state.file = RunFile(str(path))
         # Noted before the first row: whoever comes later must know where to look.
         save_state(self._folder, state)

@@ -21,13 +21,13 @@ from quark_core import recovery
 from quark_core.errors import BackendUnauthorized, BackendUnavailable
 from quark_core.testing.batches import BatchMaker
 
+pytest.importorskip("wandb")
+
 HEAD = """
 import os, signal, sys, time
 import quark
 from quark_core.registry import default_registry
 from quark_backends.wandb.plugin import quark_register_backends
-
-pytest.importorskip("wandb")
 default_registry()._definitions.setdefault("wandb", quark_register_backends()[0])
 """
 
