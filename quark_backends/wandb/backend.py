@@ -49,6 +49,8 @@ _log = logging.getLogger("quark")
 _OPEN_TIMEOUT_S = 60.0
 # W&B's own timeout for its server is 20 s, within which the first batch must begin.
 _APPLY_TIMEOUT_S = 90.0
+# A tenth of what a machine that has much else to do takes.
+_RECORDS_PER_S = 100
 _FINISH_TIMEOUT_S = 30.0
 
 
@@ -156,7 +158,9 @@ class _SharedWorker:
         with self._lock:
             self._lease.beat()
             process = self._process or self._start()
-            self._check(self._ask(process, Apply(tuple(batches)), _APPLY_TIMEOUT_S))
+            count = sum(batch.count for batch in batches)
+            timeout_s = _APPLY_TIMEOUT_S + count / _RECORDS_PER_S
+            self._check(self._ask(process, Apply(tuple(batches)), timeout_s))
 
     def release(self) -> None:
         """One user less; the last one ends the W&B run."""

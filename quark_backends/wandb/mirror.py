@@ -163,7 +163,7 @@ class WandbMirror:
         else:
             self._notes.append(
                 f"wandb {self._wandb.__version__} writes its file every 15 s only, so rows that "
-                "count as delivered may be lost when its process is killed; a newer wandb keeps them"
+                "count as delivered may be lost when its process is killed; newer ones keep them"
             )
         state.file = RunFile(str(path))
         # Noted before the first row: whoever comes later must know where to look.
@@ -198,9 +198,14 @@ class WandbMirror:
         """Wait until W&B's file has it: whatever is killed from then on, it is there."""
         if self._log is None:
             return
-        deadline = time.monotonic() + _FILE_TIMEOUT_S
-        while mark not in self._log.read_marks():
-            if time.monotonic() > deadline:
+        progressed_s = time.monotonic()
+        while True:
+            offset = self._log.offset
+            if mark in self._log.read_marks():
+                return
+            if self._log.offset > offset:
+                progressed_s = time.monotonic()
+            elif time.monotonic() - progressed_s > _FILE_TIMEOUT_S:
                 raise BackendUnavailable(
                     f"W&B did not write its file {self._log.path} in {_FILE_TIMEOUT_S:g} s",
                     backend="wandb",
