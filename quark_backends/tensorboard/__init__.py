@@ -1,0 +1,1 @@
+"""The TensorBoard mirror: the run as event files."""

@@ -1,0 +1,148 @@
+"""What goes to W&B beside rows: artifacts, tables, and files of the run."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from quark_backends.wandb.log_file import mark_artifact
+from quark_core.artifacts.payload_folder import PayloadFolder
+from quark_core.json_object import encode_json
+from quark_core.records import (
+    AlertRecord,
+    ArtifactRecord,
+    BatchDiagnosticRecord,
+    EventRecord,
+    PhaseRecord,
+    StreamRecord,
+)
+
+__all__ = ["Attachments", "make_artifact_name"]
+
+_MAX_NAME_LENGTH = 128
+_MAX_METADATA = 100
+_MAX_ROWS = 1000
+_HARD_BATCHES = 100
+
+
+def make_artifact_name(key: str) -> str:
+    """An artifact's name in W&B: letters, digits, `.`, `_` and `-`, 128 at most."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", key.replace("/", "."))
+    if name == key.replace("/", ".") and len(name) <= _MAX_NAME_LENGTH:
+        return name
+    digest = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:8]
+    return f"{name[: _MAX_NAME_LENGTH - 9]}-{digest}"
+
+
+class Attachments:
+    """Collects what tables show at the end, and sends files as they come.
+
+    Tables hold what this process has seen, of alerts and phases the newest
+    1000 and of batches the 100 with the highest loss.
+
+    Args:
+        wandb: The imported library.
+        folder: The mirror's folder, where payloads and files of the run lie.
+    """
+
+    def __init__(self, wandb: Any, folder: Path) -> None:
+        self._wandb = wandb
+        self._folder = folder
+        self._payloads = PayloadFolder(folder)
+        self._alerts: list[list[Any]] = []
+        self._phases: list[list[Any]] = []
+        self._batches: list[tuple[float, int, list[Any]]] = []
+
+    def collect(self, records: Sequence[StreamRecord]) -> None:
+        """Note what tables will show of the records."""
+        for record in records:
+            if isinstance(record, AlertRecord):
+                self._alerts.append(
+                    [record.step, record.severity, record.rule_id, record.culprit, record.summary]
+                )
+            elif isinstance(record, PhaseRecord):
+                name = record.display_name
+                self._phases.append([name, record.step_start, record.step_end, record.summary])
+            elif isinstance(record, BatchDiagnosticRecord) and record.loss == record.loss:
+                ids = ", ".join(map(str, (record.sample_ids or ())[:20]))
+                row = [record.step, record.epoch, record.loss, record.batch_size, ids]
+                self._batches.append((-record.loss, record.sequence, row))
+        del self._alerts[:-_MAX_ROWS], self._phases[:-_MAX_ROWS]
+        if len(self._batches) > 2 * _HARD_BATCHES:
+            self._batches = sorted(self._batches)[:_HARD_BATCHES]
+
+    def make_tables(self) -> dict[str, Any]:
+        """W&B's tables by their keys; empty ones are left out."""
+        batches = [row for _, _, row in sorted(self._batches)[:_HARD_BATCHES]]
+        tables = {
+            "quark/tables/alerts": (
+                ["step", "severity", "rule", "culprit", "summary"],
+                self._alerts,
+            ),
+            "quark/tables/phases": (["phase", "start", "end", "summary"], self._phases),
+            "quark/tables/hard_batches": (
+                ["step", "epoch", "loss", "batch_size", "sample_ids"],
+                batches,
+            ),
+        }
+        return {
+            key: self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
+            for key, (columns, rows) in tables.items()
+            if rows
+        }
+
+    def log_artifact(self, run: Any, record: ArtifactRecord) -> str:
+        """Send an artifact with its payload, or without one that was not kept; its mark."""
+        metadata = {
+            "artifact_key": record.artifact_key,
+            "sha256": record.sha256,
+            "size_bytes": record.size_bytes,
+            "step": record.step,
+            "epoch": record.epoch,
+            **{str(key): value for key, value in (record.metadata or {}).items()},
+        }
+        kind = record.artifact_type
+        if kind == "job" or kind.startswith("wandb-"):
+            kind = f"quark-{kind}"  # W&B's own types
+        artifact = self._wandb.Artifact(
+            make_artifact_name(record.artifact_key),
+            type=kind,
+            metadata=dict(list(metadata.items())[:_MAX_METADATA]),
+        )
+        path = self._payloads.find(record.sha256)
+        if path is not None:
+            suffix = PurePosixPath(record.payload_relative_path or "").suffix
+            name = make_artifact_name(record.artifact_name) + suffix
+            # Payloads never change, so W&B need not copy them first.
+            artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
+        aliases = ["latest"] if record.step is None else ["latest", f"step-{record.step}"]
+        run.log_artifact(artifact, aliases=aliases)
+        return mark_artifact(artifact)
+
+    def append_events(self, run: Any, records: Sequence[EventRecord], size_bytes: int) -> int:
+        """Add events to the run's file `events.jsonl`; returns its new size.
+
+        Args:
+            run: The W&B run.
+            records: The events.
+            size_bytes: What is acknowledged; anything beyond is written anew.
+        """
+        path = self._folder / "events.jsonl"
+        with path.open("r+b" if path.exists() else "w+b") as file:
+            file.truncate(size_bytes)
+            file.seek(0, 2)
+            for record in records:
+                file.write(encode_json(record.to_dict()) + b"\n")
+            size_bytes = file.tell()
+        # Linked, and uploaded as it grows.
+        run.save(str(path), base_path=str(self._folder), policy="live")
+        return size_bytes
+
+    def save_environment(self, run: Any, values: object) -> None:
+        """Keep the run's environment as its file `environment.json`."""
+        path = self._folder / "environment.json"
+        path.write_bytes(encode_json(values))
+        run.save(str(path), base_path=str(self._folder), policy="now")

@@ -1,0 +1,86 @@
+"""Reads what has been sent out of W&B's own file of a run, while it is written.
+
+The file begins with seven bytes and goes on as a log in LevelDB's format:
+blocks of 32 KiB, each record in one or more pieces of checksum, length and
+type. What is in the file stays there whoever is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["HISTORY_KEY", "LogFile", "mark_artifact"]
+
+HISTORY_KEY = "quark/seq"
+"""Key of the row's own mark, `<writer>.<batch>.<row>`."""
+
+_BLOCK_BYTES = 32768
+_PIECE = struct.Struct("<IHB")
+_HEADER_BYTES = 7
+_FULL, _FIRST, _LAST = 1, 2, 4
+
+
+def mark_artifact(artifact: Any) -> str:
+    """What tells an artifact in the file from those before it."""
+    return f"{artifact.name}:{artifact.digest}"
+
+
+class LogFile:
+    """One file, read on from where the last call ended.
+
+    Args:
+        path: The file; it need not be there yet.
+        record_type: W&B's class of a record.
+        offset: Where a record begins: a former `offset`, or 0.
+
+    Attributes:
+        offset: After the last whole record that was read.
+    """
+
+    def __init__(self, path: Path, record_type: Any, offset: int = 0) -> None:
+        self.path = path
+        self._record_type = record_type
+        self.offset = max(offset, _HEADER_BYTES)
+
+    def read_marks(self) -> Iterator[str]:
+        """The marks of what has come to the file since the last call: rows and artifacts."""
+        for data in self._read_records():
+            record = self._record_type()
+            record.ParseFromString(data)
+            if record.WhichOneof("record_type") == "artifact":
+                yield mark_artifact(record.artifact)
+            if record.WhichOneof("record_type") != "history":
+                continue
+            for item in record.history.item:
+                if HISTORY_KEY in (item.key, "/".join(item.nested_key)):
+                    yield json.loads(item.value_json)
+
+    def _read_records(self) -> Iterator[bytes]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except OSError:
+            return
+        start, position, parts = self.offset, 0, b""
+        while position + _PIECE.size <= len(data):
+            left = _BLOCK_BYTES - (start + position) % _BLOCK_BYTES
+            if left < _PIECE.size:
+                # The rest of a block that holds no piece is padding.
+                position += left
+                continue
+            _, size_bytes, kind = _PIECE.unpack_from(data, position)
+            end = position + _PIECE.size + size_bytes
+            if end > len(data) or kind == 0:
+                return
+            piece = data[position + _PIECE.size : end]
+            parts = piece if kind in (_FULL, _FIRST) else parts + piece
+            position = end
+            if kind in (_FULL, _LAST):
+                self.offset = start + position
+                yield parts
+                parts = b""

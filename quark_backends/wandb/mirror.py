@@ -1,0 +1,332 @@
+"""Mirrors batches into a W&B run. For the mirror's own process only."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from quark_backends.series_names import ALERT_LEVELS
+from quark_backends.wandb.attachments import Attachments
+from quark_backends.wandb.frames import OpenRun
+from quark_backends.wandb.log_file import HISTORY_KEY, LogFile
+from quark_backends.wandb.rows import Histogram, Row, RowMaker
+from quark_backends.wandb.run import describe_start, find_exit_code, init_run
+from quark_backends.wandb.state import MirrorState, RunFile, WriterHead, load_state, save_state
+from quark_core.backend import Batch
+from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
+from quark_core.records import (
+    AlertRecord,
+    ArtifactRecord,
+    EventRecord,
+    LifecycleRecord,
+    StreamRecord,
+)
+
+__all__ = ["WandbMirror"]
+
+_POLL_S = 0.002
+_FILE_TIMEOUT_S = 30.0
+_MAX_TITLE_LENGTH = 60
+_EVENT_ALERT_EVERY_S = 60.0
+
+
+class WandbMirror:
+    """One run, as a run of W&B; see `quark_backends.wandb.backend` for what is promised.
+
+    After an error other than `BackendRejected` it must not be used again:
+    another one, opened later, finds out how far this one was.
+
+    Args:
+        wandb: The imported library.
+        opening: The run and what the user chose.
+    """
+
+    def __init__(self, wandb: Any, opening: OpenRun) -> None:
+        self._wandb = wandb
+        self._opening = opening
+        self._folder = Path(opening.folder)
+        self._state: MirrorState = load_state(self._folder)
+        self._attachments = Attachments(wandb, self._folder)
+        options = opening.options
+        self._rows = RowMaker(self._state, strict_names=options.strict_names, layers=options.layers)
+        self._run: Any = None
+        self._log: LogFile | None = None
+        self._found: dict[str, set[str]] = {}
+        self._sent: dict[str, WriterHead] = {}
+        self._newest_mark: str | None = None
+        self._defined: set[str] = set()
+        self._last_event_alert_s = -_EVENT_ALERT_EVERY_S
+        self._notes: list[str] = []
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a W&B run is open."""
+        return self._run is not None
+
+    def apply(self, batches: Sequence[Batch]) -> str:
+        """Mirror batches; returns what the user should know, mostly nothing.
+
+        Raises:
+            BackendRejected: One of them has other content than it had, or a
+                body that cannot be read; none is mirrored.
+            BackendUnavailable: W&B cannot take them now.
+        """
+        decoded = [(batch, self._decode(batch)) for batch in batches if self._is_new(batch)]
+        for batch, records in decoded:
+            if batch.kind == LifecycleRecord.KIND:
+                self._note_lifecycle(records)
+            self._open()
+            self._send_rows(batch, self._rows.make(batch, records))
+            self._send_rest(batch, records)
+            head = WriterHead(batch.number, xxhash.xxh3_64_hexdigest(batch.body))
+            self._sent[batch.writer_id] = head
+        self._acknowledge()
+        notes, self._notes = self._notes, []
+        return "; ".join(notes)
+
+    def _is_new(self, batch: Batch) -> bool:
+        head = self._state.writers.get(batch.writer_id, WriterHead())
+        same = batch.number == head.number
+        if same and xxhash.xxh3_64_hexdigest(batch.body) != head.digest:
+            raise BackendRejected(
+                f"batch {batch.number} of writer {batch.writer_id} came again with other content",
+                backend="wandb",
+            )
+        return batch.number > head.number
+
+    def _decode(self, batch: Batch) -> Sequence[StreamRecord]:
+        try:
+            return batch.to_records()
+        except SchemaValidationError as error:
+            raise BackendRejected(str(error), backend="wandb") from error
+
+    def _acknowledge(self) -> None:
+        """Wait until all that was sent is in W&B's file, and note that it is."""
+        if self._newest_mark is not None:
+            self._wait_for(self._newest_mark)
+            self._newest_mark = None
+        if self._sent:
+            self._state.writers.update(self._sent)
+            self._sent = {}
+            if self._state.file is not None and self._log is not None:
+                self._state.file.offset = self._log.offset
+            save_state(self._folder, self._state)
+
+    def finish(self) -> str:
+        """End the W&B run as the run ended; returns where what is left can be sent from."""
+        if self._run is None:
+            return ""
+        run, self._run = self._run, None
+        for key, table in self._attachments.make_tables().items():
+            run.log({key: table, "quark/time": time.time()})
+        run.summary["quark/status"] = self._state.status
+        for kind, count in self._state.left_out.items():
+            run.summary[f"quark/left_out/{kind}"] = count
+        code = find_exit_code(self._state)
+        if code == 143:
+            run.mark_preempting()
+        offline = bool(run.offline)
+        directory = Path(run.settings.sync_file).parent if run.settings.sync_file else None
+        run.finish(exit_code=code)
+        if self._state.file is not None:
+            self._state.file.synced = not offline
+        save_state(self._folder, self._state)
+        if offline and directory is not None:
+            return f"W&B is offline; to send the run: wandb sync {directory}"
+        return ""
+
+    def _open(self) -> None:
+        if self._run is not None:
+            return
+        state = self._state
+        last = state.file
+        if last is not None and not last.synced:
+            self._find_rows(last)
+        self._run = init_run(self._wandb, self._opening, state)
+        if self._run.disabled:
+            self._notes.append("WANDB_MODE is disabled, so W&B keeps nothing of it")
+            return
+        path = Path(self._run.settings.sync_file)
+        if last is not None and not last.synced and not self._run.offline:
+            self._notes.append(
+                "an earlier process of this run did not end in W&B, whose server may lack its "
+                f"newest rows; they are in {last.path}: wandb sync --include-online sends them"
+            )
+        if "x_transaction_log_flush_interval" in self._wandb.Settings.model_fields:
+            self._log = LogFile(path, _find_record_type(self._wandb))
+        else:
+            self._notes.append(
+                f"wandb {self._wandb.__version__} writes its file every 15 s only, so rows that "
+                "count as delivered may be lost when its process is killed; newer ones keep them"
+            )
+        state.file = RunFile(str(path))
+        # Noted before the first row: whoever comes later must know where to look.
+        save_state(self._folder, state)
+        self._tell_run()
+
+    def _find_rows(self, file: RunFile) -> None:
+        """Look up which rows beyond the acknowledged ones are in an earlier process's file."""
+        for mark in LogFile(
+            Path(file.path), _find_record_type(self._wandb), file.offset
+        ).read_marks():
+            writer_and_number = mark.rpartition(".")[0]
+            self._found.setdefault(writer_and_number, set()).add(mark)
+
+    def _send_rows(self, batch: Batch, rows: Sequence[Row]) -> None:
+        found = self._found.get(f"{batch.writer_id}.{batch.number}", set())
+        for row in rows:
+            mark = row.values[HISTORY_KEY]
+            if mark in found:
+                continue
+            if row.axis != "quark/step":
+                self._define(row)
+            self._run.log(
+                {
+                    key: self._make_histogram(value) if isinstance(value, Histogram) else value
+                    for key, value in row.values.items()
+                }
+            )
+            self._newest_mark = mark
+
+    def _wait_for(self, mark: str) -> None:
+        """Wait until W&B's file has it: whatever is killed from then on, it is there."""
+        if self._log is None:
+            return
+        progressed_s = time.monotonic()
+        while True:
+            offset = self._log.offset
+            if mark in self._log.read_marks():
+                return
+            if self._log.offset > offset:
+                progressed_s = time.monotonic()
+            elif time.monotonic() - progressed_s > _FILE_TIMEOUT_S:
+                raise BackendUnavailable(
+                    f"W&B did not write its file {self._log.path} in {_FILE_TIMEOUT_S:g} s",
+                    backend="wandb",
+                )
+            time.sleep(_POLL_S)
+
+    def _define(self, row: Row) -> None:
+        """Give keys that come without a step an x-axis of their own, at first sight."""
+        for key in row.values:
+            if key in self._defined or key in ("quark/time", "quark/attempt", HISTORY_KEY):
+                continue
+            self._defined.add(key)
+            if key == row.axis:
+                continue
+            # W&B takes a star for a pattern, and refuses it in the middle.
+            with contextlib.suppress(self._wandb.Error):
+                self._run.define_metric(key, step_metric=row.axis, step_sync=False)
+
+    def _make_histogram(self, histogram: Histogram) -> Any:
+        return self._wandb.Histogram(np_histogram=(list(histogram.counts), list(histogram.edges)))
+
+    def _send_rest(self, batch: Batch, records: Sequence[StreamRecord]) -> None:
+        self._attachments.collect(records)
+        if batch.kind == EventRecord.KIND:
+            events = [record for record in records if isinstance(record, EventRecord)]
+            counts = self._state.counts
+            counts["events_bytes"] = self._attachments.append_events(
+                self._run, events, counts.get("events_bytes", 0)
+            )
+        for record in records:
+            if isinstance(record, LifecycleRecord):
+                self._apply_lifecycle(record)
+            elif isinstance(record, ArtifactRecord):
+                self._newest_mark = self._attachments.log_artifact(self._run, record)
+            elif isinstance(record, AlertRecord):
+                self._raise_alert(record)
+            elif isinstance(record, EventRecord):
+                self._note_event(record)
+
+    def _raise_alert(self, record: AlertRecord) -> None:
+        """Tell W&B of an alert: once per rule, and again when it gets worse."""
+        level = ALERT_LEVELS.get(record.severity, 0)
+        if level <= self._state.levels.get(record.rule_id, 0):
+            return
+        self._state.levels[record.rule_id] = level
+        names = {1: "INFO", 2: "WARN"}
+        text = "\n".join((record.summary, record.fact, record.inference))
+        self._run.alert(
+            title=record.title[:_MAX_TITLE_LENGTH], text=text, level=names.get(level, "ERROR")
+        )
+
+    def _note_event(self, record: EventRecord) -> None:
+        payload: Mapping[str, Any] = record.payload or {}
+        if payload.get("signal") and record.attempt >= self._state.attempt:
+            self._state.signal = str(payload["signal"])
+        if record.severity not in ("error", "critical"):
+            return
+        now_s = time.monotonic()
+        if now_s - self._last_event_alert_s >= _EVENT_ALERT_EVERY_S:
+            self._last_event_alert_s = now_s
+            text = str(payload.get("message") or record.status or record.event_type)
+            title = record.event_type[:_MAX_TITLE_LENGTH]
+            self._run.alert(title=title, text=text[:2000], level="ERROR")
+
+    def _note_lifecycle(self, records: Sequence[StreamRecord]) -> None:
+        """Note what W&B must be told when the run is opened there."""
+        state = self._state
+        for record in records:
+            assert isinstance(record, LifecycleRecord)
+            if record.action == "start" and record.attempt > state.attempt:
+                state.attempt, state.start = record.attempt, dict(record.data or {})
+                state.status, state.signal = "running", ""
+
+    def _apply_lifecycle(self, record: LifecycleRecord) -> None:
+        data: Mapping[str, Any] = record.data or {}
+        state = self._state
+        if record.action == "start":
+            self._tell_run()
+        elif record.action == "tag":
+            tag = str(data.get("tag", ""))
+            if tag and tag not in state.tags:
+                state.tags.append(tag)
+            self._run.tags = tuple(describe_start(self._opening, state)["tags"])
+        elif record.action == "config":
+            state.config = dict(data.get("values", {}))
+            self._tell_config()
+        elif record.action == "environment":
+            self._attachments.save_environment(self._run, dict(data))
+        elif record.action == "status" and record.attempt >= state.attempt:
+            state.status = str(data.get("status", "running"))
+
+    def _tell_run(self) -> None:
+        """Name the run, and say in its configuration which run it mirrors."""
+        said = describe_start(self._opening, self._state)
+        if said["name"]:
+            self._run.name = said["name"]
+        if said["notes"]:
+            self._run.notes = said["notes"]
+        if said["tags"]:
+            self._run.tags = tuple(said["tags"])
+        run: Mapping[str, Any] = self._state.start.get("run", {})
+        known = {
+            "run_id": self._opening.run_id,
+            "project": self._opening.project,
+            "attempt": max(0, self._state.attempt),
+            "parent_run_id": run.get("parent_run_id"),
+            "git_commit": run.get("git_commit"),
+        }
+        self._run.config.update({"quark_run": known}, allow_val_change=True)
+        self._tell_config()
+
+    def _tell_config(self) -> None:
+        values = {_config_key(key): value for key, value in self._state.config.items()}
+        self._run.config.update(values, allow_val_change=True)
+
+
+def _config_key(key: str) -> str:
+    # W&B keeps its own things there.
+    return f"key{key}" if key.startswith("_") else key
+
+
+def _find_record_type(wandb: Any) -> Any:
+    module = importlib.import_module(f"{wandb.__name__}.proto.wandb_internal_pb2")
+    return module.Record

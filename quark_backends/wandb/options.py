@@ -1,0 +1,83 @@
+"""Reads what the user chose: `wandb`, `wandb:PROJECT`, `wandb:ENTITY/PROJECT?option=value`.
+
+Options:
+
+    mode       online, offline or disabled; else WANDB_MODE, else online
+    entity     W&B's user or team
+    project    W&B's project; else WANDB_PROJECT, else the run's project
+    group      group of the W&B run; else the run's lineage, if it has a parent
+    job_type   its job type
+    tags       more tags, separated by commas or semicolons
+    names      `kept` (default) or `strict`: letters, digits and `_` only, by
+               which alone W&B's run table sorts and filters
+    layers     how many layers, and how many parameters, have series in W&B;
+               50 by default, or `all`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from quark_backends.wandb.frames import WandbOptions
+from quark_core.backend import BackendConfig
+from quark_core.errors import BackendUnavailable
+
+__all__ = ["choose_folder", "read_options"]
+
+_MODES = ("online", "offline", "disabled")
+_NAMES = ("mode", "entity", "project", "group", "job_type", "tags", "names", "layers")
+_DEFAULT_LAYERS = 50
+_MAX_TAG_LENGTH = 64
+
+
+def read_options(config: BackendConfig) -> WandbOptions:
+    """What the user chose.
+
+    Raises:
+        BackendUnavailable: An option that there is not, or a value that it does not take.
+    """
+    given = dict(config.options)
+    unknown = sorted(set(given) - set(_NAMES))
+    if unknown:
+        raise _unavailable(
+            f"the W&B mirror has no option {unknown[0]!r}; it has {', '.join(_NAMES)}"
+        )
+    entity, _, project = config.location.strip("/").rpartition("/")
+    if "/" in entity:
+        raise _unavailable(f"wandb:{config.location} must be wandb:ENTITY/PROJECT")
+    mode = given.get("mode")
+    if mode is not None and mode not in _MODES:
+        raise _unavailable(f"mode must be {', '.join(_MODES)}, got {mode!r}")
+    names = given.get("names", "kept")
+    if names not in ("kept", "strict"):
+        raise _unavailable(f"names must be kept or strict, got {names!r}")
+    layers = given.get("layers", str(_DEFAULT_LAYERS))
+    if layers != "all" and not layers.isdecimal():
+        raise _unavailable(f"layers must be a number or all, got {layers!r}")
+    tags = (tag.strip()[:_MAX_TAG_LENGTH] for tag in re.split("[,;]", given.get("tags", "")))
+    return WandbOptions(
+        mode=mode,
+        entity=given.get("entity") or entity or None,
+        project=given.get("project") or project or None,
+        group=given.get("group") or None,
+        job_type=given.get("job_type") or None,
+        tags=tuple(tag for tag in tags if tag),
+        strict_names=names == "strict",
+        layers=None if layers == "all" else int(layers),
+    )
+
+
+def choose_folder(run_path: Path, options: WandbOptions) -> Path:
+    """Where the mirror keeps its files: a run may be mirrored to several W&B projects."""
+    wanted = "/".join(part for part in (options.entity, options.project) if part)
+    if not wanted:
+        return run_path / "mirrors" / "wandb" / "default"
+    kept = re.sub(r"[^A-Za-z0-9._-]", "_", wanted)[:60]
+    digest = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
+    return run_path / "mirrors" / "wandb" / f"{kept}-{digest}"
+
+
+def _unavailable(message: str) -> BackendUnavailable:
+    return BackendUnavailable(message, backend="wandb")

@@ -1,0 +1,159 @@
+"""Records as rows of W&B's history: one per step and epoch of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from quark_backends.series_names import Place, SeriesNames, find_place
+from quark_backends.wandb.keys import KeyTable
+from quark_backends.wandb.log_file import HISTORY_KEY
+from quark_backends.wandb.state import MirrorState
+from quark_core.backend import Batch
+from quark_core.records import (
+    AlertRecord,
+    EventRecord,
+    LayerSummaryRecord,
+    ParameterDistributionRecord,
+    ParameterSummaryRecord,
+    PhaseRecord,
+    StreamRecord,
+)
+
+__all__ = ["Histogram", "Row", "RowMaker"]
+
+_MAX_BINS = 512
+
+
+class Histogram(NamedTuple):
+    """A histogram on its way to W&B, which takes 512 bins at most."""
+
+    counts: tuple[int, ...]
+    edges: tuple[float, ...]
+
+
+class Row(NamedTuple):
+    """One row of W&B's history.
+
+    Attributes:
+        values: Key -> value, axes included.
+        axis: The key that is the x-axis of the row's keys.
+    """
+
+    values: dict[str, Any]
+    axis: str
+
+
+class RowMaker:
+    """Makes rows; the same ones again from the same state and batch.
+
+    Args:
+        state: Counts and choices that go on from batch to batch; changed.
+        strict_names: See `KeyTable`.
+        layers: How many layers, and how many parameters, get rows; None is all.
+    """
+
+    def __init__(self, state: MirrorState, *, strict_names: bool, layers: int | None) -> None:
+        self._state = state
+        self._names = SeriesNames(machine="system_quark")
+        self._keys = KeyTable(state.names, strict=strict_names)
+        self._limit = layers
+
+    def make(self, batch: Batch, records: Sequence[StreamRecord]) -> list[Row]:
+        """The rows of a batch, in the order of their first records."""
+        self._choose(records)
+        rows: list[Row] = []
+        newest: dict[tuple[Place, int], Row] = {}
+        phases = 0
+        for record in records:
+            place = find_place(record)
+            figures: list[tuple[str, Any]]
+            if isinstance(record, PhaseRecord):
+                figures = [(self._names.phase_index(record), phases)]
+                phases += 1
+            else:
+                figures = self._list(record)
+            for name, value in figures:
+                key = self._keys.find(name)
+                row = newest.get((place, record.rank))
+                if row is None or key in row.values:
+                    row = _begin_row(record, place)
+                    row.values[HISTORY_KEY] = f"{batch.writer_id}.{batch.number}.{len(rows)}"
+                    newest[place, record.rank] = row
+                    rows.append(row)
+                row.values[key] = value
+        return rows
+
+    def _list(self, record: StreamRecord) -> list[tuple[str, Any]]:
+        state = self._state
+        if isinstance(record, EventRecord):
+            name = self._names.event_count(record, record.severity)
+            state.counts[name] = state.counts.get(name, 0) + 1
+            return [(name, state.counts[name])]
+        chosen = self._chosen(record)
+        if chosen is not None and chosen[1] not in chosen[0]:
+            state.left_out[record.KIND] = state.left_out.get(record.KIND, 0) + 1
+            return []
+        if isinstance(record, ParameterDistributionRecord):
+            if not record.counts:
+                return []
+            name = self._names.distribution(record)
+            return [(name, shrink(Histogram(record.counts, record.bin_edges)))]
+        return list(self._names.list_figures(record))
+
+    def _choose(self, records: Sequence[StreamRecord]) -> None:
+        """Choose which layers and parameters have series: evenly spaced, once and for all."""
+        if self._limit is None:
+            return
+        for record in records:
+            if isinstance(record, AlertRecord) and record.culprit is not None:
+                # Beyond the limit: it is what people will look for.
+                for each in (self._state.layers, self._state.parameters):
+                    if record.culprit not in each and len(each) < 2 * self._limit:
+                        each.append(record.culprit)
+        for kind in ("layers", "parameters"):
+            chosen: list[str] = getattr(self._state, kind)
+            room = self._limit - len(chosen)
+            if room <= 0:
+                continue
+            seen: dict[str, None] = {}
+            for record in records:
+                found = self._chosen(record)
+                if found is not None and found[0] is chosen and found[1] not in chosen:
+                    seen[found[1]] = None
+            names = list(seen)
+            count = min(room, len(names))
+            chosen += [names[index * len(names) // count] for index in range(count)]
+
+    def _chosen(self, record: StreamRecord) -> tuple[list[str], str] | None:
+        """The choice that a record depends on, and its name there; None where there is none."""
+        if self._limit is None:
+            return None
+        if isinstance(record, LayerSummaryRecord):
+            return self._state.layers, record.module_name
+        if isinstance(record, (ParameterSummaryRecord, ParameterDistributionRecord)):
+            return self._state.parameters, record.parameter_name
+        return None
+
+
+def shrink(histogram: Histogram) -> Histogram:
+    """A histogram of as many bins as W&B takes, neighbours put together."""
+    size = -(-len(histogram.counts) // _MAX_BINS)
+    if size <= 1:
+        return histogram
+    counts = [
+        sum(histogram.counts[start : start + size])
+        for start in range(0, len(histogram.counts), size)
+    ]
+    edges = [*histogram.edges[:-1:size], histogram.edges[-1]]
+    return Histogram(tuple(counts), tuple(edges))
+
+
+def _begin_row(record: StreamRecord, place: Place) -> Row:
+    values: dict[str, Any] = {"quark/time": record.time_us / 1e6, "quark/attempt": record.attempt}
+    if place.step is not None:
+        values["quark/step"] = place.step
+    if place.epoch is not None:
+        values["quark/epoch"] = place.epoch
+    axis = next((key for key in ("quark/step", "quark/epoch") if key in values), "quark/time")
+    return Row(values, axis)

@@ -1,0 +1,144 @@
+"""Opens and ends the W&B run that mirrors a run. For the mirror's own process only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quark_backends.wandb.frames import OpenRun
+from quark_backends.wandb.keys import AXES
+from quark_backends.wandb.state import MirrorState
+from quark_core.errors import BackendUnauthorized, BackendUnavailable
+from quark_core.redaction import redact_text
+
+__all__ = ["describe_start", "find_exit_code", "init_run", "make_wandb_id"]
+
+FLUSH_INTERVAL_S = 0.02
+"""How often W&B writes its file: the mirror waits for that at each batch."""
+
+_INIT_TIMEOUT_S = 20.0
+_MAX_TAG_LENGTH = 64
+_MAX_ID_LENGTH = 120
+_MAX_SUFFIX = 10
+_BAD_ID = re.compile(r"[:;,#?/'\\%\s]")
+_INTERRUPTED = {"": 130, "SIGINT": 130, "SIGTERM": 143}
+
+
+def make_wandb_id(run_id: str) -> str:
+    """A run's id as W&B takes it: itself, wherever W&B allows that."""
+    kept = _BAD_ID.sub("-", run_id)
+    if kept == run_id and len(run_id) <= _MAX_ID_LENGTH:
+        return run_id
+    return f"{kept[:100]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+
+
+def init_run(wandb: Any, opening: OpenRun, state: MirrorState) -> Any:
+    """Start or continue the W&B run, and note its id.
+
+    Raises:
+        BackendUnauthorized: W&B has no valid credentials.
+        BackendUnavailable: W&B's server does not answer in time, or refuses.
+    """
+    wandb_id = state.wandb_id or make_wandb_id(opening.run_id)
+    for number in range(2, _MAX_SUFFIX):
+        try:
+            run = _init(wandb, opening, state, wandb_id)
+        except Exception as error:
+            if "deleted" in str(error) and "previously" in str(error):
+                # W&B never gives the id of a deleted run again.
+                wandb_id = f"{make_wandb_id(opening.run_id)}-r{number}"
+                continue
+            raise _translate(wandb, error) from error
+        state.wandb_id = wandb_id
+        for key in AXES:
+            run.define_metric(key, hidden=True, summary="none")
+        # Otherwise W&B would add the newest step to rows that have none.
+        run.define_metric("*", step_metric="quark/step", step_sync=False)
+        for pattern in ("layers/*", "params_stats/*"):
+            run.define_metric(pattern, step_metric="quark/step", step_sync=False, hidden=True)
+        return run
+    raise BackendUnavailable(
+        f"the W&B runs {opening.run_id} to {wandb_id} were all deleted", backend="wandb"
+    )
+
+
+def describe_start(opening: OpenRun, state: MirrorState) -> dict[str, Any]:
+    """What the start of a run says about its W&B run: name, notes, tags and group."""
+    run: Mapping[str, Any] = state.start.get("run", {})
+    tags = dict.fromkeys([*run.get("tags", ()), *state.tags, *opening.options.tags])
+    lineage = run.get("lineage_root_run_id")
+    group = opening.options.group
+    if group is None and lineage not in (None, opening.run_id):
+        group = lineage
+    return {
+        "name": run.get("name"),
+        "notes": run.get("notes"),
+        "tags": [tag[:_MAX_TAG_LENGTH] for tag in tags if tag],
+        "group": group,
+    }
+
+
+def find_exit_code(state: MirrorState) -> int:
+    """The exit code by which W&B tells how a run ended; 1 where its end was never seen."""
+    if state.status == "interrupted":
+        return _INTERRUPTED.get(state.signal, 130)
+    return 0 if state.status == "completed" else 1
+
+
+def _init(wandb: Any, opening: OpenRun, state: MirrorState, wandb_id: str) -> Any:
+    options = opening.options
+    Path(opening.folder).mkdir(parents=True, exist_ok=True)
+    said = describe_start(opening, state)
+    return wandb.init(
+        id=wandb_id,
+        project=options.project or os.environ.get("WANDB_PROJECT") or opening.project,
+        entity=options.entity,
+        name=said["name"],
+        notes=said["notes"],
+        tags=said["tags"] or None,
+        group=said["group"],
+        job_type=options.job_type,
+        dir=opening.folder,
+        mode=options.mode,
+        resume="allow",
+        reinit="create_new",
+        force=False,
+        save_code=False,
+        settings=_make_settings(wandb, opening),
+    )
+
+
+def _make_settings(wandb: Any, opening: OpenRun) -> Any:
+    wanted = {
+        "console": "off",
+        "x_disable_stats": True,
+        "x_disable_meta": True,
+        "disable_git": True,
+        "disable_code": True,
+        "disable_job_creation": True,
+        "x_disable_machine_info": True,
+        "x_save_requirements": False,
+        "silent": True,
+        "init_timeout": _INIT_TIMEOUT_S,
+        "finish_timeout": opening.finish_timeout_s,
+        "x_transaction_log_flush_interval": FLUSH_INTERVAL_S,
+    }
+    # Those that begin with x_ come and go from version to version.
+    known = wandb.Settings.model_fields
+    return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
+
+
+def _translate(wandb: Any, error: Exception) -> BackendUnavailable:
+    text = " ".join(redact_text(str(error) or type(error).__name__).split())[:500]
+    unauthorized = isinstance(error, getattr(wandb.errors, "AuthenticationError", ()))
+    if unauthorized or "api_key" in text.lower() or "api key" in text.lower():
+        return BackendUnauthorized(
+            f"W&B has no valid credentials ({text}): run wandb login, or set WANDB_API_KEY; "
+            "without an account use wandb:?mode=offline; the records wait",
+            backend="wandb",
+        )
+    return BackendUnavailable(f"W&B cannot be reached ({text}); the records wait", backend="wandb")

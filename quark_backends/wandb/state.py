@@ -1,0 +1,91 @@
+"""What the mirror remembers on this machine: one file, `state.json` in its folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+__all__ = ["MirrorState", "RunFile", "WriterHead", "load_state", "save_state"]
+
+_NAME = "state.json"
+
+
+class WriterHead(msgspec.Struct):
+    """How far a writer is mirrored: its newest batch, and a hash of that."""
+
+    number: int = -1
+    digest: str = ""
+
+
+class RunFile(msgspec.Struct):
+    """W&B's file of one process of the mirror.
+
+    Attributes:
+        path: The file.
+        offset: Where what is not acknowledged begins.
+        synced: Whether W&B's server had all of it in the end, as far as is known.
+    """
+
+    path: str
+    offset: int = 0
+    synced: bool = False
+
+
+class MirrorState(msgspec.Struct):
+    """All that a later process of the mirror must know.
+
+    Attributes:
+        wandb_id: Id of the W&B run, or "" before there was one.
+        attempt: Newest attempt that was seen.
+        start: Data of that attempt's start.
+        config: Values of the newest configuration.
+        tags: Tags that came later.
+        status: Newest attempt's status; running until it has another one.
+        signal: Signal that ended it, such as SIGTERM, or "".
+        writers: Writers by their ids.
+        file: The newest process's file, or None.
+        names: Name -> key in W&B, where that is another.
+        counts: Events by the name of their series.
+        levels: Alert's rule -> highest severity that W&B was told of.
+        layers: Layers that have series, in the order they were chosen.
+        parameters: Likewise parameters.
+        left_out: Kind -> records that have no series.
+    """
+
+    wandb_id: str = ""
+    attempt: int = -1
+    start: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    tags: list[str] = []
+    status: str = "running"
+    signal: str = ""
+    writers: dict[str, WriterHead] = {}
+    file: RunFile | None = None
+    names: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    levels: dict[str, int] = {}
+    layers: list[str] = []
+    parameters: list[str] = []
+    left_out: dict[str, int] = {}
+
+
+def load_state(folder: Path) -> MirrorState:
+    """The state as it was last saved; a new one where there is none."""
+    try:
+        return msgspec.json.decode((folder / _NAME).read_bytes(), type=MirrorState)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return MirrorState()
+
+
+def save_state(folder: Path, state: MirrorState) -> None:
+    """Replace the saved state whole.
+
+    It is not synced: what a power cut takes is found in W&B's own file again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = folder / f"{_NAME}.part{os.getpid()}"
+    scratch.write_bytes(msgspec.json.encode(state))
+    os.replace(scratch, folder / _NAME)

@@ -1,0 +1,42 @@
+"""The TensorBoard mirror passes the conformance kit, but for what event files cannot hold."""
+
+import pytest
+
+from quark_core.testing.conformance import BackendConformance
+
+loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+event_pb2 = pytest.importorskip("tensorboard.compat.proto.event_pb2")
+
+
+class TestTensorboard(BackendConformance):
+    @pytest.fixture
+    def definition(self, definition):
+        return definition
+
+    @pytest.fixture
+    def config(self, config):
+        return config
+
+    @pytest.fixture
+    def observe(self, config):
+        def read():
+            found = []
+            for path in sorted((config.run_path / "tensorboard").rglob("*tfevents*")):
+                for data in loader.RawEventFileLoader(str(path)).Load():
+                    event = event_pb2.Event.FromString(data)
+                    found += [
+                        (value.tag, event.step, value.simple_value)
+                        for value in event.summary.value
+                        if value.WhichOneof("value") == "simple_value"
+                    ]
+            return found
+
+        return read
+
+    @pytest.mark.xfail(reason="TensorBoard's scalars are float32")
+    def test_values_are_kept_exactly(self, open_backend, maker, observe):
+        super().test_values_are_kept_exactly(open_backend, maker, observe)
+
+    @pytest.mark.xfail(reason="TensorBoard's points need a step; the epoch stands in for it")
+    def test_steps_may_repeat_and_go_backwards(self, open_backend, maker, observe):
+        super().test_steps_may_repeat_and_go_backwards(open_backend, maker, observe)
