@@ -51,6 +51,8 @@ class ProcessConformance(BackendKit):
             batches = _Endless(writer, first_value=turn * 10**6)
             numbers: list[int] = []
             with WritingProcess(tmp_path / f"p{turn}", definition, config, batches.made) as other:
+                other.begin()
+                other.go()
                 for number in other.acknowledged():
                     numbers.append(number)
                     if len(numbers) >= least:
@@ -97,6 +99,10 @@ class ProcessConformance(BackendKit):
             for index, plan in enumerate(plans)
         ]
         with processes[0], processes[1]:
+            for process in processes:
+                process.begin()
+            for process in processes:
+                process.go()
             for process, plan in zip(processes, plans, strict=True):
                 assert process.finish() == [batch.number for batch in plan]
         values = [_values_of(plan) for plan in plans]
@@ -121,6 +127,8 @@ class ProcessConformance(BackendKit):
         """With exit status 0, and with everything in the store."""
         batches = [maker.start(), maker.metrics(("m", 0, 0.0)), maker.metrics(("m", 1, 1.0))]
         with WritingProcess(tmp_path / "process", definition, config, batches) as other:
+            other.begin()
+            other.go()
             assert other.finish() == [0, 1, 2]
         assert observe() == [("m", 0, 0.0), ("m", 1, 1.0)]
 

@@ -2,8 +2,9 @@
 
     python -m quark_core.testing.writing_process PLAN
 
-The plan is a file that `WritingProcess` made. Each acknowledged batch is said
-on standard output at once, as its number on a line of its own.
+The plan is a file that `WritingProcess` made. The process says when it has
+opened the backend and begins to write when it is given a line. Each
+acknowledged batch is said at once, as its number on a line of its own.
 """
 
 from __future__ import annotations
@@ -57,11 +58,26 @@ class WritingProcess:
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "quark_core.testing.writing_process", str(plan)],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, "PYTHONPATH": path},
             )
+
+    def begin(self) -> None:
+        """Wait until it has opened the backend; `go` then lets it write."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line == b"opened\n":
+                return
+        self._process.wait()
+        pytest.fail(f"another process could not open it: {self._errors.read_text()}")
+
+    def go(self) -> None:
+        """Let it write."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.flush()
 
     def acknowledged(self) -> Iterator[int]:
         """Numbers of the acknowledged batches, as they come."""
@@ -91,8 +107,9 @@ class WritingProcess:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
         self._process.wait()
 
 
@@ -103,6 +120,8 @@ def main() -> None:
     loaded: Any = pickle.loads(opening)  # noqa: S301
     definition, config = loaded
     backend = check_capabilities(definition, definition.open(config))
+    os.write(1, b"opened\n")
+    sys.stdin.readline()
     for batch in msgspec.convert(raw, list[Batch]):
         backend.write(batch)
         os.write(1, b"acknowledged %d\n" % batch.number)
