@@ -18,12 +18,14 @@ ODD_TEXT = 'Grüße, "两行"\n\t=1+1; \\ \x01 🦉 e\u0301 \u202eabc'
 
 _WORDS = {
     "action": "heartbeat",
-    "artifact_key": "model/best",
+    "artifact_key": "val/best",
     "artifact_name": "best",
     "artifact_type": "checkpoint",
     "boundary": "step",
     "category": "runtime",
+    "class_counts": JsonObject({"cat": 3, "Hund": 0}),
     "distribution_type": "update",
+    "event_type": "checkpoint.saved",
     "hook_direction": "backward",
     "metric_key": "val/mean_x40_1",
     "metric_name": "mean_x40_1",
