@@ -16,7 +16,7 @@ __all__ = ["cli", "main"]
 _COMMANDS = {
     "analyze": ("analyze", "Say what is wrong with a run, and how well it does."),
     "artifacts": ("artifacts", "List the artifacts of a run, or copy them out."),
-    "backends": ("backends", "List the storage backends and plugins."),
+    "backends": ("backends", "List the storage backends and plugins, or begin one."),
     "compare": ("compare", "Say what differs between runs, and whether it matters."),
     "doctor": ("doctor", "Say what waits, is refused or is damaged."),
     "du": ("usage", "Say what takes up the disk."),

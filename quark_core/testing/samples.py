@@ -21,6 +21,7 @@ _WORDS = {
     "artifact_key": "val/best",
     "artifact_name": "best",
     "artifact_type": "checkpoint",
+    "batch_size": 2,
     "boundary": "step",
     "category": "runtime",
     "class_counts": JsonObject({"cat": 3, "Hund": 0}),
