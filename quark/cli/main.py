@@ -22,6 +22,7 @@ _COMMANDS = {
     "du": ("usage", "Say what takes up the disk."),
     "export": ("export", "Write a run to files."),
     "gc": ("removal", "Remove what is in the trash for good."),
+    "mirror": ("mirror", "Say what a run's mirrors have, compare them, fill them."),
     "restore": ("removal", "Put runs back out of the trash."),
     "rm": ("removal", "Put runs into the trash."),
     "runs": ("runs", "List, search and sort runs."),
