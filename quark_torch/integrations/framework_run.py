@@ -48,6 +48,8 @@ class FrameworkRun:
         self._told: set[str] = set()
         if session is None:
             self._config.update(_flatten(self._arguments.pop("config", None)))
+        else:
+            self._take_stored(session)
 
     @property
     def is_started(self) -> bool:
@@ -149,14 +151,18 @@ class FrameworkRun:
             session = TrainingSession.resume_run(**self._arguments)
             config, self._config = self._config, {}
             self._session = session
-            stored = session.open_run.reader
-            if stored is not None and session.run_id is not None:
-                known = stored.load_run(session.run_id).config
-                self._config.update({} if known is None else known.values)
+            self._take_stored(session)
             if config:
                 self.add_config(config)
             return session
         return TrainingSession.start_run(config=self._config or None, **self._arguments)
+
+    def _take_stored(self, session: TrainingSession) -> None:
+        """Begin with the configuration that the run has, since a newer one takes its place."""
+        reader = session.open_run.reader
+        if reader is not None and session.run_id is not None:
+            known = reader.load_run(session.run_id).config
+            self._config.update({} if known is None else known.values)
 
     def _read_single(self, key: str, value: Any) -> dict[str, float]:
         """The number in a tensor of one element, or a truth value; nothing of anything else."""
