@@ -111,8 +111,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """Class -> test -> outcome, of the whole kit for the sound backend and the named tests."""
+def session(tmp_path_factory):
+    """What pytest prints, and its report: the kit for the sound backend, and the named tests."""
     folder = tmp_path_factory.mktemp("planted")
     classes = "".join(
         f"\n\nclass Test{name}(Planted):\n    TIME_LIMIT_S = {LIMITS_S.get(name, 60)}\n"
@@ -138,9 +138,15 @@ def outcomes(tmp_path_factory):
         timeout=110,
     )
     assert report.is_file(), done.stdout + done.stderr
+    return done.stdout, json.loads(report.read_text())
+
+
+@pytest.fixture(scope="module")
+def outcomes(session):
+    """Class -> test -> outcome."""
     return {
         name.removeprefix("Test"): {one["test"].removeprefix("test_"): one for one in tests}
-        for name, tests in json.loads(report.read_text()).items()
+        for name, tests in session[1].items()
     }
 
 
@@ -161,3 +167,16 @@ def test_the_sound_backend_passes(outcomes):
 def test_the_weakness_is_found(outcomes, weakness):
     found = {test: outcomes[weakness][test]["outcome"] for test in CAUGHT_BY[weakness]}
     assert found == dict.fromkeys(CAUGHT_BY[weakness], "failed")
+
+
+def test_the_report_is_a_table_for_each_backend(session):
+    text, found = session
+    sections = text.split(" conformance of ")
+    assert len(sections) == 1 + len(found)
+    (sound,) = [section for section in sections if section.startswith("TestSound ")]
+    lines = [" ".join(line.split()) for line in sound.splitlines()]
+    assert lines[1].startswith("TestSound: ")
+    assert "test_close_ends_in_time passed" in lines
+    assert "test_one_attempt_is_started_once skipped planted does not declare primary" in lines
+    (weak,) = [section for section in sections if section.startswith("TestDropsNan ")]
+    assert "TestDropsNan: 1 failed" in weak
