@@ -1,26 +1,64 @@
-"""`quark backends`: what is installed, what it can do, and what was left out and why."""
+"""`quark backends`: what is installed and what was left out; `new` begins one of one's own."""
 
 from __future__ import annotations
 
+import shlex
 import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from quark.cli.store_access import json_option, print_json
 
+if TYPE_CHECKING:
+    from quark_core.registry import BackendRegistry
+
 __all__ = ["backends"]
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @json_option
-def backends(as_json: bool) -> None:
+@click.pass_context
+def backends(context: click.Context, as_json: bool) -> None:
     """List the storage backends, and the plugins that were left out."""
+    if context.invoked_subcommand is None:
+        _list(as_json)
+
+
+@backends.command()
+@click.argument("name")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Folder in which quark-NAME is made [default: the working directory].",
+)
+def new(name: str, into: Path) -> None:
+    """Write a new backend: a distribution that works, with its tests."""
+    from quark.cli.new_backend import check_backend_name, write_skeleton
+
+    target = write_skeleton(check_backend_name(name, _discover()), into)
+    for path in sorted(path for path in target.rglob("*") if path.is_file()):
+        click.echo(f"  {path}")
+    click.echo(
+        f"Its tests pass as it is:  cd {shlex.quote(str(target))} && python -m pytest\n"
+        "Then put your store in place of the files in backend.py; "
+        "docs/how-to/write-a-backend.md goes through it."
+    )
+
+
+def _discover() -> BackendRegistry:
     from quark_core.registry import default_registry
 
     with warnings.catch_warnings():
         # The table says the same, in its place.
         warnings.simplefilter("ignore", RuntimeWarning)
-        registry = default_registry()
+        return default_registry()
+
+
+def _list(as_json: bool) -> None:
+    registry = _discover()
     if as_json:
         print_json(
             {

@@ -16,7 +16,7 @@ __all__ = ["cli", "main"]
 _COMMANDS = {
     "analyze": ("analyze", "Say what is wrong with a run, and how well it does."),
     "artifacts": ("artifacts", "List the artifacts of a run, or copy them out."),
-    "backends": ("backends", "List the storage backends and plugins."),
+    "backends": ("backends", "List the storage backends and plugins, or begin one."),
     "compare": ("compare", "Say what differs between runs, and whether it matters."),
     "db": ("service_databases", "Migrate the databases of a persistence service."),
     "doctor": ("doctor", "Say what waits, is refused or is damaged."),
@@ -24,6 +24,7 @@ _COMMANDS = {
     "export": ("export", "Write a run to files."),
     "gc": ("removal", "Remove what is in the trash for good."),
     "keys": ("service_keys", "Make, list, rotate and revoke keys of a persistence service."),
+    "mirror": ("mirror", "Say what a run's mirrors have, compare them, fill them."),
     "restore": ("removal", "Put runs back out of the trash."),
     "rm": ("removal", "Put runs into the trash."),
     "runs": ("runs", "List, search and sort runs."),

@@ -6,13 +6,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from quark_core import settings
 from quark_core.delivery.lane_files import LEASE_STALE_S, LaneMark, Lease, lane_folder_name
+from quark_core.delivery.ledger import LedgerLine, append_lines
 from quark_core.delivery.segments import SEGMENT_SUFFIX
 from quark_core.process import ProcessIdentity, is_alive
 
@@ -135,6 +136,25 @@ class JournalFolder:
         alive = is_alive(manifest.process)
         return alive if alive is not None else self._age_s() < LEASE_STALE_S
 
+    def _note_delivery(self, unknown: Mapping[str, int]) -> None:
+        manifest = self.read_manifest()
+        if manifest is None or all(entry.primary for entry in manifest.lanes):
+            return
+        lines = [
+            LedgerLine(
+                writer_id=manifest.writer_id,
+                attempt=manifest.attempt,
+                rank=manifest.rank,
+                lane=entry.name,
+                specification=entry.specification,
+                primary=entry.primary,
+                batches=self.mark(entry.name).done,
+                unknown=unknown.get(entry.name, 0),
+            )
+            for entry in manifest.lanes
+        ]
+        append_lines(Path(manifest.run_path), lines)
+
     def _age_s(self) -> float:
         """How long ago anything changed in here."""
         try:
@@ -145,8 +165,15 @@ class JournalFolder:
             return 0.0
         return time.time() - newest
 
-    def remove(self) -> None:
-        """Delete the journal, which every lane has passed, and the folders it leaves empty."""
+    def remove(self, *, unknown: Mapping[str, int] | None = None, note: bool = True) -> None:
+        """Delete the journal, which every lane has passed, and the folders it leaves empty.
+
+        Args:
+            unknown: Lane -> records that its backend may or may not have.
+            note: Whether to note in the run's ledger that its mirrors are served.
+        """
+        if note:
+            self._note_delivery(unknown or {})
         shutil.rmtree(self.path, ignore_errors=True)
         for parent in (self.path.parent, self.path.parent.parent):
             try:

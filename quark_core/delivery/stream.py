@@ -286,7 +286,7 @@ class RunStream:
     def discard(self) -> None:
         """Delete the journal and what is left in it; after `close`, of a run that never began."""
         if self._folder is not None:
-            self._folder.remove()
+            self._folder.remove(note=False)
 
     def abandon(self) -> None:
         """Forget everything without touching a file: this is a forked child."""

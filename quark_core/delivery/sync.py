@@ -167,7 +167,7 @@ def sync_folder(
         if any(result.damage for result in results):
             _log.warning("the journal %s is damaged; its files are kept", folder.path)
         else:
-            folder.remove()
+            folder.remove(unknown={result.backend: result.unknown for result in results})
     return results
 
 

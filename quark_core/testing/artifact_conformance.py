@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
-from quark_core.artifacts.contract import Payload, SupportsArtifacts
-from quark_core.backend import Backend, BackendDefinition, Capability
-from quark_core.errors import ArtifactNotFoundError
+from quark_core.artifacts.contract import Payload
+from quark_core.backend import BackendDefinition, Capability
+from quark_core.errors import ArtifactNotFoundError, BackendRejected, BackendUnavailable
+from quark_core.query import Query
 from quark_core.testing.batches import BatchMaker
+from quark_core.testing.kit import RUN_ID, BackendKit, Opener
+from quark_core.testing.samples import make_samples
 
 __all__ = ["ArtifactConformance"]
 
-Opener = Callable[[], Backend]
-_RUN = "run0"
+_RUN = RUN_ID
 
 
-class ArtifactConformance:
+class ArtifactConformance(BackendKit):
     """Standard tests of payloads."""
 
     def test_a_payload_comes_back_as_it_was(
         self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
     ) -> None:
         """Whatever bytes it has, given once or twice, and after the backend was closed."""
-        backend = _open(definition, open_backend)
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
         backend.write(BatchMaker(_RUN).start())
         contents = [b"", b"\x00", bytes(range(256)) * 5000]
         for content in (*contents, contents[1]):
             backend.put_payload(_make_payload(tmp_path, content))
         backend.close()
-        again = _open(definition, open_backend)
+        again = self._open_as(definition, open_backend, Capability.ARTIFACTS)
         for content in contents:
             with again.open_payload(_RUN, hashlib.sha256(content).hexdigest()) as file:
                 assert file.read() == content
@@ -42,7 +43,7 @@ class ArtifactConformance:
         self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
     ) -> None:
         """The file that it came from may go, and the payload's source is left as it is."""
-        backend = _open(definition, open_backend)
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
         backend.write(BatchMaker(_RUN).start())
         payload = _make_payload(tmp_path, b"kept")
         backend.put_payload(payload)
@@ -55,10 +56,49 @@ class ArtifactConformance:
         self, definition: BackendDefinition, open_backend: Opener
     ) -> None:
         """By ArtifactNotFoundError."""
-        backend = _open(definition, open_backend)
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
         backend.write(BatchMaker(_RUN).start())
         with pytest.raises(ArtifactNotFoundError):
             backend.open_payload(_RUN, "0" * 64)
+
+    def test_a_record_and_its_payload_are_found_together(
+        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
+    ) -> None:
+        """As the lane brings them: the payload first, and both again after a lost reply."""
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
+        maker = BatchMaker(_RUN)
+        backend.write(maker.start())
+        payload = _make_payload(tmp_path, b"weights" * 1000)
+        (sample, _) = make_samples("artifact", _RUN)
+        record = msgspec.structs.replace(
+            sample, sha256=payload.sha256, size_bytes=payload.size_bytes
+        )
+        batch = maker.batch([record])
+        for _ in range(2 if Capability.IDEMPOTENT in definition.capabilities else 1):
+            backend.put_payload(payload)
+            backend.write(batch)
+        if Capability.READ in definition.capabilities:
+            found = backend.read(_RUN, "artifact", Query()).to_records()
+            assert list(found) == batch.to_records()
+        with backend.open_payload(_RUN, payload.sha256) as file:
+            assert file.read() == b"weights" * 1000
+
+    def test_a_payload_that_is_cut_short_is_not_taken(
+        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
+    ) -> None:
+        """Bytes that are not what their hash says are refused, and never given out."""
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
+        backend.write(BatchMaker(_RUN).start())
+        payload = _make_payload(tmp_path, b"whole")
+        payload.path.write_bytes(b"who")
+        with pytest.raises((BackendRejected, BackendUnavailable)):
+            backend.put_payload(payload)
+        with pytest.raises(ArtifactNotFoundError):
+            backend.open_payload(_RUN, payload.sha256)
+        payload.path.write_bytes(b"whole")
+        backend.put_payload(payload)
+        with backend.open_payload(_RUN, payload.sha256) as file:
+            assert file.read() == b"whole"
 
 
 def _make_payload(directory: Path, content: bytes) -> Payload:
@@ -66,11 +106,3 @@ def _make_payload(directory: Path, content: bytes) -> Payload:
     path = directory / f"source-{sha256[:8]}"
     path.write_bytes(content)
     return Payload(run_id=_RUN, sha256=sha256, size_bytes=len(content), path=path)
-
-
-def _open(definition: BackendDefinition, open_backend: Opener) -> Any:
-    if Capability.ARTIFACTS not in definition.capabilities:
-        pytest.skip(f"{definition.name} does not declare {Capability.ARTIFACTS}")
-    backend = open_backend()
-    assert isinstance(backend, SupportsArtifacts)
-    return backend

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,11 +15,9 @@ from quark_core.json_object import JsonObject
 from quark_core.names import split_name
 from quark_core.process import current_process
 from quark_core.records import EventRecord, LifecycleRecord, MetricRecord, StreamRecord
+from quark_core.testing.samples import FIRST_TIME_US, make_samples
 
 __all__ = ["FIRST_TIME_US", "BatchMaker"]
-
-FIRST_TIME_US = 1_767_225_600_000_000
-"""Time of the first record: 2026-01-01, UTC."""
 
 
 class BatchMaker:
@@ -47,7 +46,7 @@ class BatchMaker:
         self.writer_id = writer_id
         self._times = itertools.count(started_us)
         self._numbers = itertools.count()
-        self._sequences = {kind: itertools.count() for kind in ("metric", "event", "lifecycle")}
+        self._sequences: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
     def start(
         self,
@@ -98,6 +97,14 @@ class BatchMaker:
         """One batch of events of these types."""
         return self.batch(
             [EventRecord(*self._head("event"), name, severity, **fields) for name in types]
+        )
+
+    def samples(self, kind: str) -> Batch:
+        """One batch of sample records of any kind; a second one of a kind would repeat them."""
+        return self.batch(
+            make_samples(
+                kind, self.run_id, writer_id=self.writer_id, attempt=self.attempt, rank=self.rank
+            )
         )
 
     def batch(self, records: Sequence[StreamRecord]) -> Batch:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from quark_core.backend import (
-    Backend,
     BackendDefinition,
     Capability,
     Generation,
-    SupportsGenerations,
-    SupportsRead,
-    SupportsSearch,
-    SupportsSeries,
 )
 from quark_core.errors import RunNotFoundError
 from quark_core.query import Query
@@ -25,22 +19,23 @@ from quark_core.reading import reduce_columns
 from quark_core.records import EventRecord, StreamRecord
 from quark_core.search.expression import RunSearch
 from quark_core.search.fallback import summarize_by_reading
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.batches import BatchMaker
+from quark_core.testing.kit import RUN_ID, BackendKit, Opener
+from quark_core.testing.samples import FIRST_TIME_US
 
 __all__ = ["StoreConformance"]
 
-Opener = Callable[[], Backend]
-_RUN = "run0"
+_RUN = RUN_ID
 
 
-class StoreConformance:
+class StoreConformance(BackendKit):
     """Standard tests of resumed runs, curves, parts, search and generations."""
 
     def test_points_that_a_resumed_run_does_again_are_hidden(
         self, definition: BackendDefinition, open_backend: Opener
     ) -> None:
         """Readers leave them out, unless they ask for all attempts."""
-        backend = _open(definition, open_backend, Capability.READ, SupportsRead)
+        backend = self._open_as(definition, open_backend, Capability.READ)
         first = BatchMaker(_RUN)
         backend.write(first.start())
         backend.write(first.metrics(*[("m", step, float(step)) for step in range(6)]))
@@ -61,7 +56,7 @@ class StoreConformance:
         self, definition: BackendDefinition, open_backend: Opener
     ) -> None:
         """However few entries it has, and it says how many points they stand for."""
-        backend = _open(definition, open_backend, Capability.SERIES, SupportsSeries)
+        backend = self._open_as(definition, open_backend, Capability.SERIES)
         maker = BatchMaker(_RUN)
         backend.write(maker.start())
         values = [math.sin(step / 9) for step in range(1_000)]
@@ -90,7 +85,7 @@ class StoreConformance:
         self, definition: BackendDefinition, open_backend: Opener
     ) -> None:
         """In its order, no part much larger than asked for."""
-        backend = _open(definition, open_backend, Capability.SERIES, SupportsSeries)
+        backend = self._open_as(definition, open_backend, Capability.SERIES)
         maker = BatchMaker(_RUN)
         backend.write(maker.start())
         for step in range(50):
@@ -107,7 +102,7 @@ class StoreConformance:
         self, definition: BackendDefinition, open_backend: Opener
     ) -> None:
         """At once after each write; and runs are found by them."""
-        backend = _open(definition, open_backend, Capability.SEARCH, SupportsSearch)
+        backend = self._open_as(definition, open_backend, Capability.SEARCH)
         maker = BatchMaker(_RUN)
         backend.write(maker.start(tags=["x"]))
         for step in range(3):
@@ -127,7 +122,7 @@ class StoreConformance:
         self, definition: BackendDefinition, open_backend: Opener
     ) -> None:
         """Readers take everything from an analyzer's newest replacing one on."""
-        backend = _open(definition, open_backend, Capability.GENERATIONS, SupportsGenerations)
+        backend = self._open_as(definition, open_backend, Capability.GENERATIONS)
         backend.write(BatchMaker(_RUN).start())
 
         def write(replaces: bool, *names: str) -> int:
@@ -150,12 +145,31 @@ class StoreConformance:
         assert write(True) == 5
         assert read() == []
 
-
-def _open(
-    definition: BackendDefinition, open_backend: Opener, capability: Capability, protocol: type
-) -> Any:
-    if capability not in definition.capabilities:
-        pytest.skip(f"{definition.name} does not declare {capability}")
-    backend = open_backend()
-    assert isinstance(backend, protocol)
-    return backend
+    def test_a_removed_run_is_hidden_and_comes_back(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """Out of the trash as it was, or never again once the trash is emptied."""
+        backend = self._open_as(definition, open_backend, Capability.REMOVAL)
+        maker = BatchMaker(_RUN)
+        backend.write(maker.start())
+        backend.write(maker.metrics(("m", 0, 0.5)))
+        backend.write(maker.lifecycle(("status", {"status": "completed"})))
+        other = BatchMaker("run1", writer_id="writer1", started_us=FIRST_TIME_US + 1_000_000)
+        backend.write(other.start())
+        with pytest.raises(RunNotFoundError):
+            backend.trash_runs([_RUN, "absent"])
+        assert backend.list_trash() == []
+        for is_last in (False, True):
+            backend.trash_runs([_RUN])
+            assert [usage.run_id for usage in backend.list_trash()] == [_RUN]
+            with pytest.raises(RunNotFoundError):
+                backend.read(_RUN, "metric", Query())
+            assert [stored.run.id for stored in backend.list_runs()] == ["run1"]
+            if not is_last:
+                backend.restore_runs([_RUN])
+                assert backend.read(_RUN, "metric", Query())["value"].tolist() == [0.5]
+        backend.collect_trash()
+        assert backend.list_trash() == []
+        with pytest.raises(RunNotFoundError):
+            backend.restore_runs([_RUN])
+        assert [stored.run.id for stored in backend.list_runs()] == ["run1"]

@@ -99,8 +99,7 @@ def test_files_stay_short():
         for path in (ROOT / package).rglob("*.py")
         if len(path.read_text().splitlines()) > 400
     ]
-    # The kit is one class by design: an author subclasses it as a whole.
-    assert long in ([], ["quark_core/testing/conformance.py"])
+    assert long == []
 
 
 def test_every_package_is_typed():

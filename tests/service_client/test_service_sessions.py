@@ -237,3 +237,20 @@ def test_replay_gives_batches_back(service, tmp_path):
     backend.close()
     assert backend.load_run("r").run.id == "r"
     backend.close()
+
+
+def test_a_key_that_may_only_ingest_is_enough_for_a_training(tmp_path, monkeypatch):
+    with serving(tmp_path / "server") as server:
+        monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
+        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("ci", "ingest"))
+        with (
+            quark.TrainingSession.start_run(project="p", storage_dir=tmp_path / "a") as session,
+            quark.MetricsLogger(session) as metrics,
+        ):
+            metrics.log("loss", 0.5, step=1)
+            with pytest.raises(SessionStoreError, match="scope"):
+                metrics.read()
+        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("ci", "read"))
+        opened = quark.open_run(session.run_id, tmp_path / "b")
+        assert opened.context.run.status == "completed"
+        assert [record.value for record in quark.MetricsLogger(opened).read()] == [0.5]

@@ -1,0 +1,315 @@
+"""`quark mirror`: what the mirrors of a run have, whether it is all, and filling one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.store_access import (
+    find_run,
+    json_option,
+    open_store,
+    print_json,
+    storage_option,
+)
+from quark_core.run_arguments import resolve_storage_dir
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quark_core.backend import StoredRun, SupportsPrimary, SupportsRead
+    from quark_core.backend_choice import BackendChoice
+    from quark_core.mirrors.comparison import Comparison
+    from quark_core.mirrors.replay import Replay
+    from quark_core.mirrors.survey import MirrorState
+
+__all__ = ["mirror"]
+
+_STYLES = {"delivered": "green", "delivering": "cyan", "waiting": "yellow", "begun": "yellow"}
+_SHOWN = 20
+
+
+@click.group()
+def mirror() -> None:
+    """Say what a run's mirrors have, compare them with the primary, fill them."""
+
+
+@mirror.command()
+@click.argument("run")
+@storage_option
+@json_option
+def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
+    """Say for each backend of RUN what was delivered, waits, was refused, is unknown.
+
+    Exit status 1 where something waits, was refused or is unknown.
+    """
+    store = open_store(storage_dir)
+    stored = find_run(store, run)
+    states = _survey(store, stored, storage_dir)
+    if as_json:
+        print_json([state.to_dict() for state in states])
+    elif not states:
+        click.echo(f"Run {stored.run.id} has no mirror, and nothing of it waits.")
+    else:
+        _print(_make_status_table(states))
+    if any(state.waiting or state.quarantined or state.unknown for state in states):
+        sys.exit(1)
+
+
+@mirror.command()
+@click.argument("run")
+@click.option(
+    "--with",
+    "others",
+    multiple=True,
+    metavar="BACKEND",
+    help="Compare with this backend, a name or URI, rather than with the run's mirrors.",
+)
+@click.option("--all-kinds", is_flag=True, help="A kind that a mirror does not keep is missing.")
+@storage_option
+@json_option
+def verify(
+    run: str, others: tuple[str, ...], all_kinds: bool, storage_dir: Path | None, as_json: bool
+) -> None:
+    """Compare the number of records in the primary and in each mirror of RUN.
+
+    By metric key and by kind. Exit status 1 where they differ; 2 where no
+    mirror could be compared.
+    """
+    from quark_core.mirrors.comparison import count_records
+
+    store = open_store(storage_dir)
+    stored = find_run(store, run)
+    places = others or tuple(
+        state.specification for state in _survey(store, stored, storage_dir) if not state.primary
+    )
+    counts = count_records(store, str(stored.run.id))
+    found = [_compare(counts, place, stored, storage_dir) for place in places]
+    if as_json:
+        print_json([comparison.to_dict() for comparison in found])
+    elif not found:
+        click.echo(
+            f"No mirror of run {stored.run.id} is known; name one: --with csv:./out", err=True
+        )
+    else:
+        for comparison in found:
+            _print_comparison(comparison)
+    compared = [each for each in found if each.refusal is None]
+    if any(not each.equal or (all_kinds and each.not_kept) for each in compared):
+        sys.exit(1)
+    if not compared:
+        sys.exit(2)
+
+
+@mirror.command()
+@click.argument("run")
+@click.option(
+    "--to",
+    "places",
+    multiple=True,
+    metavar="BACKEND",
+    help="Send to this backend, a name or URI, which need not have been a mirror of the run.",
+)
+@storage_option
+@json_option
+def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json: bool) -> None:
+    """Send what the primary has of RUN to its mirrors, as far as they lack it.
+
+    A mirror that cannot tell a batch that comes twice is filled once, and not
+    where it has got anything of the run. Exit status 1 where something was
+    refused or is not there afterwards.
+    """
+    from quark_core.delivery.sync import sync_folder
+    from quark_core.mirrors.survey import find_journals
+
+    root = resolve_storage_dir(storage_dir)
+    store = open_store(storage_dir)
+    stored = find_run(store, run)
+    run_id = str(stored.run.id)
+    if stored.state != "running":
+        from quark_core.composition import open_lane
+
+        # What waits in journals comes first, or the order of things would be another one.
+        for folder, manifest in find_journals(root, run_id):
+            sync_folder(folder, manifest, open_lane)
+    states = [state for state in _survey(store, stored, storage_dir) if not state.primary]
+    wanted = places or tuple(state.specification for state in states)
+    if not wanted:
+        raise click.UsageError(f"run {run_id} had no mirror; name one: --to csv:./out")
+    done = [_replay(store, stored, place, states, root) for place in wanted]
+    if as_json:
+        print_json([each.to_dict() for each in done])
+    else:
+        for each in done:
+            _print_replay(each, run_id)
+    if any(each.refused or each.unseen for each in done):
+        sys.exit(1)
+
+
+def _survey(
+    store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
+) -> list[MirrorState]:
+    from quark_core.mirrors.survey import survey_mirrors
+
+    run_id = str(stored.run.id)
+    run_path = Path(store.locate(run_id).run_path)
+    return survey_mirrors(resolve_storage_dir(storage_dir), run_path, run_id)
+
+
+def _choose(place: str) -> BackendChoice:
+    from quark_core.backend_choice import choose_backend
+    from quark_core.registry import default_registry
+
+    return choose_backend(place, default_registry())
+
+
+def _compare(counts: Any, place: str, stored: StoredRun, storage_dir: Path | None) -> Comparison:
+    from quark_core.errors import BackendError, SessionStoreError
+    from quark_core.mirrors.comparison import Comparison, compare_counts
+
+    try:
+        with _open_mirror(_choose(place), stored, storage_dir) as reader:
+            if reader is None:
+                return Comparison(backend=place, refusal="it cannot be read back")
+            return compare_counts(counts, reader, str(stored.run.id), place)
+    except (BackendError, SessionStoreError) as error:
+        return Comparison(backend=place, refusal=str(error))
+
+
+@contextmanager
+def _open_mirror(
+    choice: BackendChoice, stored: StoredRun, storage_dir: Path | None
+) -> Iterator[SupportsRead | None]:
+    """A mirror opened for reading; None where it cannot be read."""
+    from quark_core.backend import Backend, Capability, SupportsRead
+    from quark_core.capability_check import check_capabilities
+
+    definition = choice.definition
+    if Capability.READ not in definition.capabilities:
+        yield None
+        return
+    root = resolve_storage_dir(storage_dir)
+    config = replace(choice.configure(root, project=stored.project.name), read_only=True)
+    opened: Backend = check_capabilities(definition, definition.open(config))
+    assert isinstance(opened, SupportsRead)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _replay(
+    store: SupportsPrimary, stored: StoredRun, place: str, states: list[MirrorState], root: Path
+) -> Replay:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from quark_core.mirrors.replay import replay_run
+    from quark_core.redaction import redact_text
+
+    choice = _choose(place)
+    named = (place, redact_text(place))
+    known = next((s for s in states if s.specification in named or s.backend == place), None)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}"))
+    shown = console.is_interactive
+    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+        task = progress.add_task(f"records to {redact_text(place)}", total=None)
+        return replay_run(
+            store,
+            stored,
+            choice,
+            known,
+            root,
+            on_progress=lambda count: progress.advance(task, count),
+        )
+
+
+def _make_status_table(states: list[MirrorState]) -> Table:
+    from rich.text import Text
+
+    table = _make_table()
+    table.add_column("backend", style="bold", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for name in ("batches", "waiting", "refused", "unknown"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for state in states:
+        why = [*state.reasons]
+        why += [f"{count} refused: {reason}" for reason, count in state.quarantined.items()]
+        why += ["a replay was broken off"] if state.state == "begun" else []
+        counts = (state.waiting, sum(state.quarantined.values()), state.unknown)
+        role = " (primary)" if state.primary else ""
+        table.add_row(
+            Text.assemble(state.specification, (role, "dim")),
+            Text(state.state, style=_STYLES.get(state.state, "")),
+            str(state.batches),
+            *(Text(str(count), style="yellow" if count else "dim") for count in counts),
+            Text("; ".join(dict.fromkeys(why))),
+        )
+    return table
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    from rich.text import Text
+
+    name = (comparison.backend, "bold")
+    if comparison.refusal is not None:
+        _print(Text.assemble(name, ": not compared: ", (comparison.refusal, "yellow")))
+        return
+    left_out = ""
+    if comparison.not_kept:
+        left_out = f"; it does not keep {', '.join(comparison.not_kept)}"
+    if comparison.equal:
+        told = f": equal, {comparison.compared} records{left_out}"
+        _print(Text.assemble(name, (told, "green")))
+        return
+    _print(Text.assemble(name, (": differs", "red"), left_out))
+    table = _make_table()
+    table.add_column("", style="dim")
+    table.add_column("name", overflow="fold")
+    for column in ("primary", "mirror", "difference"):
+        table.add_column(column, justify="right", no_wrap=True)
+    rows = [("kind", kind, pair) for kind, pair in comparison.kinds.items()]
+    rows += [("metric", key, pair) for key, pair in comparison.metrics.items()]
+    for what, key, (has, got) in rows[:_SHOWN]:
+        table.add_row(what, Text(key), str(has), str(got), f"{got - has:+d}")
+    _print(table)
+    if len(rows) > _SHOWN:
+        click.echo(f"  and {len(rows) - _SHOWN} more; --json has them all")
+
+
+def _print_replay(replay: Replay, run_id: str) -> None:
+    from rich.text import Text
+
+    parts = [f"{replay.sent} records sent"]
+    parts += [f"{replay.present} were there already"] if replay.present else []
+    _print(Text.assemble((replay.backend, "bold"), f": {', '.join(parts)}"))
+    for reason, count in replay.refused.items():
+        _print(Text(f"  {count} refused: {reason}", style="yellow"))
+    if replay.unseen:
+        told = (
+            f"  {replay.unseen} of them are not there all the same: the mirror believes to have "
+            "them. Remove what it has of the run, or replay to another place"
+        )
+        _print(Text(told, style="yellow"))
+    click.echo(f"  compare: quark mirror verify {run_id} --with {replay.backend}")
+
+
+def _make_table() -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _print(what: Any) -> None:
+    from rich.console import Console
+
+    Console().print(what, soft_wrap=False)

@@ -1,0 +1,257 @@
+"""Sends a run's batches from its primary to a mirror, again or for the first time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quark_core.artifacts.contract import SupportsArtifacts
+from quark_core.artifacts.payload_folder import PayloadFolder
+from quark_core.backend import (
+    Backend,
+    Batch,
+    Capability,
+    StoredRun,
+    SupportsPrimary,
+    SupportsRead,
+    SupportsReplay,
+)
+from quark_core.backend_choice import BackendChoice
+from quark_core.capability_check import check_capabilities
+from quark_core.delivery.ledger import LedgerLine, append_lines
+from quark_core.delivery.payload_delivery import FindPayload, send_payloads
+from quark_core.errors import (
+    ArtifactNotFoundError,
+    BackendRejected,
+    InvalidRunStateError,
+    RunNotFoundError,
+    SessionStoreError,
+)
+from quark_core.mirrors.survey import MirrorState
+from quark_core.query import Query
+from quark_core.records import RECORD_TYPES
+from quark_core.redaction import redact_text
+
+__all__ = ["Replay", "replay_run"]
+
+_ALL = Query(all_attempts=True)
+_CHUNK = 256
+_Identity = tuple[str, str, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Replay:
+    """What was sent to a mirror. All counts are records, without what is lifecycle.
+
+    Attributes:
+        backend: How to ask for the mirror.
+        sent: Sent and acknowledged; one that had them already keeps them once.
+        present: In the mirror before, and so not sent.
+        refused: Refused by it, by reason.
+        unseen: Sent and acknowledged, and yet not in the mirror when it is read: it
+            believes to have them, as after somebody has deleted some of its files.
+        lifecycle: Batches of the run's start, status and config that were sent.
+    """
+
+    backend: str
+    sent: int = 0
+    present: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    unseen: int = 0
+    lifecycle: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return asdict(self)
+
+
+def replay_run(
+    primary: SupportsPrimary,
+    stored: StoredRun,
+    choice: BackendChoice,
+    known: MirrorState | None,
+    storage_dir: Path,
+    *,
+    on_progress: Callable[[int], None] | None = None,
+) -> Replay:
+    """Give a mirror everything of a run that the primary has and it lacks.
+
+    A backend that is idempotent may be given it at any time, as often as
+    wanted. Another one is given a run once only, and never one that a lane
+    has delivered to it: it would store it twice.
+
+    Args:
+        primary: The run's primary, opened for reading.
+        stored: The run.
+        choice: The mirror.
+        known: What is known of it as a mirror of this run; None where it was none.
+        storage_dir: The storage root.
+        on_progress: Told of each number of records that are done with.
+
+    Raises:
+        InvalidRunStateError: The run is being written, or the mirror may have it already.
+        SessionStoreError: The primary does not give batches back.
+        BackendUnavailable: The mirror does not take them now; what it took, it has.
+    """
+    definition, run_id = choice.definition, str(stored.run.id)
+    place = redact_text(choice.specification)
+    if not isinstance(primary, SupportsReplay):
+        raise SessionStoreError(
+            "the run's primary store does not give batches back, so there is nothing to replay"
+        )
+    if stored.state == "running":
+        raise InvalidRunStateError(
+            f"run {run_id} is being written: its own process delivers to its mirrors; "
+            "replay it when it has ended"
+        )
+    run_path = Path(primary.locate(run_id).run_path)
+    config = replace(
+        choice.configure(storage_dir, run_id=run_id, project=stored.project.name),
+        run_path=run_path,
+    )
+    idempotent = Capability.IDEMPOTENT in definition.capabilities
+    if known is not None and not idempotent:
+        raise InvalidRunStateError(
+            f"{place} was a mirror of run {run_id} and cannot tell a batch that comes twice: "
+            "what it has acknowledged would be there twice. What still waits for it, "
+            "`quark sync` delivers"
+        )
+    mirror = check_capabilities(definition, definition.open(config))
+    try:
+        present = _list_present(mirror, run_id)
+        if present and not idempotent:
+            raise InvalidRunStateError(
+                f"{place} has records of run {run_id} and cannot tell a batch that comes twice"
+            )
+        writers = _list_writers(primary, run_id)
+        lines = [
+            LedgerLine(writer, attempt, rank, place, place, begun=True)
+            for writer, attempt, rank in writers
+        ]
+        # Before the first batch: a replay that is broken off must be known of.
+        append_lines(run_path, lines if known is None else ())
+        replay = Replay(backend=place)
+        sent: set[_Identity] = set()
+        with _PayloadFinder(primary, run_id) as find:
+            for writer, _, _ in writers:
+                for batch in _iterate(primary, run_id, writer):
+                    _send(mirror, batch, present, sent, find, replay)
+                    if on_progress is not None:
+                        on_progress(batch.count)
+        if isinstance(mirror, SupportsRead):
+            now = _list_present(mirror, run_id)
+            # Of a kind that it has nothing of, it may keep none.
+            kept = {kind for _, kind, _ in now}
+            replay.unseen = len({one for one in sent if one[1] in kept} - now)
+    finally:
+        mirror.close()
+    if known is None:
+        append_lines(run_path, [msgspec.structs.replace(line, begun=False) for line in lines])
+    return replay
+
+
+def _send(
+    mirror: Backend,
+    batch: Batch,
+    present: set[_Identity],
+    sent: set[_Identity],
+    find: FindPayload,
+    replay: Replay,
+) -> None:
+    is_lifecycle = batch.kind == "lifecycle"
+    identities = {
+        (batch.writer_id, batch.kind, sequence) for sequence in batch.decoded.to_list("sequence")
+    }
+    if not is_lifecycle and identities <= present:
+        replay.present += batch.count
+        return
+    try:
+        send_payloads(mirror, [batch], [find])
+        mirror.write(batch)
+    except BackendRejected as error:
+        # The store may give a batch back in other bytes; of a start or a status that the
+        # mirror has, that is all that is wrong.
+        if not is_lifecycle:
+            replay.refused[str(error)] = replay.refused.get(str(error), 0) + batch.count
+        return
+    if is_lifecycle:
+        replay.lifecycle += 1
+    else:
+        replay.sent += batch.count
+        sent |= identities
+
+
+def _iterate(primary: SupportsReplay, run_id: str, writer: str) -> Iterator[Batch]:
+    start = 0
+    while batches := primary.read_batches(run_id, writer, start, _CHUNK):
+        yield from batches
+        start = batches[-1].number + 1
+
+
+def _list_writers(primary: SupportsRead, run_id: str) -> list[tuple[str, int, int]]:
+    """Every writer of a run with its attempt and rank, in the order in which they began."""
+    first: dict[str, tuple[int, int, int]] = {}
+    for kind in RECORD_TYPES:
+        columns = primary.read(run_id, kind, _ALL)
+        fields = ("writer_id", "attempt", "rank", "time_us")
+        for writer, attempt, rank, time_us in zip(
+            *(columns[name].tolist() for name in fields), strict=True
+        ):
+            known = first.get(writer)
+            if known is None or time_us < known[2]:
+                first[writer] = (attempt, rank, time_us)
+    ordered = sorted(first.items(), key=lambda item: (item[1], item[0]))
+    return [(writer, attempt, rank) for writer, (attempt, rank, _) in ordered]
+
+
+def _list_present(mirror: Backend, run_id: str) -> set[_Identity]:
+    """Writer, kind and sequence of each record that a mirror has, where it can say so."""
+    if not isinstance(mirror, SupportsRead):
+        return set()
+    found: set[_Identity] = set()
+    for kind in RECORD_TYPES:
+        try:
+            columns = mirror.read(run_id, kind, _ALL)
+        except RunNotFoundError:
+            return set()
+        writers, sequences = columns["writer_id"].tolist(), columns["sequence"].tolist()
+        found.update((w, kind, s) for w, s in zip(writers, sequences, strict=True))
+    return found
+
+
+class _PayloadFinder:
+    """Finds the payloads of a run: where the primary keeps them, or fetched from it."""
+
+    def __init__(self, primary: object, run_id: str) -> None:
+        self._primary = primary
+        self._run_id = run_id
+        self._fetched = tempfile.TemporaryDirectory(prefix="quark-replay-")
+
+    def __enter__(self) -> FindPayload:
+        return self._find
+
+    def __exit__(self, *_: object) -> None:
+        self._fetched.cleanup()
+
+    def _find(self, sha256: str) -> Path | None:
+        if not isinstance(self._primary, SupportsArtifacts):
+            return None
+        directory = self._primary.payload_directory(self._run_id)
+        if directory is not None:
+            return PayloadFolder(directory).find(sha256)
+        path = Path(self._fetched.name) / sha256
+        try:
+            with (
+                self._primary.open_payload(self._run_id, sha256) as source,
+                path.open("wb") as file,
+            ):
+                while piece := source.read(1 << 20):
+                    file.write(piece)
+        except ArtifactNotFoundError:
+            return None
+        return path

@@ -1,0 +1,107 @@
+"""What each backend of a run was given, out of its journals, marks, ledger and quarantine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_folders
+from quark_core.delivery.lane_files import lane_folder_name
+from quark_core.delivery.ledger import read_lines
+from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.sync import count_waiting
+
+__all__ = ["MirrorState", "find_journals", "survey_mirrors"]
+
+
+@dataclass(slots=True, kw_only=True)
+class MirrorState:
+    """One backend of a run, over all of the run's writers.
+
+    Attributes:
+        backend: Name of its lane.
+        specification: How to ask for it.
+        primary: Whether it is the run's primary.
+        state: delivered, waiting, delivering (a living process is at it) or begun (a replay
+            that was broken off).
+        writers: How many processes have written to it.
+        batches: Batches that it was given.
+        waiting: Records that are still to be delivered.
+        quarantined: Records that it refused, by reason.
+        unknown: Records that it may or may not have.
+        reasons: Why it waits, and what is damaged.
+    """
+
+    backend: str
+    specification: str
+    primary: bool = False
+    state: str = "delivered"
+    writers: int = 0
+    batches: int = 0
+    waiting: int = 0
+    quarantined: dict[str, int] = field(default_factory=dict)
+    unknown: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return asdict(self)
+
+
+def find_journals(storage_dir: Path, run_id: str) -> list[tuple[JournalFolder, Manifest]]:
+    """The journals of a run that are not all delivered yet."""
+    found = [(folder, folder.read_manifest()) for folder in find_folders(storage_dir)]
+    return [
+        (folder, manifest) for folder, manifest in found if manifest and manifest.run_id == run_id
+    ]
+
+
+def survey_mirrors(storage_dir: Path, run_path: Path, run_id: str) -> list[MirrorState]:
+    """The backends that a run was written to, the primary first; touches nothing.
+
+    A run that had no mirror and is wholly delivered has left no trace of its
+    lanes: the list is empty then.
+
+    Args:
+        storage_dir: The storage root.
+        run_path: The run's directory.
+        run_id: The run.
+    """
+    states: dict[str, MirrorState] = {}
+
+    def find(name: str, specification: str, *, primary: bool) -> MirrorState:
+        return states.setdefault(
+            specification, MirrorState(backend=name, specification=specification, primary=primary)
+        )
+
+    begun = set()
+    for line in read_lines(run_path):
+        state = find(line.lane, line.specification, primary=line.primary)
+        if line.begun:
+            begun.add(line.specification)
+            continue
+        begun.discard(line.specification)
+        state.writers += 1
+        state.batches += line.batches
+        state.unknown += line.unknown
+    for specification in begun:
+        states[specification].state = "begun"
+    for folder, manifest in find_journals(storage_dir, run_id):
+        for entry, waiting in zip(manifest.lanes, count_waiting(folder, manifest), strict=True):
+            state = find(entry.name, entry.specification, primary=entry.primary)
+            state.writers += 1
+            state.batches += folder.mark(entry.name).done
+            state.waiting += waiting.waiting
+            if waiting.state == "held":
+                state.state = "delivering"
+            elif waiting.waiting and state.state != "delivering":
+                state.state = "waiting"
+            state.reasons += [waiting.reason] if waiting.reason else []
+            state.reasons += waiting.damage
+    for state in states.values():
+        quarantine = run_path / "quarantine" / lane_folder_name(state.backend)
+        for item in Quarantine(quarantine, state.backend).load():
+            count = state.quarantined.get(item.reason, 0)
+            state.quarantined[item.reason] = count + item.batch.count
+    return sorted(states.values(), key=lambda state: (not state.primary, state.backend))

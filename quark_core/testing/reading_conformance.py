@@ -1,0 +1,245 @@
+"""The part of the conformance kit for backends that give back what they have."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import pytest
+
+from quark_core.backend import BackendDefinition, Capability
+from quark_core.errors import RunNotFoundError
+from quark_core.json_object import JsonObject
+from quark_core.query import Query
+from quark_core.testing.batches import BatchMaker
+from quark_core.testing.kit import BackendKit, Opener
+from quark_core.testing.samples import FIRST_TIME_US, ODD_TEXT
+
+__all__ = ["ReadingConformance"]
+
+_ODD_TEXTS = {
+    "scripts": ODD_TEXT,
+    "empty": "",
+    "blank": " ",
+    "nan": "nan",
+    "none": "None",
+    "long": "x" * 200_000,
+    "line-ends": "\r\n",
+    "quote": "'",
+}
+
+_QUERIES = {
+    "key": Query(equals={"metric_key": "a/x"}),
+    "namespace": Query(equals={"namespace": "a", "metric_name": "y"}),
+    "absent": Query(equals={"metric_key": "absent"}),
+    "any-of": Query(any_of={"metric_key": ("a/x", "b")}),
+    "step": Query(step=3),
+    "steps": Query(step_min=2, step_max=5),
+    "epochs": Query(epoch_min=0),
+    "limit": Query(limit=3),
+    "key-steps-limit": Query(equals={"metric_key": "a/x"}, step_min=1, limit=2),
+    "nothing": Query(limit=0),
+    "finite": Query(include_non_finite=False),
+}
+
+
+class ReadingConformance(BackendKit):
+    """Standard tests of backends that declare READ."""
+
+    def test_records_are_read_as_they_were_written(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """Every field of metrics and events comes back."""
+        reader = self._open_as(definition, open_backend, Capability.READ)
+        metadata = JsonObject({"split": 'a,b\n"c"', "k": [1, 2.5, None]})
+        reader.write(maker.start())
+        metrics = maker.metrics(
+            ("a/b", 3, 0.1),
+            ("c", None, 2.0),
+            description="Grüße,\n两行",
+            metadata=metadata,
+        )
+        events = maker.events("saved", "loaded", payload=metadata, status="ok")
+        for batch in (metrics, events):
+            reader.write(batch)
+        for batch in (metrics, events):
+            found = reader.read(self.RUN_ID, batch.kind, Query()).to_records()
+            assert list(found) == batch.to_records()
+
+    @pytest.mark.parametrize("query", _QUERIES.values(), ids=_QUERIES)
+    def test_filters(
+        self,
+        definition: BackendDefinition,
+        open_backend: Opener,
+        maker: BatchMaker,
+        query: Query,
+    ) -> None:
+        """Each filter keeps what it says, in persistence order."""
+        reader = self._open_as(definition, open_backend, Capability.READ)
+        reader.write(maker.start())
+        batches = [
+            maker.metrics(*[("a/x", step, float(step)) for step in range(4)]),
+            maker.metrics(("a/y", 3, math.nan), ("b", None, 1.0)),
+            maker.metrics(*[("a/x", step, float(step)) for step in range(4, 7)], ("b", 2, 1.5)),
+        ]
+        for batch in batches:
+            reader.write(batch)
+        expected = [r for batch in batches for r in batch.to_records() if _fits(query, r)]
+        expected = expected[-query.limit :] if query.limit else expected
+        expected = [] if query.limit == 0 else expected
+        found = reader.read(self.RUN_ID, "metric", query).to_records()
+        assert [r.id for r in found] == [r.id for r in expected]
+
+    def test_persistence_order(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """Attempt, rank, start of the writer, sequence: whatever arrived first."""
+        reader = self._open_as(definition, open_backend, Capability.READ)
+        later = {"attempt": 1, "started_us": FIRST_TIME_US + 10**6}
+        resumed = BatchMaker(self.RUN_ID, writer_id="resumed", **later)
+        other = BatchMaker(self.RUN_ID, rank=1, writer_id="rank1")
+        second = BatchMaker(self.RUN_ID, writer_id="second", started_us=FIRST_TIME_US + 10**5)
+        swapped = maker.metrics(("m", 0, 0.0), ("m", 1, 1.0)).to_records()
+        batches = [
+            maker.start(),
+            resumed.start(),
+            resumed.metrics(("m", 5, 5.0)),
+            other.metrics(("m", 4, 4.0)),
+            second.metrics(("m", 3, 3.0)),
+            maker.batch(swapped[::-1]),
+            maker.metrics(("m", 2, 2.0)),
+        ]
+        for batch in batches:
+            reader.write(batch)
+        found = reader.read(self.RUN_ID, "metric", Query())
+        assert found["value"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+        assert found["attempt"].tolist() == [0, 0, 0, 0, 0, 1]
+        assert found["rank"].tolist() == [0, 0, 0, 0, 1, 0]
+
+    def test_lifecycle_is_applied(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """Project, tags, config and status of a run come back; a late status changes nothing."""
+        reader = self._open_as(definition, open_backend, Capability.READ)
+        reader.write(maker.start(project="vision", tags=["b", "a"]))
+        reader.write(maker.lifecycle(("tag", {"tag": "c"})))
+        running = reader.load_run(self.RUN_ID)
+        assert (running.run.status, running.project.name) == ("running", "vision")
+        assert running.run.tags == ("a", "b", "c")
+        assert running.config is not None
+        assert running.config.values == {"lr": 0.1}
+        resumed = BatchMaker(
+            self.RUN_ID, attempt=1, writer_id="resumed", started_us=FIRST_TIME_US + 10**6
+        )
+        reader.write(resumed.start())
+        reader.write(maker.lifecycle(("status", {"status": "failed"})))
+        assert reader.load_run(self.RUN_ID).run.status == "running"
+        reader.write(resumed.lifecycle(("status", {"status": "completed"})))
+        ended = reader.load_run(self.RUN_ID)
+        assert (ended.run.status, ended.state) == ("completed", "completed")
+        assert ended.run.resume_count == 1
+        assert ended.run.ended_at is not None
+        assert [stored.run.id for stored in reader.list_runs()] == [self.RUN_ID]
+        assert reader.list_runs(project="other") == []
+
+    def test_unknown_runs_are_said_to_be_unknown(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """Reading a run that is not there is no empty answer."""
+        reader = self._open_as(definition, open_backend, Capability.READ)
+        reader.write(maker.start())
+        with pytest.raises(RunNotFoundError):
+            reader.load_run("absent")
+        with pytest.raises(RunNotFoundError):
+            reader.read("absent", "metric", Query())
+
+    @pytest.mark.parametrize("text", _ODD_TEXTS.values(), ids=_ODD_TEXTS)
+    def test_odd_texts_are_kept(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker, text: str
+    ) -> None:
+        """Wherever a user may write one."""
+        reader = self._open_as(definition, open_backend, Capability.READ)
+        values = JsonObject({"text": text, "key": {text: 1}})
+        reader.write(maker.start(tags=["a"]))
+        reader.write(maker.lifecycle(("config", {"values": dict(values), "notes": []})))
+        metrics = maker.metrics(("m", 0, 1.0), description=text, metadata=values)
+        events = maker.events("e", payload=values)
+        for batch in (metrics, events):
+            reader.write(batch)
+            found = reader.read(self.RUN_ID, batch.kind, Query()).to_records()
+            assert list(found) == batch.to_records()
+        config = reader.load_run(self.RUN_ID).config
+        assert config is not None
+        assert config.values == values
+
+    def test_reading_while_writing(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """Readers in other threads see a growing, gap-free beginning."""
+        reader = self._open_as(definition, open_backend, Capability.READ)
+        reader.write(maker.start())
+        done = threading.Event()
+        wrong: list[object] = []
+
+        def look() -> None:
+            seen = 0
+            try:
+                while not done.is_set():
+                    values = reader.read(self.RUN_ID, "metric", Query())["value"].tolist()
+                    if len(values) < seen or values != [float(i) for i in range(len(values))]:
+                        wrong.append(values)
+                    seen = len(values)
+                    if reader.load_run(self.RUN_ID).run.status != "running":
+                        wrong.append("it runs")
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test must show it
+                wrong.append(error)
+
+        threads = [threading.Thread(target=look, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for step in range(50):
+                reader.write(maker.metrics(("m", step, float(step))))
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        assert wrong == []
+        assert reader.read(self.RUN_ID, "metric", Query()).count == 50
+
+    def test_what_was_written_is_read_after_closing(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """By a backend that was opened for reading only, without a run."""
+        backend = self._open_as(definition, open_backend, Capability.READ)
+        backend.write(maker.start(project="vision"))
+        batch = maker.metrics(("m", 0, 0.5), ("m", 1, math.nan))
+        backend.write(batch)
+        backend.close()
+        reader: Any = open_backend(run_id=None, project=None, run_path=None, read_only=True)
+        found = reader.read(self.RUN_ID, "metric", Query())
+        assert [repr(value) for value in found["value"].tolist()] == ["0.5", "nan"]
+        assert reader.load_run(self.RUN_ID).project.name == "vision"
+        assert [stored.run.id for stored in reader.list_runs()] == [self.RUN_ID]
+
+
+def _fits(query: Query, record: Any) -> bool:
+    """The plain reading of a query, one record at a time."""
+    for name, value in query.equals.items():
+        if getattr(record, name) != value:
+            return False
+    for name, values in query.any_of.items():
+        if getattr(record, name) not in values:
+            return False
+    for name in ("step", "epoch"):
+        value = getattr(record, name)
+        exact = getattr(query, name)
+        low, high = getattr(query, f"{name}_min"), getattr(query, f"{name}_max")
+        if (exact, low, high) == (None, None, None):
+            continue
+        if value is None or (exact is not None and value != exact):
+            return False
+        if (low is not None and value < low) or (high is not None and value > high):
+            return False
+    return query.include_non_finite or math.isfinite(record.value)

@@ -1,0 +1,144 @@
+"""A pytest plugin that prints what each backend passed of the conformance kit.
+
+    pytest -p quark_core.testing.report tests/conformance
+    pytest -p quark_core.testing.report --conformance-json report.json tests/conformance
+
+One table per class of tests; the same as JSON where a file is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["BackendReport", "TestOutcome", "pytest_addoption", "pytest_configure"]
+
+_PLUGIN = "quark-conformance-report"
+_UNEXPECTED = "[XPASS(strict)] "
+_ORDER = ("failed", "xpassed", "xfailed", "skipped", "passed")
+
+
+@dataclass(slots=True)
+class TestOutcome:
+    """What became of one test.
+
+    Attributes:
+        test: Its name, with its parameters.
+        outcome: passed, skipped, xfailed, xpassed or failed.
+        reason: Why it was skipped or is expected to fail; the first line of its failure.
+    """
+
+    __test__ = False
+
+    test: str
+    outcome: str
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class BackendReport:
+    """What one backend passed.
+
+    Attributes:
+        backend: Name of the class of tests.
+        outcomes: One for each test, in the order in which they ran.
+    """
+
+    backend: str
+    outcomes: dict[str, TestOutcome] = field(default_factory=dict)
+
+    def count(self, outcome: str) -> int:
+        """How many tests ended so."""
+        return sum(each.outcome == outcome for each in self.outcomes.values())
+
+    def list_lines(self) -> Iterable[str]:
+        """The table, a line for each test and outcome; equal reasons follow each other."""
+        totals = ", ".join(f"{self.count(word)} {word}" for word in _ORDER if self.count(word))
+        yield f"{self.backend}: {totals}"
+        width = max(len(name) for name in self.outcomes)
+        for word in _ORDER:
+            for each in self.outcomes.values():
+                if each.outcome == word:
+                    reason = f"  {each.reason}" if each.reason else ""
+                    yield f"  {each.test:<{width}}  {word:<7}{reason}".rstrip()
+
+
+class _Collector:
+    def __init__(self, json_path: str | None) -> None:
+        self.json_path = json_path
+        self.backends: dict[str, BackendReport] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        owner = getattr(item, "cls", None)
+        if owner is not None and _is_conformance(owner):
+            # Said in the report, which also travels from pytest-xdist's workers.
+            report.user_properties.append(("quark_conformance", [owner.__name__, item.name]))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == "quark_conformance" and isinstance(value, (list, tuple)):
+                backend = self.backends.setdefault(value[0], BackendReport(str(value[0])))
+                outcome = _judge(report, str(value[1]))
+                if outcome is not None:
+                    backend.outcomes[str(value[1])] = outcome
+                return
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for backend in self.backends.values():
+            terminalreporter.section(f"conformance of {backend.backend}")
+            for line in backend.list_lines():
+                terminalreporter.write_line(line)
+        if self.json_path is not None:
+            found = {
+                name: [asdict(outcome) for outcome in backend.outcomes.values()]
+                for name, backend in self.backends.items()
+            }
+            Path(self.json_path).write_text(json.dumps(found, indent=2), encoding="utf-8")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --conformance-json."""
+    parser.addoption("--conformance-json", metavar="FILE", help="Write what was passed as JSON.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to collect."""
+    config.pluginmanager.register(_Collector(config.getoption("--conformance-json")), _PLUGIN)
+
+
+def _is_conformance(owner: type) -> bool:
+    from quark_core.testing.kit import BackendKit
+
+    return issubclass(owner, BackendKit)
+
+
+def _judge(report: pytest.TestReport, test: str) -> TestOutcome | None:
+    """What a report says of its test; None for a part that went well and is not the test itself."""
+    expected = getattr(report, "wasxfail", None)
+    if report.skipped:
+        if expected is not None:
+            return TestOutcome(test, "xfailed", str(expected))
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        return TestOutcome(test, "skipped", reason.removeprefix("Skipped: "))
+    if report.failed:
+        if "[XPASS(strict)]" in str(report.longrepr):
+            return TestOutcome(
+                test, "xpassed", str(report.longrepr).removeprefix("[XPASS(strict)] ")
+            )
+        crash = getattr(report.longrepr, "reprcrash", None)
+        first = str(getattr(crash, "message", report.longrepr)).strip().partition("\n")[0]
+        when = "" if report.when == "call" else f"in {report.when}: "
+        return TestOutcome(test, "failed", f"{when}{first}"[:200])
+    if report.when == "call":
+        return TestOutcome(test, "passed")
+    return None

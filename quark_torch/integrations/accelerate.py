@@ -1,0 +1,73 @@
+"""An Accelerate tracker: `Accelerator(log_with=QuarkTracker("vision"))`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate.tracking import GeneralTracker, on_main_process
+
+from quark_core.session import TrainingSession
+from quark_torch.integrations.framework_run import FrameworkRun
+
+__all__ = ["QuarkTracker"]
+
+
+class QuarkTracker(GeneralTracker):
+    """Logs what `accelerator.log` is given, on the main process.
+
+    `init_trackers(config=…)` becomes the configuration. Calls without a step
+    count on from the last one. `accelerator.end_training()` ends the run:
+    as failed or interrupted where it is called while an error is handled.
+
+    Args:
+        project: As in `quark.start_run`, as is every further argument. With
+            `run_id` that run is resumed instead.
+        session: A run that the caller has started and will end.
+    """
+
+    name = "quark"
+    requires_logging_directory = False
+    main_process_only = True
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        session: TrainingSession | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__()
+        if project is not None:
+            arguments["project"] = project
+        elif session is None and "run_id" not in arguments:
+            arguments["project"] = "accelerate"
+        self._run = FrameworkRun(session, arguments)
+        self._next_step = 0
+
+    @property
+    def tracker(self) -> TrainingSession:
+        """The session, for everything else that Quark can log."""
+        return self._run.session
+
+    @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """Add to the run's configuration."""
+        self._run.add_config(dict(values))
+
+    @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
+    def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
+        """Log the numbers among some values at a step."""
+        at_step = self._next_step if step is None else int(step)
+        self._next_step = at_step + 1
+        self._run.log(values, step=at_step)
+
+    @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
+    def finish(self) -> None:
+        """End the run."""
+        error = sys.exc_info()[1]
+        if error is None:
+            self._run.end("completed")
+        else:
+            self._run.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")

@@ -1,0 +1,183 @@
+"""A run that a framework's loop logs to: started at its first use, continued after its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from quark_core.errors import SchemaValidationError
+from quark_core.records import RunStatus
+from quark_core.run_config import snapshot_config
+from quark_core.session import TrainingSession
+from quark_core.writers.events import EventLogger
+from quark_core.writers.metrics import MetricsLogger
+from quark_core.writers.scalars import to_float
+
+__all__ = ["FrameworkRun"]
+
+_log = logging.getLogger("quark")
+
+
+class FrameworkRun:
+    """Starts a run when something is logged, and ends what it has started.
+
+    A framework says what it has in its own order: some configuration before
+    the first step, some later, a test after the training's end. Configuration
+    that comes before the run's start is part of the start, later one is added.
+    What is logged after the end continues the run as a new attempt.
+
+    Args:
+        session: A run that the caller has started and will end; None starts one.
+        arguments: What `quark.start_run` takes. With `run_id` among them,
+            that run is resumed instead, and `storage_dir`, `backends`,
+            `from_step` and `state` are what it may have besides.
+    """
+
+    def __init__(
+        self, session: TrainingSession | None = None, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        self._arguments = dict(arguments or {})
+        if session is not None and self._arguments:
+            given = ", ".join(sorted(self._arguments))
+            raise SchemaValidationError(f"session is started already, so {given} cannot be given")
+        self._session = session
+        self._is_own = session is None
+        self._config: dict[str, Any] = {}
+        self._metrics: MetricsLogger | None = None
+        self._told: set[str] = set()
+        if session is None:
+            self._config.update(_flatten(self._arguments.pop("config", None)))
+        else:
+            self._take_stored(session)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a run already."""
+        return self._session is not None
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id; None before it has begun. Continues nothing."""
+        return None if self._session is None else self._session.run_id
+
+    @property
+    def session(self) -> TrainingSession:
+        """The run's session, started or continued where it has to be.
+
+        Raises:
+            QuarkError: As `quark.start_run` and `quark.resume_run`.
+        """
+        if self._session is None:
+            self._session = self._start()
+        elif self._is_own and self._session.status != "running":
+            assert self._session.run_id is not None
+            _log.info("run %s goes on as a new attempt", self._session.run_id)
+            where = {name: self._arguments.get(name) for name in ("storage_dir", "backends")}
+            self._session = TrainingSession.resume_run(
+                run_id=self._session.run_id, reopen=True, **where
+            )
+            self._metrics = None
+        return self._session
+
+    def resume_from(self, state: Mapping[str, Any]) -> None:
+        """Continue the run that a checkpoint names, if no run was begun and none was asked for."""
+        if self._session is None and "run_id" not in self._arguments and state.get("run_id"):
+            kept = {k: v for k, v in self._arguments.items() if k in ("storage_dir", "backends")}
+            self._arguments = {**kept, "run_id": state["run_id"], "state": state}
+
+    def add_config(self, values: object) -> None:
+        """Add to the run's configuration; the newest value of a key counts.
+
+        Args:
+            values: Whatever `quark.start_run` takes as `config`.
+        """
+        added = _flatten(values)
+        if all(name in self._config and self._config[name] == added[name] for name in added):
+            return
+        self._config.update(added)
+        if self.is_started:
+            run = self.session.open_run
+            snapshot = snapshot_config(self._config)
+            run.emit_lifecycle("config", {"values": snapshot.values, "notes": list(snapshot.notes)})
+
+    def log(
+        self, values: Mapping[str, Any], *, step: int | None = None, epoch: int | None = None
+    ) -> None:
+        """Log the numbers among some values; what is none is told of once, by name, and left out.
+
+        Args:
+            values: Key -> number, a tensor of one element included.
+            step, epoch: At least one of the two.
+        """
+        numbers = {}
+        for key, value in values.items():
+            try:
+                numbers[str(key)] = to_float(value, str(key), "log")
+            except SchemaValidationError:
+                numbers.update(self._read_single(str(key), value))
+        if numbers:
+            self._writer.log_many(numbers, step=step, epoch=epoch)
+
+    def log_event(
+        self, event_type: str, payload: Mapping[str, Any], step: int | None = None
+    ) -> None:
+        """Note what happened, such as a checkpoint and where it lies."""
+        EventLogger(self.session).log(event_type, payload=payload, step=step)
+
+    def flush(self) -> None:
+        """Bring what was logged to the journal; never raises for delivery."""
+        if self._session is not None and self._session.status == "running":
+            self._session.flush("journaled")
+
+    def end(self, status: RunStatus) -> None:
+        """End the run, where it was started here and goes on."""
+        if self._session is None or self._session.status != "running":
+            return
+        if self._is_own:
+            self._session.end_run(status)
+        else:
+            self.flush()
+
+    @property
+    def _writer(self) -> MetricsLogger:
+        session = self.session
+        if self._metrics is None:
+            self._metrics = MetricsLogger(session)
+        return self._metrics
+
+    def _start(self) -> TrainingSession:
+        if "run_id" in self._arguments:
+            session = TrainingSession.resume_run(**self._arguments)
+            config, self._config = self._config, {}
+            self._session = session
+            self._take_stored(session)
+            if config:
+                self.add_config(config)
+            return session
+        return TrainingSession.start_run(config=self._config or None, **self._arguments)
+
+    def _take_stored(self, session: TrainingSession) -> None:
+        """Begin with the configuration that the run has, since a newer one takes its place."""
+        reader = session.open_run.reader
+        if reader is not None and session.run_id is not None:
+            known = reader.load_run(session.run_id).config
+            self._config.update({} if known is None else known.values)
+
+    def _read_single(self, key: str, value: Any) -> dict[str, float]:
+        """The number in a tensor of one element, or a truth value; nothing of anything else."""
+        if isinstance(value, bool):
+            return {key: float(value)}
+        if getattr(value, "size", None) is not None and hasattr(value, "item"):
+            try:
+                return {key: to_float(value.item(), key, "log")}
+            except (SchemaValidationError, RuntimeError, ValueError, TypeError):
+                pass
+        if key not in self._told:
+            self._told.add(key)
+            _log.warning("%s is a %s and no number; it is not logged", key, type(value).__name__)
+        return {}
+
+
+def _flatten(values: object) -> dict[str, Any]:
+    return {} if values is None else dict(snapshot_config(values).values)

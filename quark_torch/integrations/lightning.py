@@ -1,0 +1,140 @@
+"""A Lightning `Logger`: `Trainer(logger=QuarkLogger(project="vision"))`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+try:
+    from lightning.fabric.utilities.logger import _add_prefix, _convert_params
+    from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
+except ImportError:
+    from lightning_fabric.utilities.logger import _add_prefix, _convert_params
+    from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
+    from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from quark_core.records import RunStatus
+from quark_core.session import TrainingSession
+from quark_torch.integrations.framework_run import FrameworkRun
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+__all__ = ["QuarkLogger"]
+
+
+class QuarkLogger(Logger):
+    """Logs what a Lightning module logs, on rank zero.
+
+    Hyperparameters become the configuration, `global_step` the step, and the
+    `epoch` that Lightning adds to each call the epoch. A run ends as
+    completed, failed or interrupted; `Trainer.test` after `Trainer.fit`
+    continues it.
+
+    Args:
+        project: As in `quark.start_run`, as is every further argument. With
+            `run_id` that run is resumed instead.
+        session: A run that the caller has started and will end.
+        prefix: Put before each metric's key, with a slash.
+        log_checkpoints: Whether each checkpoint is noted as an event, with its path.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        session: TrainingSession | None = None,
+        prefix: str = "",
+        log_checkpoints: bool = True,
+        **arguments: Any,
+    ) -> None:
+        super().__init__()
+        if project is not None:
+            arguments["project"] = project
+        elif session is None and "run_id" not in arguments:
+            arguments["project"] = "lightning"
+        self._name = project or (session.project_name if session is not None else "lightning")
+        self._storage_dir = arguments.get("storage_dir")
+        self._prefix = prefix
+        self._log_checkpoints = log_checkpoints
+        self._noted: set[str] = set()
+        self._run = FrameworkRun(session, arguments)
+
+    @property
+    def name(self) -> str:
+        """The project."""
+        return self._name
+
+    @property
+    def version(self) -> str:
+        """The run's id; "" on other ranks and before the run has begun."""
+        return self._run.run_id or ""
+
+    @property
+    def save_dir(self) -> str | None:
+        """The storage root, under which Lightning puts its checkpoints."""
+        return str(Path(self._storage_dir or ".").resolve())
+
+    @property
+    @rank_zero_experiment  # type: ignore[untyped-decorator,unused-ignore]
+    def experiment(self) -> TrainingSession:
+        """The session, for everything else that Quark can log."""
+        return self._run.session
+
+    @rank_zero_only  # type: ignore[untyped-decorator,unused-ignore]
+    def log_hyperparams(
+        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:
+        """Add to the run's configuration."""
+        del args, kwargs
+        self._run.add_config(_convert_params(params))
+
+    @rank_zero_only  # type: ignore[untyped-decorator,unused-ignore]
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log metrics at a step; the entry `epoch` is the epoch."""
+        values = dict(metrics)
+        epoch = values.pop("epoch", None)
+        named = _add_prefix(values, self._prefix, "/") if self._prefix else values
+        at_epoch = None if epoch is None else int(epoch)
+        if step is None and at_epoch is None:
+            at_epoch = 0
+        self._run.log(named, step=step, epoch=at_epoch)
+
+    @rank_zero_only  # type: ignore[untyped-decorator,unused-ignore]
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Note the checkpoints that are new, each with its path."""
+        if not self._log_checkpoints or not self._run.is_started:
+            return
+        best = str(checkpoint_callback.best_model_path or "")
+        last = str(getattr(checkpoint_callback, "last_model_path", "") or "")
+        paths = [*checkpoint_callback.best_k_models, best, last]
+        for path in dict.fromkeys(filter(None, map(str, paths))):
+            if path not in self._noted:
+                self._noted.add(path)
+                score = checkpoint_callback.best_k_models.get(path)
+                payload = {
+                    "path": path,
+                    "best": path == best,
+                    "monitor": checkpoint_callback.monitor,
+                    "score": None if score is None else float(score),
+                }
+                self._run.log_event("checkpoint_saved", payload)
+
+    @rank_zero_only  # type: ignore[untyped-decorator,unused-ignore]
+    def save(self) -> None:
+        """Bring what was logged to the journal."""
+        self._run.flush()
+
+    @rank_zero_only  # type: ignore[untyped-decorator,unused-ignore]
+    def finalize(self, status: str) -> None:
+        """End the run as Lightning's loop has ended."""
+        self._run.end(_find_status(status))
+
+
+def _find_status(status: str) -> RunStatus:
+    if isinstance(sys.exc_info()[1], KeyboardInterrupt) or status == "aborted":
+        return "interrupted"
+    return "completed" if status in ("success", "finished") else "failed"

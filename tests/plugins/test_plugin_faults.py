@@ -1,0 +1,217 @@
+"""Installed plugins that break: one clear message each, and the run and the others untouched.
+
+Each is a distribution on the path of a process of its own, as an installed
+one would be; the process trains with it, with a good backend and a CSV mirror.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import quark
+
+HEAD = """
+import sys, threading, time
+from quark_core.backend import BackendDefinition, Capability
+from quark_core.hookspecs import hookimpl
+
+class Kept:
+    count = 0
+    def write(self, batch):
+        Kept.count += batch.count
+    def close(self): pass
+
+def declare(name, open_it, **fields):
+    class Plugin:
+        @hookimpl
+        def quark_register_backends(self):
+            return [BackendDefinition(name=name, summary="s", open=open_it, **fields)]
+    return Plugin()
+"""
+GOOD = HEAD + "plugin = declare('good', lambda config: Kept())\n"
+BAD = {
+    "import error": "import no_such_client",
+    "exit at import": "sys.exit(3)",
+    "older version": "plugin = declare('bad', lambda config: Kept(), api_version=0)",
+    "newer version": "plugin = declare('bad', lambda config: Kept(), api_version=99)",
+    "no definition": "plugin = declare('bad name', lambda config: Kept())",
+    "undeclared": """
+        class Reads(Kept):
+            def read(self, run_id, kind, query): ...
+            def load_run(self, run_id): ...
+            def list_runs(self, *, project=None, limit=None): ...
+        plugin = declare('bad', lambda config: Reads())""",
+    "declared": """
+        can = frozenset({Capability.READ})
+        plugin = declare('bad', lambda config: Kept(), capabilities=can)""",
+    "nothing opened": "plugin = declare('bad', lambda config: None)",
+    "exit at open": "plugin = declare('bad', lambda config: sys.exit(3))",
+    "error at open": "plugin = declare('bad', lambda config: 1 / 0)",
+    "hang at open": "plugin = declare('bad', lambda config: time.sleep(1000))",
+    "exit at write": """
+        class Exits(Kept):
+            def write(self, batch): sys.exit(3)
+        plugin = declare('bad', lambda config: Exits())""",
+    "interrupt at write": """
+        class Interrupts(Kept):
+            def write(self, batch): raise KeyboardInterrupt
+        plugin = declare('bad', lambda config: Interrupts())""",
+    "hang at write": """
+        class Hangs(Kept):
+            def write(self, batch): threading.Event().wait()
+        plugin = declare('bad', lambda config: Hangs())""",
+    "exit at close": """
+        class Exits(Kept):
+            def close(self): sys.exit(3)
+        plugin = declare('bad', lambda config: Exits())""",
+    "hang at close": """
+        class Hangs(Kept):
+            def close(self): threading.Event().wait()
+        plugin = declare('bad', lambda config: Hangs())""",
+}
+# What is said of each that can be seen before a run, and of each that only a run shows.
+LEFT_OUT = {
+    "import error": "import failed: ModuleNotFoundError: No module named 'no_such_client'",
+    "exit at import": "import failed: SystemExit: 3",
+    "older version": "it speaks version 0 of the backend contract; this Quark speaks 1",
+    "newer version": "it speaks version 99 of the backend contract; this Quark speaks 1",
+    "no definition": "its name 'bad name' is not a lowercase word that one could type",
+}
+FAILS = {
+    "undeclared": "implements SupportsRead but does not declare read",
+    "declared": "declares read but does not implement SupportsRead",
+    "nothing opened": "opened a NoneType, which has no write() and close()",
+    "exit at open": "SystemExit: 3",
+    "error at open": "ZeroDivisionError: division by zero",
+    "hang at open": "bad",
+    "exit at write": "SystemExit: 3",
+    "interrupt at write": "KeyboardInterrupt",
+    "hang at write": "bad",
+    "exit at close": "SystemExit: 3",
+    "hang at close": None,
+}
+TRAINING = """
+import json, logging, sys
+import quark
+
+logging.basicConfig(format="%(levelname)s %(message)s")
+with quark.start_run(project="p", storage_dir=sys.argv[1], backends=sys.argv[2]) as session:
+    metrics = quark.MetricsLogger(session)
+    for step in range(100):
+        metrics.log("m", float(step), step=step)
+    metrics.flush()
+lanes = {lane.backend: lane.delivered for lane in session.report_delivery().lanes}
+complete = [lane.backend for lane in session.report_delivery().lanes if lane.complete]
+print(json.dumps([session.run_id, complete]))
+"""
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Puts a plugin on the path as the distribution that brings it would be."""
+    site = tmp_path / "site"
+
+    def put(distribution, entry_point, source):
+        module = distribution.replace("-", "_")
+        info = site / f"{module}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (site / f"{module}.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1\n")
+        group = f"[quark.backends]\n{entry_point} = {module}:plugin\n"
+        (info / "entry_points.txt").write_text(group)
+
+    put.site = site
+    return put
+
+
+@pytest.fixture
+def train(tmp_path, install):
+    """Trains in a process that has the plugins; returns its run, what was complete, its stderr."""
+
+    def run(backends, *, expect=0):
+        path = os.pathsep.join([str(install.site), *filter(None, sys.path)])
+        done = subprocess.run(
+            [sys.executable, "-c", TRAINING, str(tmp_path), backends],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path, "QUARK_EXIT_TIMEOUT_SECONDS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == expect, done.stderr
+        if expect:
+            return done.stderr
+        run_id, complete = json.loads(done.stdout)
+        opened = quark.open_run(run_id, tmp_path)
+        assert opened.status == "completed"
+        assert len(quark.MetricsLogger(opened).read(metric_key="m")) == 100
+        lines = (tmp_path / ".quark" / "runs" / run_id / "csv" / "metrics_long.csv").read_text()
+        assert lines.count("\n") == 101
+        return complete, done.stderr
+
+    return run
+
+
+def indent_away(source):
+    return re.sub(r"(?m)^ {8}", "", source)
+
+
+def tell_of(errors, word):
+    """Lines that speak of a plugin, without the source line that a warning shows."""
+    return [line for line in errors.splitlines() if word in line and not line.startswith("  ")]
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_one_that_nobody_asked_for_is_left_out_with_one_message(install, train, case):
+    install("quark-bad", "bad", HEAD + indent_away(BAD[case]))
+    install("quark-good", "good", GOOD)
+    complete, errors = train("csv,good")
+    assert complete == ["embedded", "csv", "good"]
+    (line,) = tell_of(errors, "quark-bad")
+    assert f"of quark-bad: {LEFT_OUT[case]}" in line
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("case", [case for case in LEFT_OUT if case != "no definition"])
+def test_one_that_was_asked_for_is_an_error_at_the_start(install, train, case):
+    install("quark-bad", "bad", HEAD + indent_away(BAD[case]))
+    errors = train("csv,bad", expect=1)
+    last = errors.strip().splitlines()[-1]
+    assert last.endswith(f"backend 'bad' of quark-bad cannot be used: {LEFT_OUT[case]}")
+
+
+@pytest.mark.parametrize("case", FAILS)
+def test_one_that_breaks_in_a_run_costs_only_itself(install, train, case):
+    install("quark-bad", "bad", HEAD + indent_away(BAD[case]))
+    install("quark-good", "good", GOOD)
+    complete, errors = train("csv,bad,good")
+    assert complete[:2] == ["embedded", "csv"]
+    assert "good" in complete
+    assert ("bad" in complete) == ("close" in case)
+    assert "Traceback" not in errors
+    if FAILS[case] is not None:
+        told = tell_of(errors, "bad")
+        assert any(FAILS[case] in line for line in told), errors
+        reasons = [re.search(r"\((.*)\)", line) for line in told if "does not take" in line]
+        assert len(reasons) <= 1, errors
+
+
+def test_of_two_that_bring_one_name_the_first_stays(install, train):
+    install("quark-first", "good", GOOD)
+    install("quark-second", "other", HEAD + "plugin = declare('good', lambda config: 1 / 0)")
+    complete, errors = train("csv,good")
+    assert complete == ["embedded", "csv", "good"]
+    (line,) = tell_of(errors, "quark-second")
+    assert "plugin 'good' of quark-second: the name is taken by quark-first" in line
+
+
+def test_a_built_in_backend_cannot_be_taken_over(install, train):
+    install("quark-bad", "aaa", HEAD + "plugin = declare('csv', lambda config: 1 / 0)")
+    complete, errors = train("csv")
+    assert complete == ["embedded", "csv"]
+    (line,) = tell_of(errors, "quark-bad")
+    assert "the name is taken by quark-tracker" in line
