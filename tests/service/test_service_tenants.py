@@ -6,8 +6,8 @@ import re
 import pytest
 from service_fixtures import encode_ingest, ingest, serving
 
-from quark_backends.service.server.config import ANY_SCOPE
 from quark_backends.service.protocol import MSGPACK, ROWS
+from quark_backends.service.server.config import ANY_SCOPE
 from quark_backends.service.server.routes import ROUTES
 from quark_core.testing.batches import BatchMaker
 

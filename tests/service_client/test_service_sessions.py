@@ -8,9 +8,15 @@ import sys
 
 import numpy as np
 import pytest
+from service_fixtures import serving
 
 import quark
-from quark_core.errors import ArtifactNotFoundError, InvalidRunStateError, RunNotFoundError
+from quark_core.errors import (
+    ArtifactNotFoundError,
+    InvalidRunStateError,
+    RunNotFoundError,
+    SessionStoreError,
+)
 from quark_core.testing.batches import BatchMaker
 
 
