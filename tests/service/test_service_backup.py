@@ -31,7 +31,9 @@ def test_a_copy_made_beside_a_training_is_served_from_elsewhere(tmp_path, monkey
         use(monkeypatch, server, key)
         session = quark.start_run(project="p", storage_dir=tmp_path / "train", config={"lr": 0.1})
         with session, quark.MetricsLogger(session) as metrics:
-            artifact = quark.ArtifactStore(session).store("bytes", "weights", b"payload" * 100, step=1)
+            artifact = quark.ArtifactStore(session).store(
+                "bytes", "weights", b"payload" * 100, step=1
+            )
             for step in range(100):
                 metrics.log("loss", float(step), step=step)
             session.flush("stored")

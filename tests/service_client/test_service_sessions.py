@@ -260,3 +260,19 @@ def test_a_key_that_may_only_ingest_is_enough_for_a_training(tmp_path, monkeypat
         opened = quark.open_run(session.run_id, tmp_path / "b")
         assert opened.context.run.status == "completed"
         assert [record.value for record in quark.MetricsLogger(opened).read()] == [0.5]
+
+
+def test_a_list_without_runs_says_which_store_was_asked(service, tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from quark.cli.main import cli
+
+    train(tmp_path / "vision")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    output = CliRunner().invoke(cli, ["runs"]).output
+    assert "No runs here fit." in output
+    assert "'elsewhere'" in output
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=*")
+    assert "completed" in CliRunner().invoke(cli, ["runs"]).output
