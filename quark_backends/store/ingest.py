@@ -12,7 +12,6 @@ from quark_backends.store.lifecycle import apply_lifecycle
 from quark_backends.store.names import NameTable
 from quark_backends.store.shared_runs import (
     ADVANCE_HEAD,
-    INSERT_BATCH,
     SharedRuns,
     WriterState,
 )
@@ -30,6 +29,10 @@ from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 __all__ = ["BatchIngest"]
 
 _NO_HEAD = -1
+# Without a key: SQLite then need not look whether there is such a row.
+_INSERT_LAST = (
+    "INSERT INTO batch (writer_pk, kind, number, count, digest, body) VALUES (?, ?, ?, ?, ?, ?)"
+)
 # What decoding makes of malformed bodies, and drivers of values that no column of ours holds.
 _MALFORMED = (
     AssertionError,
@@ -202,8 +205,8 @@ class BatchIngest:
             self._shared.add(writer, batch, digest)
             return
         execute = self._connection.execute
-        row = (None, writer.pk, batch.kind, batch.number, batch.count, digest, batch.body)
-        execute(INSERT_BATCH, row)
+        row = (writer.pk, batch.kind, batch.number, batch.count, digest, batch.body)
+        execute(_INSERT_LAST, row)
         execute(ADVANCE_HEAD, (batch.number, writer.pk))
 
     def _find_writer(self, batch: Batch) -> WriterState | None:
