@@ -86,12 +86,19 @@ def runs(
             where_argument="--where",
             order_argument="--sort",
         )
-        found = find_runs(open_store(storage_dir), _add_filters(search, status, tag))
+        store = open_store(storage_dir)
+        found = find_runs(store, _add_filters(search, status, tag))
     except SchemaValidationError as error:
         raise _SearchMistake(str(error)) from None
     shown = found[:limit]
     if not as_json:
         _print_table(shown, search.fields, has_more=len(found) > limit)
+        name = getattr(store, "store_name", None)
+        if not found and name is not None:
+            click.echo(
+                f"Only the project store {name!r} of the service was asked: QUARK_STORE_NAME names "
+                "another one, and ?store=* behind the service's URL asks for all of them."
+            )
         return
     from quark.cli.run_table import find_loss
 

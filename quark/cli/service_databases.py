@@ -1,8 +1,9 @@
-"""`quark db`: the versions of a persistence service's databases."""
+"""`quark db`: versions and copies of a persistence service's databases."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import click
 
@@ -13,7 +14,7 @@ __all__ = ["db"]
 
 @click.group()
 def db() -> None:
-    """Migrate the databases of a persistence service, or tell their versions."""
+    """Migrate or copy the databases of a persistence service, or tell their versions."""
 
 
 @db.command()
@@ -40,3 +41,22 @@ def version(store: str) -> None:
         for name in workspaces:
             told = deployment.read_version(name)
             click.echo(f"workspace {name}: version {told}, this Quark has {SCHEMA_VERSION}")
+
+
+@db.command()
+@store_option
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder to make; it must not be there yet.",
+)
+def backup(store: str, into: Path) -> None:
+    """Copy the databases of a SQLite store, each as of one moment, while they are written.
+
+    Payloads of artifacts are files: copy their folder afterwards.
+    """
+    with closing(open_deployment(store)) as deployment:
+        for path in deployment.back_up(into):
+            click.echo(f"{path}: {path.stat().st_size:,} bytes")
+        click.echo(f"Payloads are not among them; copy {deployment.payload_root} now.")

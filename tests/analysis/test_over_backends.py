@@ -64,10 +64,12 @@ def test_the_csv_mirror(tmp_path, expected):
     assert {diff.verdict for diff in comparison.metric_diffs} <= {"equivalent", None}
 
 
-def test_the_service(tmp_path, monkeypatch, expected):
-    with serving(tmp_path / "server") as server:
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+def test_the_service(tmp_path, monkeypatch, request, store, expected):
+    url = request.getfixturevalue("postgres_url") if store == "postgres" else None
+    with serving(tmp_path / "server", store_url=url) as server:
         monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
-        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("default", "ingest", "read"))
+        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("analysts", "ingest", "read"))
         session = _train(tmp_path / "here")
         assert _describe(session) == expected
         opened = quark.open_run(session.run_id, tmp_path / "there")

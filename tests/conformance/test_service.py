@@ -1,6 +1,7 @@
 """The persistence service, reached by its client, passes the conformance kit."""
 
 import sqlite3
+import uuid
 
 import pytest
 from service_fixtures import serving
@@ -9,6 +10,15 @@ from quark_backends.service.plugin import quark_register_backends
 from quark_core.backend import BackendConfig
 from quark_core.codec import decode_body
 from quark_core.testing.conformance import BackendConformance
+
+
+def _read_points(bodies):
+    rows = []
+    for (body,) in bodies:
+        columns = decode_body(bytes(body))
+        names = ("metric_key", "step", "value")
+        rows += list(zip(*map(columns.to_list, names), strict=True))
+    return rows
 
 
 class TestService(BackendConformance):
@@ -37,13 +47,61 @@ class TestService(BackendConformance):
         def read():
             (path,) = (tmp_path / "server").glob("workspaces/default/.quark/quark.db")
             database = sqlite3.connect(path)
-            bodies = database.execute("SELECT body FROM batch WHERE kind = 'metric' ORDER BY pk")
-            rows = []
-            for (body,) in bodies:
-                columns = decode_body(body)
-                names = ("metric_key", "step", "value")
-                rows += list(zip(*map(columns.to_list, names), strict=True))
+            bodies = database.execute(
+                "SELECT b.body FROM batch AS b JOIN writer AS w ON w.pk = b.writer_pk"
+                " JOIN run AS r ON r.pk = w.run_pk"
+                " WHERE r.id = ? AND b.kind = 'metric' ORDER BY b.pk",
+                (self.RUN_ID,),
+            )
+            rows = _read_points(bodies)
             database.close()
             return rows
+
+        return read
+
+
+@pytest.fixture(scope="module")
+def service_on_postgres(tmp_path_factory, postgres_url):
+    with serving(tmp_path_factory.mktemp("server"), store_url=postgres_url) as running:
+        yield running
+
+
+class TestServiceOnPostgres(BackendConformance):
+    """The same over PostgreSQL; each test has a workspace, which is a schema, of its own."""
+
+    @pytest.fixture
+    def workspace(self):
+        return f"kit_{uuid.uuid4().hex[:12]}"
+
+    @pytest.fixture
+    def definition(self):
+        return quark_register_backends()[0]
+
+    @pytest.fixture
+    def config(self, tmp_path, service_on_postgres, workspace, monkeypatch):
+        monkeypatch.setenv("QUARK_USER_KEY", service_on_postgres.make_key(workspace))
+        return BackendConfig(
+            storage_dir=tmp_path / "client",
+            run_id=self.RUN_ID,
+            location=service_on_postgres.url,
+            options={"store": "*"},
+        )
+
+    @pytest.fixture
+    def observe(self, postgres_url, workspace):
+        import psycopg
+
+        def read():
+            with psycopg.connect(postgres_url.replace("+psycopg", "")) as connection:
+                return _read_points(
+                    connection.execute(
+                        f"SELECT b.body FROM quark_ws_{workspace}.batch AS b"
+                        f" JOIN quark_ws_{workspace}.writer AS w ON w.pk = b.writer_pk"
+                        f" JOIN quark_ws_{workspace}.run AS r ON r.pk = w.run_pk"
+                        " WHERE r.id = %s AND kind = 'metric'"
+                        " ORDER BY w.started_us, w.id, b.number",
+                        (self.RUN_ID,),
+                    )
+                )
 
         return read

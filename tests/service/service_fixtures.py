@@ -116,6 +116,7 @@ class ServerProcess(Keys):
     def __init__(self, folder, *arguments, store_url=None, environ=None, port=0):
         super().__init__(store_url or f"sqlite:///{folder}/service.db")
         self.log = folder / "server.log"
+        folder.mkdir(parents=True, exist_ok=True)
         self.log_file = self.log.open("ab")
         self.process = subprocess.Popen(
             [

@@ -250,7 +250,7 @@ def test_generations_of_outputs(server, client):
     rows = client.get("/v1/runs/run1/outputs/alert", headers={"Accept": ROWS})
     assert read_frames(rows.content) == [End(0)]
     body = encode_records(BatchMaker("run1").metrics(("m", 0, 0.0)).to_records())
-    for kind, content in (("metric", body), ("alert", body), ("alert", b"nonsense")):
+    for kind, content in (("lifecycle", body), ("alert", body), ("alert", b"nonsense")):
         request = GenerationRequest("analyzer", True, [OutputBody(kind, 1, content)])
         reply = client.post(
             "/v1/runs/run1/generations",

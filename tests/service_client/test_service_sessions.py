@@ -8,9 +8,15 @@ import sys
 
 import numpy as np
 import pytest
+from service_fixtures import serving
 
 import quark
-from quark_core.errors import ArtifactNotFoundError, InvalidRunStateError, RunNotFoundError
+from quark_core.errors import (
+    ArtifactNotFoundError,
+    InvalidRunStateError,
+    RunNotFoundError,
+    SessionStoreError,
+)
 from quark_core.testing.batches import BatchMaker
 
 
@@ -237,3 +243,36 @@ def test_replay_gives_batches_back(service, tmp_path):
     backend.close()
     assert backend.load_run("r").run.id == "r"
     backend.close()
+
+
+def test_a_key_that_may_only_ingest_is_enough_for_a_training(tmp_path, monkeypatch):
+    with serving(tmp_path / "server") as server:
+        monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
+        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("ci", "ingest"))
+        with (
+            quark.TrainingSession.start_run(project="p", storage_dir=tmp_path / "a") as session,
+            quark.MetricsLogger(session) as metrics,
+        ):
+            metrics.log("loss", 0.5, step=1)
+            with pytest.raises(SessionStoreError, match="scope"):
+                metrics.read()
+        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("ci", "read"))
+        opened = quark.open_run(session.run_id, tmp_path / "b")
+        assert opened.context.run.status == "completed"
+        assert [record.value for record in quark.MetricsLogger(opened).read()] == [0.5]
+
+
+def test_a_list_without_runs_says_which_store_was_asked(service, tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from quark.cli.main import cli
+
+    train(tmp_path / "vision")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    output = CliRunner().invoke(cli, ["runs"]).output
+    assert "No runs here fit." in output
+    assert "'elsewhere'" in output
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=*")
+    assert "completed" in CliRunner().invoke(cli, ["runs"]).output

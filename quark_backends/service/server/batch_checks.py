@@ -31,6 +31,7 @@ __all__ = ["check_batches", "find_metric_keys"]
 _PLAIN = b"\x00"
 _ZSTD = b"\x01"
 _WIDTHS = (1, 2, 4, 8)
+_METRIC_NAMES = frozenset({"metric_key", "namespace", "metric_name"})
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _INT64 = 2**63
 # The years 1 to 9999, which is what a time can be written as.
@@ -193,7 +194,8 @@ def _check_constant(column: Column, encoding: str, *, is_optional: bool) -> None
 def _check_values(body: DecodedBody, column: Column, limits: Limits) -> None:
     name = column.name
     if column.encoding == "t" or (column.encoding == "c" and isinstance(column.head, str)):
-        if name.endswith(("_key", "_name", "_type")) or name == "namespace":
+        # Other kinds hold what users call their modules and files, whatever that is.
+        if body.kind == MetricRecord.KIND and name in _METRIC_NAMES:
             for text in column.head[0] if column.encoding == "t" else [column.head]:
                 if text is not None:
                     _check_text(text, name, limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +64,41 @@ class Deployment:
         for name in self.control.list_workspaces():
             versions[name] = self._prepare(name)
         return versions
+
+    def back_up(self, target: Path) -> list[Path]:
+        """Copy the databases of a SQLite store into a new folder, laid out as this one.
+
+        Each is as of one moment, also while it is written; keys come first, so
+        that no workspace is without them.
+
+        Raises:
+            SessionStoreError: PostgreSQL, a folder that is there already, or no room.
+        """
+        from quark_backends.store.database import StoreLayout
+        from quark_backends.store.snapshot import copy_database
+
+        if not self.control.is_sqlite:
+            raise SessionStoreError(
+                "store is on PostgreSQL, which has its own tools: pg_dump, or an archive of its log"
+            )
+        source = Path(self.control.url.database or "").absolute()
+        made = []
+        try:
+            target.mkdir(parents=True)
+            copy_database(source, target / source.name)
+            made.append(target / source.name)
+            for name in self.control.list_workspaces():
+                layout = StoreLayout(self._root(name))
+                copied = StoreLayout(target / "workspaces" / name)
+                copied.root.mkdir(parents=True)
+                shutil.copyfile(layout.marker, copied.marker)
+                copy_database(layout.db_path, copied.db_path)
+                made.append(copied.db_path)
+        except FileExistsError as error:
+            raise SessionStoreError(f"into: {target} is there already; name a new one") from error
+        except (OSError, sqlite3.Error) as error:
+            raise SessionStoreError(f"into: the copy in {target} is not whole: {error}") from error
+        return made
 
     def check(self) -> None:
         """Refuse databases of other versions.
