@@ -71,7 +71,7 @@ class Curve:
         if not np.isfinite(means).all():
             # The sum of the largest numbers is none any more, though their mean is.
             shares = curve.value / counts[group]
-            means = np.bincount(group, weights=shares, minlength=len(steps))
+            means = np.asarray(np.bincount(group, weights=shares), dtype=np.float64)
         return Curve(curve.key, steps, means, curve.epoch[first], self.unit)
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> Curve:
