@@ -66,7 +66,7 @@ def sync_many_journals(*, quick: bool) -> list[Tally]:
     """Journals that killed processes left are delivered by `quark sync`, within bounded memory."""
     return [
         _sync(50 if quick else 2_000, 1, "journals of killed processes"),
-        _sync(1, 200 if quick else 100_000, "one journal of many batches"),
+        _sync(1, 200 if quick else 40_000, "one journal of many batches"),
     ]
 
 

@@ -133,6 +133,7 @@ class StoreReader:
         project: str | None = None,
         limit: int | None = None,
         store_name: str | None = None,
+        after: tuple[int, str] | None = None,
     ) -> list[StoredRun]:
         """Runs, newest first.
 
@@ -140,8 +141,17 @@ class StoreReader:
             project: Only those of this project.
             limit: At most so many.
             store_name: Only those that were started for a storage root of this label.
+            after: When the last run of the page before was made, in microseconds, and
+                its id: only those that come after it.
         """
         sql, arguments = f"{RUN_QUERY} WHERE trashed_us IS NULL", list[str | int]()
+        if after is not None:
+            # A run that is gone since leaves its moment, so that the list goes on behind it.
+            sql += (
+                " AND run.created_us <= ? AND (run.created_us < ? OR run.pk <"
+                " (SELECT coalesce(min(last.pk), -1) FROM run AS last WHERE last.id = ?))"
+            )
+            arguments += [after[0], after[0], after[1]]
         for column, wanted in (("project.name", project), ("store_name", store_name)):
             if wanted is not None:
                 sql += f" AND {column} = ?"

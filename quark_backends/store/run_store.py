@@ -170,10 +170,13 @@ class RunStore:
         project: str | None = None,
         limit: int | None = None,
         store_name: str | None = None,
+        after: tuple[int, str] | None = None,
     ) -> list[StoredRun]:
         """Runs, newest first; see `StoreReader.list_runs`."""
         with self._readers.take() as reader:
-            return reader.list_runs(project=project, limit=limit, store_name=store_name)
+            return reader.list_runs(
+                project=project, limit=limit, store_name=store_name, after=after
+            )
 
     def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
         """See `RunFinder.search`."""

@@ -66,8 +66,13 @@ class Curve:
         if len(curve) < 2 or bool((np.diff(curve.step) > 0).all()):
             return curve
         steps, first, group = np.unique(curve.step, return_index=True, return_inverse=True)
-        sums = np.bincount(group, weights=curve.value, minlength=len(steps))
-        return Curve(curve.key, steps, sums / np.bincount(group), curve.epoch[first], self.unit)
+        counts = np.bincount(group)
+        means = np.bincount(group, weights=curve.value, minlength=len(steps)) / counts
+        if not np.isfinite(means).all():
+            # The sum of the largest numbers is none any more, though their mean is.
+            shares = curve.value / counts[group]
+            means = np.asarray(np.bincount(group, weights=shares), dtype=np.float64)
+        return Curve(curve.key, steps, means, curve.epoch[first], self.unit)
 
     def take(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> Curve:
         """Only these points."""

@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from phase_curves import (
     TRAIN,
@@ -37,6 +37,7 @@ def check_cover(phases, first, last):
 
 
 @settings(max_examples=150)
+@example([(0, 0.0), (0, 8.988465674311579e307), (0, 8.98846567431158e307)])
 @given(st.lists(st.tuples(st.integers(0, 500), anything | usual), min_size=1, max_size=120))
 def test_any_points_give_phases_side_by_side_or_a_reason(points):
     steps, values = zip(*points, strict=True)

@@ -108,3 +108,23 @@ def test_instrumentation(tmp_path):
     assert models == {"mlp", "conv", "transformer", "mlp, compiled", "conv, compiled"}
     assert all(row["step ms"] > 0 for row in figures["steps"])
     assert figures["statistics"]
+
+
+@pytest.mark.slow
+def test_service(tmp_path):
+    figures = run(tmp_path, "benchmarks/service.py", "reading", "idle")
+    for store in ("SQLite", "PostgreSQL"):
+        assert figures["reading"][f"{store}, a curve of 2,000, ms"] > 0
+        assert figures["idle"][f"{store}, the server alone, MB"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_faults_of_the_service(tmp_path):
+    parts = ("kill", "postgres", "replies", "bytes", "key", "runs", "journals")
+    tallies = run(tmp_path, "benchmarks/service_faults.py", *parts)
+    assert {tally["row"] for tally in tallies} == {2, 11, 12, 13, 20}
+    for tally in tallies:
+        assert tally["times"] > 0, tally
+        assert tally["batches"] == tally["acknowledged"] > 0, tally
+        assert (tally["lost"], tally["doubled"]) == (0, 0), tally

@@ -20,7 +20,7 @@ from quark_core.errors import (
     SchemaValidationError,
 )
 from quark_core.query import Query
-from quark_core.records import EventRecord, LifecycleRecord
+from quark_core.records import EventRecord, LifecycleRecord, parse_time
 from quark_core.searching import build_search
 
 ALL = Query(all_attempts=True)
@@ -184,6 +184,14 @@ def test_runs_are_listed_by_the_store_that_they_were_started_for(run_store):
     assert find(run_store.list_runs(store_name="lab", project="project", limit=1)) != []
     assert run_store.list_runs(store_name="nowhere") == []
     assert run_store.list_runs(limit=0) == []
+    whole, walked, after = run_store.list_runs(), [], None
+    while page := run_store.list_runs(limit=1, after=after):
+        walked += page
+        after = (parse_time(page[-1].run.created_at), page[-1].run.id)
+    assert [stored.run.id for stored in walked] == [stored.run.id for stored in whole]
+    # The last run of a page may be gone when the next one is asked for.
+    moment = parse_time(whole[0].run.created_at)
+    assert whole[0].run.id not in {r.run.id for r in run_store.list_runs(after=(moment, "gone"))}
     assert find(run_store.search(build_search(), "office")) == ["run2"]
     assert find(run_store.search(build_search(where="loss0 > 0"), "lab")) == ["run0"]
     # A name that only runs of another store have is a mistake here.

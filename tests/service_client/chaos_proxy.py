@@ -108,6 +108,8 @@ class ChaosProxy:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     async def _apply(self, mode):
+        if mode == "gzip_bomb":
+            _make_bomb()  # before anybody waits for it
         self._mode = mode
         await self._cut()
         if mode == "refuse":

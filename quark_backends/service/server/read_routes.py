@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ from quark_core.backend import StoredRun
 from quark_core.errors import SchemaValidationError
 from quark_core.fields import column_types
 from quark_core.query import Query
-from quark_core.records import RECORD_TYPES
+from quark_core.records import RECORD_TYPES, parse_time
 from quark_core.search.expression import RunSearch
 from quark_core.searching import build_search
 
@@ -77,11 +77,15 @@ async def list_runs(call: Call) -> ASGIApp:
     if not page:
         return call.reply(RunList([]))
     start = _Cursor.decode(after) if after else None
-    runs = await _find_page(call, project, store_name, start, page)
-    more = len(runs) > page
+    runs: list[StoredRun] = await call.ask(
+        "list_runs",
+        project=project,
+        limit=page + 1,
+        store_name=store_name,
+        after=None if start is None else (start.created_us, start.run_id),
+    )
     shown = runs[:page]
-    passed = (start.passed if start else 0) + len(shown)
-    following = _Cursor.of(shown[-1], passed).encode() if more else None
+    following = _Cursor.of(shown[-1]).encode() if len(runs) > page else None
     return call.reply(RunList([run.to_dict() for run in shown], following))
 
 
@@ -183,15 +187,14 @@ async def read_outputs(call: Call) -> ASGIApp:
 
 
 class _Cursor(msgspec.Struct, array_like=True, frozen=True):
-    """Where a page ended: the last run of it, and how many runs came before."""
+    """Where a page ended: at its last run."""
 
-    created_at: str
-    run_id: str
-    passed: int
+    created_us: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+    run_id: Annotated[str, msgspec.Meta(max_length=128)]
 
     @classmethod
-    def of(cls, run: StoredRun, passed: int) -> _Cursor:
-        return cls(run.run.created_at, run.run.id or "", passed)
+    def of(cls, stored: StoredRun) -> _Cursor:
+        return cls(parse_time(stored.run.created_at), stored.run.id or "")
 
     @classmethod
     def decode(cls, text: str) -> _Cursor:
@@ -207,30 +210,6 @@ class _Cursor(msgspec.Struct, array_like=True, frozen=True):
 
     def encode(self) -> str:
         return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
-
-
-async def _find_page(
-    call: Call, project: str | None, store_name: str | None, start: _Cursor | None, page: int
-) -> list[StoredRun]:
-    """The runs after a cursor, one more than fit a page where there are more."""
-    # One more, and a few for runs that were started since the page before.
-    limit: int | None = page + 1 + (min(start.passed, 2**31) + page if start else 0)
-    while True:
-        runs: list[StoredRun] = await call.ask(
-            "list_runs", project=project, limit=limit, store_name=store_name
-        )
-        if start is None:
-            return runs
-        for index, stored in enumerate(runs):
-            if stored.run.id == start.run_id or stored.run.created_at < start.created_at:
-                first = index + (stored.run.id == start.run_id)
-                following = runs[first : first + page + 1]
-                if len(following) > page or limit is None or len(runs) < limit:
-                    return following
-                break
-        if limit is None or len(runs) < limit:
-            return []
-        limit = None
 
 
 def _build_search(request: SearchRequest) -> RunSearch:

@@ -26,7 +26,7 @@ __all__ = ["RowStream", "iterate_newest"]
 
 _log = logging.getLogger("quark.service")
 
-_PART_ROWS = 16_384
+_PART_ROWS = 65_536
 # The newest rows are kept in memory up to here; for more of them the rows are read twice.
 _KEPT_ROWS = 131_072
 

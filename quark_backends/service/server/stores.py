@@ -62,8 +62,9 @@ class WorkspaceStore(Protocol):
         project: str | None = None,
         limit: int | None = None,
         store_name: str | None = None,
+        after: tuple[int, str] | None = None,
     ) -> list[StoredRun]:
-        """Runs, newest first."""
+        """Runs, newest first, after the one of this moment (in microseconds) and id."""
 
     def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
         """The runs that fit."""
