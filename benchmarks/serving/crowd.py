@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +75,10 @@ def _sync(journals: int, batches: int, what: str) -> Tally:
         with environment(**service.environment):
             size = _leave_journals(Path(folder), journals, batches)
             begin = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-m", "quark", "sync", folder],
-                capture_output=True,
-                text=True,
-                env={**os.environ, "PYTHONPATH": str(_ROOT)},
-                check=False,
-            )
+            output, peak = _run_sync(folder)
             taken_s = time.perf_counter() - begin
-            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-            if done.returncode:
-                print(done.stdout[-2000:], done.stderr[-2000:])
+            if output:
+                print(output)
             backend: Any = open_backend(Path(folder), "journal0")
             rows = sum(
                 backend.read(f"journal{index}", "metric", Query()).count
@@ -108,6 +101,29 @@ def _sync(journals: int, batches: int, what: str) -> Tally:
             doubled=max(0, rows - expected),
             note=f"{size / 1e6:.0f} MB in {taken_s:.0f} s, peak {peak:.0f} MB",
         )
+
+
+def _run_sync(folder: str) -> tuple[str, float]:
+    """Run `quark sync`; what it said if it failed, and its peak of memory in MB.
+
+    Asked of the process itself: what the system counts of a child that has
+    ended begins with the memory of the process that it was forked from.
+    """
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "quark", "sync", folder],
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        )
+        peak = 0.0
+        while process.poll() is None:
+            with suppress(OSError, IndexError):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                peak = max(peak, int(status.split("VmHWM:")[1].split()[0]) / 1024)
+            time.sleep(0.02)
+        said.seek(0)
+        return (said.read()[-2000:] if process.returncode else ""), peak
 
 
 def _leave_journals(folder: Path, journals: int, batches: int) -> int:

