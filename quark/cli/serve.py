@@ -27,7 +27,8 @@ __all__ = ["serve"]
     "--store",
     metavar="URL",
     help="sqlite:///DIR/service.db keeps everything in DIR; "
-    "postgresql+psycopg://USER@HOST/DATABASE needs --artifacts too.",
+    "postgresql+psycopg://USER@HOST/DATABASE needs --artifacts too "
+    "[default: sqlite:///quark-service/service.db].",
 )
 @click.option(
     "--artifacts", metavar="URL", help="Folder of payloads [default: beside a SQLite store]."
@@ -72,7 +73,10 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
             err=True,
         )
     _tell_key(first_key, url, config)
-    click.echo(f"Quark serves on {url} (processes: {config.workers}; API: {url}/docs)")
+    click.echo(
+        f"Quark serves on {url} (store: {_show_store(config.store_url)}; "
+        f"processes: {config.workers}; API: {url}/docs)"
+    )
     sys.stdout.flush()
     run_server(config, bound)
 
@@ -106,14 +110,18 @@ def _tell_key(key: str | None, url: str, config: ServiceConfig) -> None:
         return
     click.echo(
         "The workspace `default` is new. Make a key for it with:\n"
-        f"  quark keys create --store {_hide_password(config.store_url)} --scope admin"
+        f"  quark keys create --store {_show_store(config.store_url)} --scope admin"
     )
 
 
-def _hide_password(store_url: str) -> str:
+def _show_store(store_url: str) -> str:
+    """A store's URL that means the same in every folder, without its password."""
     from quark_backends.service.server.control import parse_store_url
 
-    return parse_store_url(store_url).render_as_string(hide_password=True)
+    url = parse_store_url(store_url)
+    if url.drivername == "sqlite":
+        url = url.set(database=os.path.abspath(url.database or ""))
+    return url.render_as_string(hide_password=True)
 
 
 def _show_host(host: str) -> str:

@@ -18,6 +18,8 @@ __all__ = ["open_deployment", "require_service", "store_option"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STORE = "QUARK_SERVE_STORE"
+# The server's default; naming it here spares every command the server's imports.
+_DEFAULT_STORE = "sqlite:///quark-service/service.db"
 
 
 def store_option(command: F) -> F:
@@ -27,7 +29,8 @@ def store_option(command: F) -> F:
         metavar="URL",
         envvar=_STORE,
         show_envvar=True,
-        required=True,
+        default=_DEFAULT_STORE,
+        show_default=True,
         help="Store of the service: sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE.",
     )(command)
 
@@ -49,12 +52,16 @@ def require_service() -> None:
         ) from None
 
 
-def open_deployment(store: str) -> Deployment:
+def open_deployment(store: str, *, make: bool = False) -> Deployment:
     """The databases of a service.
+
+    Args:
+        store: Their URL.
+        make: Whether a SQLite store that is not there will be made.
 
     Raises:
         SchemaValidationError: A URL that no service can have.
-        SessionStoreError: PostgreSQL's driver is missing.
+        SessionStoreError: There is no such store, or PostgreSQL's driver is missing.
     """
     from quark_backends.service.server.config import ServiceConfig
     from quark_backends.service.server.deployment import Deployment
@@ -63,7 +70,10 @@ def open_deployment(store: str) -> Deployment:
     # Where payloads lie matters to the server only.
     config = ServiceConfig(store_url=store, artifact_url=os.curdir)
     try:
-        return Deployment(config)
+        deployment = Deployment(config)
+        if not make:
+            deployment.check_exists()
+        return deployment
     except ImportError as error:
         raise SessionStoreError(
             f"{error.name} is missing, which PostgreSQL needs: "

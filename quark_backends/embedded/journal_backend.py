@@ -120,13 +120,14 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         """See `SupportsSearch`."""
         with self._lock:
             self._play()
-            return self._find().search(search)
+            found = self._find().search(search)
+            return [self._layout.place_summary(summary) for summary in found]
 
     def summarize(self, run_id: str) -> RunSummary:
         """See `SupportsSearch`."""
         with self._lock:
             self._play()
-            return self._find().summarize(run_id)
+            return self._layout.place_summary(self._find().summarize(run_id))
 
     def _find(self) -> RunFinder:
         if self._finder is None:
@@ -154,13 +155,14 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         """See `SupportsRead`."""
         with self._lock:
             self._play()
-            return self._reader.load_run(run_id)
+            return self._layout.place(self._reader.load_run(run_id))
 
     def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
         """See `SupportsRead`."""
         with self._lock:
             self._play()
-            return self._reader.list_runs(project=project, limit=limit)
+            runs = self._reader.list_runs(project=project, limit=limit)
+            return [self._layout.place(stored) for stored in runs]
 
     def _connect(self) -> SqliteConnection:
         if self._connection is None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+if TYPE_CHECKING:
+    from quark_core.backend import Batch
 
 __all__ = [
     "ACKNOWLEDGED_LIMIT_BATCHES",
@@ -175,6 +178,19 @@ class WireBatch(msgspec.Struct, frozen=True, array_like=True):
     kind: Annotated[str, Meta(min_length=1, max_length=64)]
     count: Annotated[int, Meta(ge=1, le=2**31)]
     body: bytes
+
+    @classmethod
+    def of(cls, batch: Batch) -> WireBatch:
+        """A batch as it is sent."""
+        return cls(
+            batch.writer_id,
+            batch.attempt,
+            batch.rank,
+            batch.number,
+            batch.kind,
+            batch.count,
+            batch.body,
+        )
 
 
 class IngestRequest(msgspec.Struct, frozen=True):

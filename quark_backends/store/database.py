@@ -6,13 +6,20 @@ import json
 import os
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+import msgspec
 
 from quark_backends.store.connection import SqliteConnection
 from quark_core.errors import SessionStoreError
 from quark_core.schema import CURRENT_SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from quark_core.backend import StoredRun
+    from quark_core.run_summary import RunSummary
 
 __all__ = [
     "APPLICATION_ID",
@@ -58,6 +65,17 @@ class StoreLayout:
     def run_path(self, run_id: str) -> Path:
         """The run's own directory."""
         return self.root / "runs" / run_id
+
+    def place(self, stored: StoredRun) -> StoredRun:
+        """A run with the directory that it has here: the store may have been copied or moved."""
+        path = str(self.run_path(stored.run.id or ""))
+        if stored.run.run_path == path:
+            return stored
+        return replace(stored, run=msgspec.structs.replace(stored.run, run_path=path))
+
+    def place_summary(self, summary: RunSummary) -> RunSummary:
+        """A summed-up run with the directory that it has here; see `place`."""
+        return replace(summary, stored=self.place(summary.stored))
 
 
 def ensure_store(storage_dir: Path) -> StoreLayout:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -177,3 +178,27 @@ def test_a_busy_database_is_waited_for(tmp_path, monkeypatch):
         other.close()
         monkeypatch.delenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS")
         assert [record.value for record in metrics.read()] == [1.0]
+
+
+@pytest.mark.parametrize("journal_only", [False, True])
+def test_a_store_that_was_copied_is_resumed_where_it_is_now(tmp_path, monkeypatch, journal_only):
+    if journal_only:
+        monkeypatch.setenv("QUARK_JOURNAL_ONLY", "1")
+    first, second = tmp_path / "first", tmp_path / "second"
+    with quark.start_run(project="p", storage_dir=first) as session:
+        quark.MetricsLogger(session).log("loss", 1.0, step=0)
+        session.end_run("interrupted")
+    shutil.copytree(first, second)
+    before = snapshot(first)
+
+    with quark.resume_run(run_id=session.run_id, storage_dir=second) as resumed:
+        assert resumed.run_path == second / ".quark" / "runs" / session.run_id
+        metrics = quark.MetricsLogger(resumed)
+        metrics.log("loss", 0.5, step=1)
+        quark.ArtifactStore(resumed).store("note", "note", "kept here")
+        assert [record.value for record in metrics.read(metric_key="loss")] == [1.0, 0.5]
+
+    assert snapshot(first) == before
+    assert quark.open_run(session.run_id, second).run_path == resumed.run_path
+    (found,) = quark.search_runs(storage_dir=second)
+    assert found.stored.run.run_path == str(resumed.run_path)

@@ -201,21 +201,9 @@ def serving_process(folder, *arguments, **settings):
         server.stop()
 
 
-def to_wire(batch):
-    return WireBatch(
-        batch.writer_id,
-        batch.attempt,
-        batch.rank,
-        batch.number,
-        batch.kind,
-        batch.count,
-        batch.body,
-    )
-
-
 def encode_ingest(*batches):
     """The body of a request that takes these batches in."""
-    return msgspec.msgpack.encode(IngestRequest([to_wire(batch) for batch in batches]))
+    return msgspec.msgpack.encode(IngestRequest([WireBatch.of(batch) for batch in batches]))
 
 
 def ingest(client, *batches, run_id=None, **headers):

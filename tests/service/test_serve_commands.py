@@ -52,7 +52,29 @@ def test_keys_from_first_to_last(store):
     assert key.split("_", 2)[2] not in table
 
 
+def test_a_look_makes_no_store(tmp_path, store, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in (["keys", "list"], ["keys", "revoke", "abc"], ["db", "version"]):
+        for option in (["--store", store], []):
+            with pytest.raises(SessionStoreError, match=r"service\.db does not exist: --store"):
+                run(*command, *option)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_was_told_nothing_keeps_all_in_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QUARK_SERVE_STORE", raising=False)
+    assert run("keys", "create").exit_code == 0
+    config = load_config({}, {}, None)
+    assert config.store_url == load_config({}, {"QUARK_SERVE_STORE": ""}, None).store_url
+    assert [path.name for path in tmp_path.iterdir()] == ["quark-service"]
+    assert len(json.loads(run("keys", "list", "--json").stdout)) == 1
+    given = f"sqlite:///{tmp_path}/quark-service/service.db"
+    assert len(json.loads(run("keys", "list", "--store", given, "--json").stdout)) == 1
+
+
 def test_keys_that_cannot_be(store):
+    assert run("db", "upgrade", "--store", store).exit_code == 0
     with pytest.raises(SessionStoreError, match="no key abc"):
         run("keys", "revoke", "--store", store, "abc")
     with pytest.raises(SchemaValidationError, match="--expires must be"):
@@ -63,7 +85,6 @@ def test_keys_that_cannot_be(store):
 
 
 def test_databases(store):
-    assert "control: version 0" in run("db", "version", "--store", store).stdout
     assert "control: version 1" in run("db", "upgrade", "--store", store).stdout
     run("keys", "create", "--store", store)
     told = run("db", "version", "--store", store).stdout
@@ -118,7 +139,6 @@ def test_older_and_newer_databases_are_refused(tmp_path, store):
 
 def test_mistakes_are_one_line(tmp_path, store):
     for arguments, message in (
-        ([], "store is missing"),
         (["--store", "mysql://root:secret@x/y"], "store must begin with"),
         (["--store", store, "--port", "99999"], "port must be from 0 to 65535"),
         (["--store", store, "--workers", "0"], "workers must be from 1"),

@@ -10,9 +10,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from service_fixtures import encode_ingest, ingest, serving, to_wire
+from service_fixtures import encode_ingest, ingest, serving
 
-from quark_backends.service.protocol import MSGPACK, IngestRequest
+from quark_backends.service.protocol import MSGPACK, IngestRequest, WireBatch
 from quark_core.records import RECORD_TYPES
 from quark_core.testing.batches import BatchMaker
 
@@ -145,7 +145,7 @@ def test_bodies_of_any_columns(client, made, kind, count, inner_count):
     batch = msgspec.structs.replace(
         SENT[1], writer_id=f"odd{next(numbers)}", number=0, kind=kind, count=count, body=body
     )
-    reply = send(client, msgspec.msgpack.encode(IngestRequest([to_wire(batch)])))
+    reply = send(client, msgspec.msgpack.encode(IngestRequest([WireBatch.of(batch)])))
     if reply.status_code == 200:
         check_readable(client)
 

@@ -14,7 +14,6 @@ from service_fixtures import (
     ingest,
     serving,
     serving_process,
-    to_wire,
 )
 
 from quark_backends.service.protocol import MSGPACK, IngestRequest, WireBatch
@@ -288,7 +287,7 @@ def test_bodies_that_are_too_large_together(client):
 
 def test_more_batches_than_a_request_may_have(client):
     maker = BatchMaker("run1", writer_id="crowd")
-    batches = [to_wire(maker.metrics(("loss", 0, 0.0))) for _ in range(257)]
+    batches = [WireBatch.of(maker.metrics(("loss", 0, 0.0))) for _ in range(257)]
     reply = post(client, msgspec.msgpack.encode(IngestRequest(batches)))
     assert (reply.status_code, error_of(reply)["code"]) == (400, "invalid_argument")
 

@@ -19,7 +19,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["BatchSender", "from_wire", "to_wire"]
+__all__ = ["BatchSender", "from_wire"]
 
 _REQUEST_BYTES = 8 * 2**20
 _LEAST_BYTES = 64 * 1024
@@ -93,7 +93,7 @@ class BatchSender:
         return min(len(batches), ACKNOWLEDGED_LIMIT_BATCHES)
 
     def _post(self, batches: Sequence[Batch]) -> None:
-        body = msgspec.msgpack.encode(IngestRequest([to_wire(batch) for batch in batches]))
+        body = msgspec.msgpack.encode(IngestRequest([WireBatch.of(batch) for batch in batches]))
         encoding = None
         if _may_pay(batches, len(body)):
             smaller = zstd.compress(body, _LEVEL)
@@ -109,19 +109,6 @@ class BatchSender:
                 attempts=2,
             )
         )
-
-
-def to_wire(batch: Batch) -> WireBatch:
-    """A batch as it is sent."""
-    return WireBatch(
-        batch.writer_id,
-        batch.attempt,
-        batch.rank,
-        batch.number,
-        batch.kind,
-        batch.count,
-        batch.body,
-    )
 
 
 def from_wire(run_id: str, batch: WireBatch) -> Batch:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["ANY_SCOPE", "Limits", "Principal", "Scope", "ServiceConfig"]
+__all__ = ["ANY_SCOPE", "DEFAULT_STORE_URL", "Limits", "Principal", "Scope", "ServiceConfig"]
 
 Scope = str
 """read, ingest or admin; admin implies the others."""
 
 ANY_SCOPE: Scope = "any"
 """What a route asks for that every valid key may call."""
+
+
+DEFAULT_STORE_URL = "sqlite:///quark-service/service.db"
+"""Where a server keeps everything that was told nothing: a folder in the working directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,7 @@ class ServiceConfig:
         limits: See there.
     """
 
-    store_url: str
+    store_url: str = DEFAULT_STORE_URL
     artifact_url: str = ""
     host: str = "127.0.0.1"
     port: int = 7411

@@ -53,6 +53,19 @@ class Deployment:
         """Whether concurrent requests should share transactions: SQLite has one writer."""
         return self.control.is_sqlite
 
+    def check_exists(self) -> None:
+        """Refuse a SQLite store that nobody has made yet, rather than make it by a look.
+
+        Raises:
+            SessionStoreError: There is none.
+        """
+        path = Path(self.control.url.database or "").absolute()
+        if self.control.is_sqlite and not path.exists():
+            raise SessionStoreError(
+                f"{path} does not exist: --store or QUARK_SERVE_STORE says where the service's "
+                "store is; `quark serve` makes a new one"
+            )
+
     def upgrade(self) -> dict[str, int]:
         """Bring everything to the version of this Quark; workspace -> version, "" is control.
 

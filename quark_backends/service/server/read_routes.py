@@ -160,17 +160,7 @@ async def read_batches(call: Call) -> ASGIApp:
         size_bytes += len(batch.body)
         if batches and size_bytes > _REPLAYED_BYTES:
             break
-        batches.append(
-            WireBatch(
-                batch.writer_id,
-                batch.attempt,
-                batch.rank,
-                batch.number,
-                batch.kind,
-                batch.count,
-                batch.body,
-            )
-        )
+        batches.append(WireBatch.of(batch))
     return call.reply(WireBatches(batches))
 
 

@@ -34,8 +34,8 @@ def load_config(
         path: A TOML file, with the settings at the top and a table `limits`.
 
     Raises:
-        SchemaValidationError: A setting that is unknown or does not fit, or no
-            store; the message names it and where it stands.
+        SchemaValidationError: A setting that is unknown or does not fit; the message
+            names it and where it stands.
     """
     given: dict[str, Any] = {}
     limits: dict[str, Any] = {}
@@ -58,10 +58,7 @@ def load_config(
         if (text := environ.get(variable)) is not None:
             limits[each.name] = _convert(text, limit_hints[each.name], variable)
     if not given.get("store_url"):
-        raise SchemaValidationError(
-            "store is missing: --store sqlite:///DIR/service.db keeps everything in DIR; "
-            f"{PREFIX}STORE and `store` in the file are the same"
-        )
+        given.pop("store_url", None)
     config = ServiceConfig(**given, limits=Limits(**limits))
     _check(config)
     return config
