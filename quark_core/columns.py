@@ -223,9 +223,16 @@ class Columns(Mapping[str, Array]):
 
     def select(self, query: Query) -> Columns:
         """Rows that fit all filters, the newest `limit` of them."""
-        mask = match_rows(query, self.kind, self.__getitem__, lambda name, v: self[name] == v)
+        mask = match_rows(query, self.kind, self.__getitem__, self._match_value)
         chosen = self if mask is True else self.take(np.full(self.count, mask) & mask)
         return chosen.keep_newest(query.limit)
+
+    def _match_value(self, name: str, value: str) -> Array | bool:
+        """Which rows have a value; True or False where all have the same, without a look."""
+        constant = self.find_constant(name)
+        if constant is not None:
+            return bool(constant[0] == value)
+        return np.asarray(self[name] == value)
 
     def keep_newest(self, limit: int | None) -> Columns:
         """The last `limit` rows; all of them for None."""

@@ -36,6 +36,9 @@ MAX_FRAME_BYTES = 128 * 2**20
 
 _LENGTH = struct.Struct("<I")
 
+# What a frame has at most, unless a single row is larger.
+_FRAME_BYTES = 32 * 2**20
+
 
 class Rows(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """Rows of one writer."""
@@ -85,16 +88,27 @@ def encode_frame(frame: Frame) -> bytes:
     return _LENGTH.pack(len(encoded)) + encoded
 
 
-def encode_columns(columns: Columns) -> Iterator[bytes]:
-    """The frames of some rows; there is no end among them."""
+def encode_columns(columns: Columns, *, frame_bytes: int = _FRAME_BYTES) -> Iterator[bytes]:
+    """The frames of some rows; there is no end among them.
+
+    Args:
+        columns: The rows.
+        frame_bytes: What a frame of more than one row has at most.
+    """
     for part in split_by_origin(columns):
+        body = encode_rows(part, compress=False)
+        if len(body) > frame_bytes and part.count > 1:
+            half = part.count // 2
+            for rows in (slice(None, half), slice(half, None)):
+                yield from encode_columns(part.take(rows), frame_bytes=frame_bytes)
+            continue
         yield encode_frame(
             Rows(
                 run_id=_first(part, "run_id"),
                 writer_id=_first(part, "writer_id"),
                 attempt=int(_first(part, "attempt")),
                 rank=int(_first(part, "rank")),
-                body=encode_rows(part, compress=False),
+                body=body,
             )
         )
 

@@ -16,7 +16,7 @@ from quark_backends.service.protocol import (
     OutputBody,
     SeriesReply,
 )
-from quark_backends.service.rows import End, Rows, decode_frame
+from quark_backends.service.rows import End, Rows, decode_frame, encode_columns
 from quark_backends.service.server.row_stream import iterate_newest
 from quark_core.codec import encode_records
 from quark_core.columns import Columns
@@ -316,3 +316,25 @@ def test_figures_health_and_descriptions(server, client):
     assert "<script" not in page.text
     assert "src=" not in page.text
     assert "server" not in page.headers
+
+
+@pytest.mark.parametrize("frame_bytes", [1, 2000, 5000, 10**9])
+def test_frames_have_a_size_that_clients_take(frame_bytes):
+    batch = BatchMaker("r").metrics(*(("m", step, step / 7) for step in range(1000)))
+    rows = Columns.from_records("metric", batch.to_records())
+    frames = list(encode_columns(rows, frame_bytes=frame_bytes))
+    decoded = [decode_frame(frame[4:]) for frame in frames]
+    assert [value for part in decoded for value in part.to_columns()["value"].tolist()] == rows[
+        "value"
+    ].tolist()
+    assert all(len(part.body) <= frame_bytes or part.to_columns().count == 1 for part in decoded)
+    assert (len(frames) == 1) == (frame_bytes > 10_000)
+
+
+@pytest.mark.parametrize("equals", ["m", "other"])
+def test_a_name_that_all_rows_have_is_not_looked_at_row_by_row(equals):
+    batch = BatchMaker("r").metrics(*(("m", step, 1.0) for step in range(9)))
+    rows = Columns.from_records("metric", batch.to_records())
+    rows = Columns("metric", rows.count, dict(rows), constants={"metric_key": "m"})
+    found = rows.select(Query(equals={"metric_key": equals}, step_min=4))
+    assert found["step"].tolist() == (list(range(4, 9)) if equals == "m" else [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -26,7 +27,12 @@ __all__ = ["RowStream", "iterate_newest"]
 
 _log = logging.getLogger("quark.service")
 
-_PART_ROWS = 65_536
+# Number of rows, and the frames that they are.
+_Part = tuple[int, list[bytes]]
+
+# Rows of metrics are narrow; those of other kinds may hold texts and JSON values.
+_PART_ROWS = {"metric": 262_144}
+_OTHER_PART_ROWS = 16_384
 # The newest rows are kept in memory up to here; for more of them the rows are read twice.
 _KEPT_ROWS = 131_072
 
@@ -41,7 +47,8 @@ def iterate_newest(
         SessionStoreError: The store cannot be read.
     """
     every = replace(query, limit=None)
-    parts = store.iterate(run_id, kind, every, rows=_PART_ROWS)
+    rows = _PART_ROWS.get(kind, _OTHER_PART_ROWS)
+    parts = store.iterate(run_id, kind, every, rows=rows)
     limit = query.limit
     if limit is None:
         yield from parts
@@ -50,7 +57,7 @@ def iterate_newest(
     else:
         before = sum(part.count for part in parts) - limit
         left = limit
-        for part in store.iterate(run_id, kind, every, rows=_PART_ROWS):
+        for part in store.iterate(run_id, kind, every, rows=rows):
             first = min(max(before, 0), part.count)
             before -= part.count
             # What came in between the two readings is left out.
@@ -65,6 +72,8 @@ def iterate_newest(
 class RowStream:
     """A reply of frames; its errors come before it begins, or as its last frame.
 
+    While a part is sent the next one is read, so that at most two are in memory.
+
     Args:
         call: The request.
         run_id, kind, query: What is read.
@@ -77,7 +86,9 @@ class RowStream:
         self._query = query
         self._stack = AsyncExitStack()
         self._parts: Iterator[Columns] = iter(())
-        self._first: Columns | None = None
+        self._first: _Part | None = None
+        # A reading that its request no longer waits for must end before what it reads from.
+        self._lock = threading.Lock()
 
     async def begin(self) -> None:
         """Read the first part, so that what goes wrong at once is a plain error.
@@ -90,7 +101,7 @@ class RowStream:
         opened = await self._stack.enter_async_context(self._call.store())
         self._parts = iterate_newest(opened.store, self._run_id, self._kind, self._query)
         try:
-            self._first = await self._call.service.threads.read(next, self._parts, None)
+            self._first = await self._call.service.threads.read(self._make_part)
         except BaseException:
             await self._end()
             raise
@@ -122,11 +133,17 @@ class RowStream:
         self._first = None
         try:
             while part is not None:
-                rows += part.count
-                for frame in await read(_encode_part, part):
-                    async with asyncio.timeout(stall_s):
-                        await send(_to_body(frame, more=True))
-                part = await read(next, self._parts, None)
+                count, frames = part
+                rows += count
+                following = asyncio.ensure_future(read(self._make_part))
+                try:
+                    for frame in frames:
+                        async with asyncio.timeout(stall_s):
+                            await send(_to_body(frame, more=True))
+                except BaseException:
+                    following.add_done_callback(_forget)
+                    raise
+                part = await following
             last = encode_frame(End(rows))
         except TimeoutError:
             raise
@@ -137,14 +154,26 @@ class RowStream:
             await send(_to_body(last, more=False))
 
     async def _end(self) -> None:
-        close = getattr(self._parts, "close", None)
-        if close is not None:
-            await self._call.service.threads.read(close)
+        await self._call.service.threads.read(self._close_parts)
         await self._stack.aclose()
 
+    def _make_part(self) -> _Part | None:
+        with self._lock:
+            part = next(self._parts, None)
+            return None if part is None else (part.count, list(encode_columns(part)))
 
-def _encode_part(part: Columns) -> list[bytes]:
-    return list(encode_columns(part))
+    def _close_parts(self) -> None:
+        with self._lock:
+            close = getattr(self._parts, "close", None)
+            if close is not None:
+                close()
+            self._parts = iter(())
+
+
+def _forget(following: asyncio.Future[_Part | None]) -> None:
+    """Take note of an error that nobody waits for any more."""
+    if not following.cancelled():
+        following.exception()
 
 
 def _to_body(data: bytes, *, more: bool) -> dict[str, object]:
