@@ -152,9 +152,12 @@ class MirroredRun:
                 raise unavailable(
                     f"MLflow does not take the run: {error}; the records wait"
                 ) from error
-            if self._found.id != self._known.mlflow_run_id:
-                self._known.mlflow_run_id = self._found.id
+            url = self._server.find_page(self._found)
+            if (self._found.id, url) != (self._known.mlflow_run_id, self._known.url):
+                self._known.mlflow_run_id, self._known.url = self._found.id, url
                 self._save()
+            if url is not None:
+                _log.info("backend mlflow: run %s is at %s", self._run_id, url)
         return self._found.id
 
     def _save(self) -> None:

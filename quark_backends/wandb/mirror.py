@@ -16,7 +16,7 @@ from quark_backends.wandb.attachments import Attachments
 from quark_backends.wandb.frames import OpenRun
 from quark_backends.wandb.log_file import HISTORY_KEY, LogFile
 from quark_backends.wandb.rows import Histogram, Row, RowMaker
-from quark_backends.wandb.run import describe_start, find_exit_code, init_run
+from quark_backends.wandb.run import describe_start, find_exit_code, init_run, note_page
 from quark_backends.wandb.state import MirrorState, RunFile, WriterHead, load_state, save_state
 from quark_core.backend import Batch
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
@@ -68,6 +68,11 @@ class WandbMirror:
     def has_run(self) -> bool:
         """Whether a W&B run is open."""
         return self._run is not None
+
+    @property
+    def page(self) -> str:
+        """Address of the W&B run's page, or "" where it has none."""
+        return self._state.url if self._run is not None and not self._run.offline else ""
 
     def apply(self, batches: Sequence[Batch]) -> str:
         """Mirror batches; returns what the user should know, mostly nothing.
@@ -152,6 +157,7 @@ class WandbMirror:
         if self._run.disabled:
             self._notes.append("WANDB_MODE is disabled, so W&B keeps nothing of it")
             return
+        note_page(state, self._run)
         path = Path(self._run.settings.sync_file)
         if last is not None and not last.synced and not self._run.offline:
             self._notes.append(

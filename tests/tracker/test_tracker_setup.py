@@ -252,37 +252,46 @@ def mirrored(define, monkeypatch):
 
 
 def test_what_is_known_of_a_wandb_run(mirrored):
+    page = "https://wandb.ai/team/p/runs/abc"
     with quark.setup_tracker("p", "wandb", entity="team", name="n", mode="online") as tracker:
         before = tracker.wandb_run
         assert (before.id, before.name, before.project, before.entity) == (None, "n", "p", "team")
         assert (before.url, before.directory) == (None, None)
-        place = save_state(tracker, "wandb/p-1234", "state.json", wandb_id="abc")
+        # As the mirror notes it down when it has begun the run.
+        state = {"wandb_id": "abc", "url": page, "entity": "team"}
+        place = save_state(tracker, "wandb/p-1234", "state.json", **state)
         run = tracker.wandb_run
-        assert (run.id, run.directory) == ("abc", place)
-        assert run.url == "https://wandb.ai/team/p/runs/abc"
+        assert (run.id, run.directory, run.entity, run.url) == ("abc", place, "team", page)
         assert tracker.get_backend("wandb").run == run
+        assert tracker.get_backend("wandb").run_url == page
         assert tracker.mlflow_run is None
         with pytest.raises(AttributeError):
             run.id = "other"
 
 
-def test_an_offline_run_has_no_page(mirrored):
-    with quark.setup_tracker("p", "wandb", entity="team", mode="offline") as tracker:
-        save_state(tracker, "wandb/p-1234", "state.json", wandb_id="abc")
-        assert (tracker.wandb_run.id, tracker.wandb_run.url) == ("abc", None)
-
-
 def test_what_is_known_of_an_mlflow_run(mirrored, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:word@localhost:5000/")
-    with quark.setup_tracker("p", "mlflow") as tracker:
-        place = save_state(
-            tracker, "mlflow/1234", "run.json", mlflow_run_id="abc", experiment_id="7"
-        )
-        run = tracker.mlflow_run
-        assert (run.id, run.experiment, run.directory) == ("abc", "p", place)
-        assert "word" not in str(run)
-        assert run.url.endswith("localhost:5000/#/experiments/7/runs/abc")
-        assert tracker.wandb_run is None
+    page = "http://localhost:5000/#/experiments/7/runs/abc"
+    for name, uri in (("mlflow", "localhost"), ("mlflow:http://other?layers=5", "other")):
+        with quark.setup_tracker("p", name, outdir=uri) as tracker:
+            assert (tracker.mlflow_run.id, tracker.mlflow_run.url) == (None, None)
+            place = save_state(tracker, "mlflow/12", "run.json", mlflow_run_id="abc", url=page)
+            run = tracker.mlflow_run
+            assert (run.id, run.experiment, run.directory, run.url) == ("abc", "p", place, page)
+            assert uri in run.tracking_uri
+            assert "word" not in str(run)
+            assert tracker.wandb_run is None
+
+
+def test_where_a_run_is_is_told_once(tmp_path, recorder, caplog):
+    with caplog.at_level("INFO", logger="quark"):
+        tracker = quark.setup_tracker("p", "csv,recorder", outdir=tmp_path)
+        tracker.finish()
+    (told,) = [text for text in caplog.messages if text.startswith("tracker: run ")]
+    assert told == (
+        f"tracker: run {tracker.run_id} of project p is in {tmp_path / '.quark'}, "
+        "and goes to csv, recorder"
+    )
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "{}"])
