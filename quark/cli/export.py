@@ -116,7 +116,7 @@ def export(
         f"{sum(files.rows.values()):,} rows, {decimal(files.size_bytes)} in "
         f"{len(files.written)} files: {', '.join(map(str, files.written))}"
     )
-    if files.rows.get("artifact"):
+    if (not kinds or "artifact" in kinds) and files.rows.get(targets.name("artifact")):
         click.echo(
             f"The payloads of its artifacts: quark artifacts {run} --output DIR{source.arguments}"
         )

@@ -13,6 +13,8 @@ from quark_core.errors import (
     SchemaValidationError,
     UnknownBackendError,
 )
+from quark_core.registry import default_registry
+from quark_core.testing.faults import ScriptedBackend, define_scripted
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def mirrored(tmp_path, monkeypatch):
             metrics = quark.MetricsLogger(session)
             for step in range(60):
                 metrics.log("train/loss", scale / (step + 1), step=step)
-            quark.ArtifactStore(session).log("note", {"a": 1})
+            quark.ArtifactStore(session).log_table("note", {"a": [1]})
     monkeypatch.delenv("QUARK_RUN_ID")
     return place
 
@@ -91,10 +93,12 @@ def test_a_run_that_is_named_like_a_backend_is_opened_from_its_folder(tmp_path, 
         (("run-a", "mlflow+http://127.0.0.1:9"), {}, "storage_dir must be a folder"),
         ((7,), {"backend": "csv:out"}, "run_id must be a str"),
         (("run-a",), {"backend": " "}, "backend must be a backend's name or URI"),
-        (("wandb", "run-a"), {}, "wandb takes records but cannot be read back"),
+        (("deaf", "run-a"), {}, "deaf takes records but cannot be read back"),
     ],
 )
 def test_contradictions_are_refused(tmp_path, monkeypatch, arguments, keywords, reason):
+    deaf = define_scripted("deaf", ScriptedBackend())
+    monkeypatch.setitem(default_registry()._definitions, "deaf", deaf)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SchemaValidationError, match=reason):
         quark.open_run(*arguments, **keywords)
@@ -168,7 +172,7 @@ def test_artifacts_of_a_backend_are_listed_and_exported(mirrored, tmp_path):
     assert record["artifact_key"] == "note"
     call("artifacts", "run-a", "-b", mirrored, "--output", tmp_path / "copied")
     (copied,) = [path for path in (tmp_path / "copied").rglob("*") if path.is_file()]
-    assert json.loads(copied.read_text()) == {"a": 1}
+    assert json.loads(copied.read_text()) == {"columns": ["a"], "rows": [[1]]}
     said = call("export", "run-a", "-f", "csv", "-o", tmp_path / "out", "-b", mirrored).stdout
     assert f"--backend {mirrored}" in said
     assert len((tmp_path / "out" / "metric.csv").read_text().splitlines()) == 61

@@ -236,7 +236,7 @@ def list_paths(client, find_runs):
 
 
 @pytest.fixture
-def foreign(client, project):
+def foreign(mlflow, client, project):
     """A run that no Quark has seen, with a parent: its MLflow run and its parent's."""
     experiment = client.create_experiment(project)
     parent = client.create_run(experiment, run_name="sweep", start_time=1_700_000_000_000)
@@ -257,9 +257,11 @@ def foreign(client, project):
         "version": "007",
     }.items():
         client.log_param(run_id, key, text)
-    for step in range(200):
-        value = 2 * math.exp(-step / 30) + 0.1
-        client.log_metric(run_id, "train loss", value, timestamp=10**12 + step, step=step)
+    points = [
+        mlflow.entities.Metric("train loss", 2 * math.exp(-step / 30) + 0.1, 10**12 + step, step)
+        for step in range(200)
+    ]
+    client.log_batch(run_id, metrics=points)
     client.log_metric(run_id, "val/acc", float("nan"), timestamp=10**12 + 500, step=-3)
     client.set_tag(run_id, "mlflow.note.content", "Notes.")
     client.set_terminated(run_id, status="KILLED", end_time=1_700_000_100_000)

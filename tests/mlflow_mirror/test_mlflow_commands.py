@@ -58,7 +58,7 @@ def test_runs_are_listed_and_searched(call, uri, project, foreign):
     assert [run["id"] for run in found] == ids
     assert found[0]["config"]["lr"] == 0.1
     assert "trial" in call("runs", "-b", uri, "-p", project)
-    wanted = ["-w", "config.lr == 0.1 and 'team=vision' in tags", "--sort", "'train loss'"]
+    wanted = ["-w", "config.lr == 0.1 and 'team=vision' in tags", "--sort", "-`train loss`"]
     (one,) = json.loads(call("runs", "-b", uri, "-p", project, "--json", *wanted))
     assert (one["id"], one["name"]) == (ids[0], "trial")
 

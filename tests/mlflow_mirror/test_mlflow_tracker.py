@@ -43,10 +43,10 @@ def test_config_table_image_and_files_are_in_mlflow(
     assert run.data.params == {"lr": "0.1", "model.depth": "2", "seed": "3"}
     assert [step for step, *_ in history(run.info.run_id, "loss")] == [0, 1, 2]
     assert (run.info.run_name, run.info.status) == ("n", "FINISHED")
-    paths = {path.split("/step-")[0]: path for path in list_paths("artifacts")}
+    paths = [path for path in list_paths("artifacts") if not path.endswith(".metadata.json")]
 
     def find(start, ending):
-        (path,) = [p for p in paths.values() if p.startswith(start) and p.endswith(ending)]
+        (path,) = [p for p in paths if p.startswith(start) and p.endswith(ending)]
         return fetch(path)
 
     assert json.loads(find("artifacts/table/eval/preds", ".json")) == {

@@ -10,7 +10,7 @@ REFERENCE = TESTS.parent / "docs" / "reference" / "tracker.md"
 def test_the_tests_in_the_table_exist():
     named = set(re.findall(r"`(test_\w+)`", REFERENCE.read_text()))
     there = set()
-    for folder in ("tracker", "backends"):
+    for folder in ("tracker", "backends", "mlflow_mirror", "wandb_mirror"):
         for path in (TESTS / folder).glob("test_*.py"):
             there.update(re.findall(r"^def (test_\w+)\(", path.read_text(), re.M))
     assert named - there == set()
