@@ -45,8 +45,9 @@ def describe_media(record: ArtifactRecord) -> Media | None:
     if path is None or record.size_bytes > _MAX_BYTES:
         return None
     suffix = PurePosixPath(path).suffix.lower()
+    metadata: Mapping[str, Any] = record.metadata or {}
     if record.artifact_type == "image" and suffix in _IMAGES:
-        caption = (record.metadata or {}).get("caption")
+        caption = metadata.get("caption")
         return Media("image", record.sha256, suffix, None if caption is None else str(caption))
     if record.artifact_type == "table" and suffix == ".json":
         return Media("table", record.sha256, suffix)

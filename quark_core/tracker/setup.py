@@ -146,7 +146,9 @@ def setup_tracker(
         return NullTracker()
     place = storage_dir if storage_dir is not None else outdir
     options = {option: kwargs[option] for option in _SESSION_OPTIONS if option in kwargs}
+    # As `mlflow.start_run` calls them.
     options.setdefault("name", kwargs.get("run_name"))
+    options.setdefault("notes", kwargs.get("description"))
     session = start_session(
         mirrors, project_name=project_name, config=config, storage_dir=place, **options
     )

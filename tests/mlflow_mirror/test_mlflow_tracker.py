@@ -86,6 +86,21 @@ def test_the_page_of_the_run_is_known_and_told_once(server, project, find_runs, 
     assert len(find_runs()) == 1
 
 
+def test_the_environment_sends_the_run_to_another_experiment(project, find_runs, monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", f"{project} & elsewhere")
+    with quark.setup_tracker(project, "mlflow", outdir="out", description="About.") as tracker:
+        tracker.log({"loss": 0.5})
+    assert find_runs() == []
+    (run,) = find_runs(f"{project} & elsewhere")
+    assert run.data.tags["quark.project"] == tracker.session.project_name == project
+    assert run.data.tags["mlflow.note.content"] == "About."
+    opened = quark.open_run("mlflow", tracker.run_id)
+    assert (opened.run_id, opened.project_name) == (tracker.run_id, project)
+    reader = opened.open_run.reader
+    found = reader.list_runs(project=f"{project} & elsewhere")
+    assert [stored.run.id for stored in found] == [tracker.run_id]
+
+
 @pytest.mark.parametrize(
     ("uri", "pages"),
     [

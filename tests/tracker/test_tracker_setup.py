@@ -138,14 +138,19 @@ def test_options_of_wandb_reach_its_mirror():
     assert quark.MLflowBackend("p", run_name="r", nested=True).specification == "mlflow"
 
 
+def test_the_environment_names_the_experiment(monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "an & other")
+    assert quark.MLflowBackend("p").specification == "mlflow:?experiment=an+%26+other"
+
+
 def test_the_run_has_name_notes_and_tags():
     with quark.setup_tracker(
         "p", "quark", name="n", notes="about", tags={"kind": "test", "n": 1}
     ) as tracker:
         run = tracker.session.context.run
     assert (run.name, run.notes, run.tags) == ("n", "about", ("kind=test", "n=1"))
-    with quark.setup_tracker("p", "quark", run_name="r", tags="a, b") as tracker:
-        assert tracker.session.context.run.name == "r"
+    with quark.setup_tracker("p", "quark", run_name="r", tags="a, b", description="d") as tracker:
+        assert (tracker.session.context.run.name, tracker.session.context.run.notes) == ("r", "d")
         assert tracker.session.context.run.tags == ("a", "b")
 
 
