@@ -101,6 +101,32 @@ def test_the_environment_sends_the_run_to_another_experiment(project, find_runs,
     assert [stored.run.id for stored in found] == [tracker.run_id]
 
 
+def test_a_run_of_a_thousand_points_of_which_mlflow_refuses_one(
+    server, project, find_runs, history
+):
+    session = quark.start_run(project=project, storage_dir="out", backends="mlflow")
+    metrics = quark.MetricsLogger(session)
+    for step in range(1000):
+        # MLflow takes no time before 1970.
+        when = {"timestamp": "1969-12-31T23:59:55Z"} if step == 613 else {}
+        metrics.log("m", float(step), step=step, **when)
+    assert len(metrics.read(metric_key="m")) == 1000
+    session.end_run()
+    (run,) = find_runs()
+    there = [step for step, *_ in history(run.info.run_id, "m")]
+    assert there == [step for step in range(1000) if step != 613]
+    assert run.info.status == "FINISHED"
+    (lane,) = [one for one in session.report_delivery().lanes if not one.primary]
+    assert lane.waiting == 0
+    path = session.run_path / "quarantine" / "mlflow" / "refused-records.jsonl"
+    (line,) = path.read_text().splitlines()
+    assert "613" in line
+    assert "timestamp" in line
+    # Among the artifacts it is all the same, and so is read back.
+    opened = quark.MetricsLogger(quark.open_run(f"mlflow+{server.uri}", session.run_id))
+    assert len(opened.read(metric_key="m")) == 1000
+
+
 @pytest.mark.parametrize(
     ("uri", "pages"),
     [
