@@ -18,15 +18,45 @@ def names_of(tracker):
     return sorted([*tracker._mirrors, *(lane.name for lane in tracker._lanes)])
 
 
+LOGGING = {
+    "log": "self, metrics, step=None, commit=True",
+    "log_config": "self, config",
+    "log_table": "self, key, columns, data",
+    "log_image": "self, key, image_path, caption=None",
+    "log_artifacts": "self, paths",
+    "watch": "self, model, **kwargs",
+    "finish": "self",
+}
+MAKING = "self, project_name=None, config=None, outdir=None, rank=None, **kwargs"
+
+
+def spell(function):
+    """A signature without its annotations."""
+    signature = inspect.signature(function)
+    plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))[1:-1]
+
+
 def test_its_signatures_are_those_that_scripts_use():
-    signature = inspect.signature(quark.setup_tracker)
-    assert [str(p.name) for p in signature.parameters.values()] == [
-        *("project_name", "backends", "config", "outdir", "rank", "kwargs")
-    ]
-    assert list(inspect.signature(quark.Tracker.log).parameters) == [
-        *("self", "metrics", "step", "commit")
-    ]
-    assert list(inspect.signature(quark.register_backend).parameters) == ["name", "cls"]
+    assert spell(quark.setup_tracker) == (
+        "project_name=None, backends=None, config=None, outdir=None, rank=None, **kwargs"
+    )
+    assert spell(quark.register_backend) == "name, cls"
+    for cls in (quark.Tracker, quark.TrackerBackend, quark.CSVBackend):
+        assert {name: spell(getattr(cls, name)) for name in LOGGING} == LOGGING
+    assert spell(quark.Tracker.get_backend) == "self, name"
+    assert spell(quark.Tracker.__init__).startswith("self, backends=()")
+    assert spell(quark.NullTracker.__init__) == "self"
+    assert spell(quark.CSVBackend.__init__) == "self, outdir, rank=0"
+    assert spell(quark.WandbBackend.__init__) == MAKING
+    assert spell(quark.MLflowBackend.__init__) == MAKING
+    for cls in (quark.WandbBackend, quark.MLflowBackend):
+        assert isinstance(cls.run, property)
+        assert isinstance(cls.run_url, property)
+    assert isinstance(quark.Tracker.wandb_run, property)
+    assert isinstance(quark.Tracker.mlflow_run, property)
+    assert quark.TrackerBackend.__abstractmethods__ == {"log", "log_config", "finish"}
+    assert quark.TrackerBackend.name == "base"
 
 
 @pytest.mark.parametrize("backends", ["none", "", " , ", [], ["none"], ()])
