@@ -11,6 +11,7 @@ from quark_core.context import RunContext
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
 from quark_core.open_run import open_runs
 from quark_core.records import EventRecord, RunStatus
+from quark_core.redaction import redact_text
 from quark_core.session import TrainingSession
 
 __all__ = ["add_log", "add_tag", "end_run", "open_run", "resume_run", "start_run"]
@@ -72,23 +73,46 @@ def open_run(
     """Look at a run without touching it: no status change, no event.
 
     Every reader and analyzer works on what is returned; whatever would write
-    raises InvalidRunStateError.
+    raises InvalidRunStateError. A run that another tool keeps is opened by
+    `open_run("mlflow+http://127.0.0.1:5000", run_id)`, or with `backend=`.
 
     Args:
-        run_id: The run.
-        storage_dir: The storage root.
+        run_id: The run; or name or URI of a backend, with the run behind it.
+        storage_dir: The storage root; or the run, behind a backend.
         backend: Name or URI of a backend to read from in place of the primary
             store, such as "csv:/data/mirror"; analyzers return their results
             there and store nothing.
 
     Raises:
         RunNotFoundError: The store has no such run.
-        SchemaValidationError: The backend cannot be read back.
+        SchemaValidationError: The backend cannot be read back, is given twice,
+            or has no run behind it.
         SessionStoreError: There is no store, or it cannot be read.
     """
-    if backend is not None:
-        from quark_core.foreign_runs import open_foreign_run
+    from quark_core.foreign_runs import find_backend, open_foreign_run
 
+    first = find_backend(run_id, storage_dir)
+    if first is not None:
+        shown = redact_text(first)
+        if backend is not None:
+            raise SchemaValidationError(
+                f"backend is given twice: {shown!r} comes first, and backend= is "
+                f"{redact_text(str(backend))!r}; leave one of them out"
+            )
+        if not isinstance(storage_dir, str):
+            raise SchemaValidationError(
+                f"run_id must come behind the backend: open_run({shown!r}, run_id), "
+                f"got {storage_dir!r:.60}; a storage root goes with "
+                "open_run(run_id, storage_dir, backend=…)"
+            )
+        return TrainingSession(open_foreign_run(storage_dir, None, first))
+    if isinstance(storage_dir, str) and "://" in storage_dir:
+        shown = redact_text(storage_dir)
+        raise SchemaValidationError(
+            f"storage_dir must be a folder, and {shown!r} is a URI: "
+            f"open_run({shown!r}, run_id) reads from a backend"
+        )
+    if backend is not None:
         return TrainingSession(open_foreign_run(run_id, storage_dir, backend))
     return TrainingSession(opening.open_for_reading(run_id, storage_dir))
 

@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from quark.cli.store_access import (
-    describe_unstored,
-    find_run,
-    json_option,
-    open_store,
-    print_json,
-    storage_option,
-)
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
     from quark_core.analysis.diagnosis import AnalyzerResult
@@ -36,6 +30,7 @@ _LEVELS = ("warning", "error", "critical")
 @click.command()
 @click.argument("run")
 @storage_option
+@backend_option
 @click.option(
     "--fail-on",
     type=click.Choice(_LEVELS),
@@ -65,6 +60,7 @@ _LEVELS = ("warning", "error", "critical")
 def analyze(
     run: str,
     storage_dir: Path | None,
+    backend: str | None,
     fail_on: str | None,
     mode: str,
     rules: tuple[str, ...],
@@ -76,7 +72,8 @@ def analyze(
 
     Shows health scores, alerts with what shows them, and the phases of the
     training, and stores them with the run in place of those of an earlier
-    analysis. Works on a run that still goes on, too.
+    analysis. Works on a run that still goes on, too. With --backend nothing is
+    stored.
 
     \b
     Exit status:
@@ -86,17 +83,16 @@ def analyze(
       3    an alert is as severe as --fail-on, or more
     """  # noqa: D301 - click wants the character
     from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
-    from quark_core.run_arguments import resolve_storage_dir
-    from quark_core.shortcuts import open_run
 
-    store = open_store(storage_dir)
-    stored = find_run(store, run)
+    source = RunSource(storage_dir, backend)
+    stored = source.find(run)
     run_id = str(stored.run.id)
-    session = open_run(run_id, resolve_storage_dir(storage_dir))
+    session = source.open(run_id)
     config = AnalyzerEngineConfig(
         mode="absolute" if mode == "absolute" else "adaptive", rules=rules or None
     )
-    is_partial = bool(rules) or explain is not None
+    # Another tool's store takes no outputs, and that needs no word.
+    is_partial = bool(rules) or explain is not None or backend is not None
     with show_warnings():
         _check_rules(rules, explain, mode)
         result, phases = _analyze(session, config, keep=not (no_store or is_partial))
@@ -120,7 +116,7 @@ def analyze(
         # A view of its own: its columns are read only where a curve is drawn.
         case = Case(open_analysis(session).load(), config)
         print_analysis(stored, result, phases, case)
-        if line := describe_unstored(store, storage_dir, run_id):
+        if line := source.describe_unstored(run_id):
             click.echo(line)
     if fail_on is not None and _reaches(result, fail_on):
         sys.exit(FAILED_CHECK)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,7 @@ __all__ = ["artifacts", "make_artifact_table"]
     help="Copy the payloads into this directory, by type and key.",
 )
 @storage_option
+@backend_option
 @json_option
 def artifacts(
     run: str,
@@ -38,6 +40,7 @@ def artifacts(
     artifact_type: str | None,
     output: Path | None,
     storage_dir: Path | None,
+    backend: str | None,
     as_json: bool,
 ) -> None:
     """List the artifacts of RUN (its id, the beginning of it, or its name).
@@ -49,13 +52,10 @@ def artifacts(
     from rich.filesize import decimal
 
     from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT
-    from quark_core.opening import open_for_reading
-    from quark_core.run_arguments import resolve_storage_dir
-    from quark_core.session import TrainingSession
     from quark_core.writers.artifacts import ArtifactStore
 
-    run_id = str(find_run(open_store(storage_dir), run).run.id)
-    session = TrainingSession(open_for_reading(run_id, resolve_storage_dir(storage_dir)))
+    source = RunSource(storage_dir, backend)
+    session = source.open(str(source.find(run).run.id))
     store = ArtifactStore(session)
     found = store.read(artifact_key=key, artifact_type=artifact_type)
     if as_json:
@@ -69,7 +69,7 @@ def artifacts(
         if isinstance(session.run_path, Path):
             click.echo(f"They lie in {session.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
         else:
-            click.echo(f"They lie in the service, with {session.run_path}")
+            click.echo(f"They lie with {session.run_path}")
     if output is not None:
         _copy(store, found, output)
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.analyze import FAILED_CHECK, show_warnings
-from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quark_core.analysis.comparison.config import ComparisonEngineConfig
-    from quark_core.backend import SupportsPrimary
+    from quark_core.session import TrainingSession
 
 __all__ = ["compare"]
 
@@ -24,6 +25,13 @@ __all__ = ["compare"]
 @click.argument("primary", metavar="RUN")
 @click.argument("reference", metavar="RUN")
 @storage_option
+@backend_option
+@click.option(
+    "--reference-backend",
+    metavar="URI",
+    default=None,
+    help="Read only the reference from here, and the primary from the store or --backend.",
+)
 @click.option("--baseline", is_flag=True, help="The second side is the baseline.")
 @click.option(
     "-t",
@@ -40,6 +48,8 @@ def compare(
     primary: str,
     reference: str,
     storage_dir: Path | None,
+    backend: str | None,
+    reference_backend: str | None,
     baseline: bool,
     targets: tuple[tuple[str, str, float], ...],
     fail_on_worse: bool,
@@ -51,7 +61,8 @@ def compare(
     such as the seeds of one configuration: quark compare a1,a2,a3 b1,b2,b3.
     Better and worse are said of the primary, and only where more than chance
     can be seen. Nothing is stored; a run that was not analyzed is analyzed in
-    memory.
+    memory. With --backend both sides are another tool's, with
+    --reference-backend the second one is.
 
     \b
     Exit status:
@@ -61,16 +72,13 @@ def compare(
       3    a metric of the primary is worse
     """  # noqa: D301 - click wants the character
     from quark_core.analysis.comparison.engine import ComparisonEngine
-    from quark_core.run_arguments import resolve_storage_dir
-    from quark_core.shortcuts import open_run
 
     config = _configure(targets)
     sides = _split(primary), _split(reference)
-    store = open_store(storage_dir)
-    root = resolve_storage_dir(storage_dir)
-    first, second = (
-        [open_run(run_id, root) for run_id in _find_runs(store, side)] for side in sides
-    )
+    source = other = RunSource(storage_dir, backend)
+    if reference_backend is not None:
+        other = RunSource(storage_dir, reference_backend)
+    first, second = _open_runs(source, sides[0]), _open_runs(other, sides[1])
     with show_warnings():
         result = ComparisonEngine.compare_runs(first, second, baseline=baseline, config=config)
     if as_json:
@@ -105,5 +113,6 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _find_runs(store: SupportsPrimary, side: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(str(find_run(store, part).run.id) for part in side))
+def _open_runs(source: RunSource, side: Sequence[str]) -> list[TrainingSession]:
+    found = dict.fromkeys(str(source.find(part).run.id) for part in side)
+    return [source.open(run_id) for run_id in found]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from quark.cli.export_files import FORMATS, FileSet, check_format
-from quark.cli.store_access import describe_unstored, find_run, open_store, storage_option
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import storage_option
 
 if TYPE_CHECKING:
     from quark_core.backend import StoredRun, SupportsRead
@@ -57,13 +58,7 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
     help="A directory, or the file of a single --kind [default: a directory of the run's id].",
 )
 @storage_option
-@click.option(
-    "--backend",
-    metavar="URI",
-    default=None,
-    help="Read the run from here in place of the store: mlflow+http://HOST:PORT, csv:DIR …; "
-    "RUN is then the whole id.",
-)
+@backend_option
 @click.option(
     "--all-attempts",
     is_flag=True,
@@ -93,8 +88,11 @@ def export(
 
     check_format(file_format)
     targets = _Targets.choose(output, file_format, kinds)
-    store, stored = _find(run, storage_dir, backend)
+    source = RunSource(storage_dir, backend)
+    store, stored = source.reader, source.find(run)
     run_id = str(stored.run.id)
+    if line := source.describe_unstored(run_id):
+        click.echo(line, err=True)
     directory = targets.directory or Path(run_id)
     query = Query(all_attempts=all_attempts)
     try:
@@ -118,25 +116,10 @@ def export(
         f"{sum(files.rows.values()):,} rows, {decimal(files.size_bytes)} in "
         f"{len(files.written)} files: {', '.join(map(str, files.written))}"
     )
-    if files.rows.get("artifact"):
-        click.echo(f"The payloads of its artifacts: quark artifacts {run} --output DIR")
-
-
-def _find(
-    run: str, storage_dir: Path | None, backend: str | None
-) -> tuple[SupportsRead, StoredRun]:
-    """The run and the store that it is in."""
-    if backend is not None:
-        from quark_core.foreign_runs import open_foreign_run
-
-        opened = open_foreign_run(run, storage_dir, backend)
-        assert opened.reader is not None
-        return opened.reader, opened.reader.load_run(opened.context.run_id or run)
-    store = open_store(storage_dir)
-    stored = find_run(store, run)
-    if line := describe_unstored(store, storage_dir, str(stored.run.id)):
-        click.echo(line, err=True)
-    return store, stored
+    if (not kinds or "artifact" in kinds) and files.rows.get(targets.name("artifact")):
+        click.echo(
+            f"The payloads of its artifacts: quark artifacts {run} --output DIR{source.arguments}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

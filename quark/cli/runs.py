@@ -7,7 +7,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,7 @@ class _SearchMistake(click.ClickException):
 
 @click.command()
 @storage_option
+@backend_option
 @click.option("-p", "--project", help="Only runs of this project.")
 @click.option("-s", "--status", type=click.Choice(_STATES), help="Only runs in this state.")
 @click.option("-t", "--tag", multiple=True, help="Only runs with this tag; repeat for several.")
@@ -59,6 +61,7 @@ class _SearchMistake(click.ClickException):
 @json_option
 def runs(
     storage_dir: Path | None,
+    backend: str | None,
     project: str | None,
     status: str | None,
     tag: tuple[str, ...],
@@ -86,7 +89,7 @@ def runs(
             where_argument="--where",
             order_argument="--sort",
         )
-        store = open_store(storage_dir)
+        store = RunSource(storage_dir, backend).reader
         found = find_runs(store, _add_filters(search, status, tag))
     except SchemaValidationError as error:
         raise _SearchMistake(str(error)) from None

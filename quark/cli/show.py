@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.store_access import (
-    describe_analysis,
-    describe_unstored,
-    find_run,
-    json_option,
-    open_store,
-    print_json,
-    storage_option,
-)
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,6 +31,7 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 @click.command()
 @click.argument("run")
 @storage_option
+@backend_option
 @click.option(
     "--logs",
     type=click.IntRange(min=0),
@@ -46,18 +40,16 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
     help="Events to show, the newest of them; 0 for none.",
 )
 @json_option
-def show(run: str, storage_dir: Path | None, logs: int, as_json: bool) -> None:
+def show(run: str, storage_dir: Path | None, backend: str | None, logs: int, as_json: bool) -> None:
     """Show RUN (its id, the beginning of it, or its name): summary, config, metrics, logs."""
-    store = open_store(storage_dir)
-    stored = find_run(store, run)
+    source = RunSource(storage_dir, backend)
+    stored = source.find(run)
     if as_json:
-        _print_as_json(store, stored, logs)
-    else:
-        print_run(store, stored, logs=logs)
-        if line := describe_analysis(store, str(stored.run.id)):
-            click.echo(line)
-        if line := describe_unstored(store, storage_dir, str(stored.run.id)):
-            click.echo(line)
+        _print_as_json(source.reader, stored, logs)
+        return
+    print_run(source.reader, stored, logs=logs)
+    for line in source.describe_state(str(stored.run.id)):
+        click.echo(line)
 
 
 def print_run(

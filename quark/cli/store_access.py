@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from quark_core.backend import StoredRun, SupportsGenerations, SupportsPrimary
+from quark_core.backend import StoredRun, SupportsGenerations, SupportsPrimary, SupportsRead
 from quark_core.composition import open_reader
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.keeping import SupportsRemoval
@@ -65,12 +65,20 @@ def describe_place(store: SupportsPrimary) -> str:
     return str(store.locate("unknown").store_root)
 
 
-def find_run(store: SupportsPrimary, prefix: str) -> StoredRun:
+def find_run(store: SupportsRead, prefix: str) -> StoredRun:
     """The run whose id, or whose name, is given; a prefix of the id is enough.
+
+    Of a store that is not Quark's own, a whole id is asked for first: there may be
+    more runs than one wants to list.
 
     Raises:
         RunNotFoundError: No run, or more than one, fits, or it is in the trash.
     """
+    reader: object = store
+    if not isinstance(reader, SupportsPrimary):
+        known = _find_by_id(store, prefix)
+        if known is not None:
+            return known
     runs = store.list_runs()
     found = [stored for stored in runs if prefix in (stored.run.id, stored.run.name)]
     if not found:
@@ -91,7 +99,7 @@ def find_run(store: SupportsPrimary, prefix: str) -> StoredRun:
     return found[0]
 
 
-def describe_unstored(store: SupportsPrimary, storage_dir: Path | None, run_id: str) -> str | None:
+def describe_unstored(store: SupportsRead, storage_dir: Path | None, run_id: str) -> str | None:
     """A line that says that a run is not whole in its store, or None where it is.
 
     What a living process, or another `quark sync`, is about to deliver is not meant.
@@ -105,16 +113,17 @@ def describe_unstored(store: SupportsPrimary, storage_dir: Path | None, run_id: 
     return f"not everything of this run is in the store yet: quark sync {shlex.quote(str(root))}"
 
 
-def describe_analysis(store: SupportsPrimary, run_id: str) -> str | None:
+def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
     """A line on the alerts that are stored of a run, or None where it was not analyzed."""
-    if not isinstance(store, SupportsGenerations):
+    reader: object = store
+    if not isinstance(reader, SupportsGenerations):
         return None
     from quark_core.records import AlertRecord, HealthScoreRecord
 
-    scores = store.read_outputs(run_id, HealthScoreRecord.KIND, _ANALYZER)
+    scores = reader.read_outputs(run_id, HealthScoreRecord.KIND, _ANALYZER)
     if not scores.count:
         return None
-    severities = store.read_outputs(run_id, AlertRecord.KIND, _ANALYZER)["severity"].tolist()
+    severities = reader.read_outputs(run_id, AlertRecord.KIND, _ANALYZER)["severity"].tolist()
     counted = [
         f"{severities.count(name)} {name}"
         for name in ("critical", "error", "warning", "info")
@@ -125,7 +134,7 @@ def describe_analysis(store: SupportsPrimary, run_id: str) -> str | None:
     return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
 
 
-def _find_by_id(store: SupportsPrimary, run_id: str) -> StoredRun | None:
+def _find_by_id(store: SupportsRead, run_id: str) -> StoredRun | None:
     """A run that lists leave out, such as one of another project store of a service."""
     try:
         return store.load_run(check_run_id(run_id)) if run_id else None

@@ -9,6 +9,7 @@ Where: `mlflow+URI`, such as `mlflow+http://127.0.0.1:5000` or
 `mlflow+sqlite:///runs.db`; plain `mlflow` goes to MLFLOW_TRACKING_URI.
 Options, as in `mlflow:http://127.0.0.1:5000?on_deleted=restore`:
 
+    experiment      name of the experiment; else that of the run's project
     on_deleted      `new` (default) or `restore`: what to do where the run or its
                     experiment was deleted in MLflow
     max_params      how many params the server takes; further ones are left out
@@ -165,7 +166,12 @@ class _Writing:
         try:
             self._names = NameMap(self._state.folder / "names.json")
             self._run = MirroredRun(
-                server, self._state, self.run_id, self._project, restore=options.restore
+                server,
+                self._state,
+                self.run_id,
+                self._project,
+                options.experiment or self._project,
+                restore=options.restore,
             )
         except OSError as error:
             raise unavailable(f"the mirror's files cannot be read: {error}") from error

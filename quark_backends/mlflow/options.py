@@ -10,6 +10,7 @@ from quark_backends.mlflow.errors import unavailable
 __all__ = ["Options"]
 
 _NUMBERS = ("layers", "max_params", "max_payload_mb")
+_TEXTS = ("experiment",)
 _CHOICES = {"on_deleted": ("new", "restore"), "sample_ids": ("hashed", "plain")}
 
 
@@ -18,6 +19,7 @@ class Options:
     """What the user has asked for.
 
     Attributes:
+        experiment: Name of the experiment, or None for that of the run's project.
         restore: Whether a deleted run or experiment is taken back.
         hash_sample_ids: Whether ids of samples are hashed.
         layers: How many layers, and parameters, of a step become curves.
@@ -25,6 +27,7 @@ class Options:
         max_payload_bytes: Larger payloads of artifacts are left out; None for no limit.
     """
 
+    experiment: str | None = None
     restore: bool = False
     hash_sample_ids: bool = True
     layers: int = 20
@@ -38,7 +41,7 @@ class Options:
         Raises:
             BackendUnavailable: An unknown option, or a bad value.
         """
-        known = sorted((*_NUMBERS, *_CHOICES))
+        known = sorted((*_NUMBERS, *_CHOICES, *_TEXTS))
         for name, text in options.items():
             if name not in known:
                 raise unavailable(
@@ -51,6 +54,7 @@ class Options:
         numbers = {name: int(options[name]) for name in _NUMBERS if name in options}
         size_mb = numbers.get("max_payload_mb")
         return cls(
+            experiment=options.get("experiment", "").strip() or None,
             restore=options.get("on_deleted") == "restore",
             hash_sample_ids=options.get("sample_ids") != "plain",
             layers=numbers.get("layers", 20),

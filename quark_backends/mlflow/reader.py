@@ -106,10 +106,10 @@ class MlflowReader:
                 if project is None or name == project or _is_successor(name, project)
             ]
             runs = self._server.list_runs(wanted, limit=limit) if wanted else []
-            described = [
-                describe_run(run, names[run.experiment_id], self._server.uri) for run in runs
-            ]
-            return [one for one in described if project in (None, one.project.name)]
+            found = [(run, names[run.experiment_id]) for run in runs]
+            described = [(describe_run(run, name, self._server.uri), name) for run, name in found]
+            # A run may lie in an experiment that is not named like its project.
+            return [one for one, name in described if project in (None, one.project.name, name)]
 
     def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
         """See `SupportsArtifacts`."""

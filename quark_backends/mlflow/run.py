@@ -43,7 +43,8 @@ class MirroredRun:
         server: Where the run is.
         state: Remembers which one it is.
         run_id: The run that is mirrored.
-        project: Its project, the name of the experiment.
+        project: Its project.
+        experiment: Name of the experiment that it goes to.
         restore: Whether a deleted run or experiment is taken back; otherwise
             a new one is made beside it.
 
@@ -54,12 +55,20 @@ class MirroredRun:
     """
 
     def __init__(
-        self, server: Server, state: MirrorState, run_id: str, project: str, *, restore: bool
+        self,
+        server: Server,
+        state: MirrorState,
+        run_id: str,
+        project: str,
+        experiment: str,
+        *,
+        restore: bool,
     ) -> None:
         self._server = server
         self._state = state
         self._run_id = run_id
         self._project = project
+        self._experiment = experiment
         self._restore = restore
         self._known = state.load_run()
         self._found: MlflowRun | None = None
@@ -152,9 +161,12 @@ class MirroredRun:
                 raise unavailable(
                     f"MLflow does not take the run: {error}; the records wait"
                 ) from error
-            if self._found.id != self._known.mlflow_run_id:
-                self._known.mlflow_run_id = self._found.id
+            url = self._server.find_page(self._found)
+            if (self._found.id, url) != (self._known.mlflow_run_id, self._known.url):
+                self._known.mlflow_run_id, self._known.url = self._found.id, url
                 self._save()
+            if url is not None:
+                _log.info("backend mlflow: run %s is at %s", self._run_id, url)
         return self._found.id
 
     def _save(self) -> None:
@@ -233,7 +245,7 @@ class MirroredRun:
         )
 
     def _find_experiment(self) -> str:
-        name = self._project
+        name = self._experiment
         for number in range(2, _MAX_SUFFIX):
             found = self._server.find_experiment(name)
             if found is None:
@@ -241,20 +253,20 @@ class MirroredRun:
                 # None: another process made it at the same moment.
                 found = (created, True) if created else self._server.find_experiment(name)
             if found is not None and found[1]:
-                if name != self._project:
+                if name != self._experiment:
                     _log.warning(
                         "backend mlflow: the experiment %r is deleted; the run goes to %r. "
                         "Use on_deleted=restore to have it taken back instead.",
-                        self._project,
+                        self._experiment,
                         name,
                     )
                 return found[0]
             if found is not None and self._restore:
                 self._server.restore_experiment(found[0])
                 return found[0]
-            name = f"{self._project}-{number}"
+            name = f"{self._experiment}-{number}"
         raise unavailable(
-            f"the MLflow experiments {self._project!r} to {name!r} are all deleted: "
+            f"the MLflow experiments {self._experiment!r} to {name!r} are all deleted: "
             "restore one or use another project"
         )
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from quark_backends.mlflow.artifact_routes import route_artifacts
 from quark_backends.mlflow.errors import AlreadyExists, Missing, translate
@@ -61,12 +62,19 @@ class Server:
 
     def __init__(self, mlflow: ModuleType, uri: str, artifact_root: str | None = None) -> None:
         self.uri = redact_text(uri)
+        self._pages = _find_pages(uri)
         self._artifact_root = artifact_root
         self._entities: Any = mlflow.entities
         with self._translated():
             self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         _silence(self._client)
         route_artifacts(mlflow, self._client, uri)
+
+    def find_page(self, run: MlflowRun) -> str | None:
+        """Address of a run's page; None of a store that no server stands before."""
+        if self._pages is None:
+            return None
+        return f"{self._pages}/#/experiments/{run.experiment_id}/runs/{run.id}"
 
     def find_experiment(self, name: str) -> tuple[str, bool] | None:
         """Id of an experiment and whether it is active, or None where there is none."""
@@ -273,6 +281,18 @@ def _to_run(found: Any) -> MlflowRun:
         found.info.end_time,
         tuple(sorted(found.data.metrics)),
     )
+
+
+def _find_pages(uri: str) -> str | None:
+    """Where a tracking server has its pages, without a user's name and password."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return None
+    if parts.scheme.lower() not in ("http", "https") or not parts.netloc:
+        return None
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
 
 
 def _turn_pages(ask: Callable[[str | None], Any]) -> Iterator[Any]:

@@ -41,6 +41,7 @@ class RunState(msgspec.Struct):
 
     Attributes:
         mlflow_run_id: Its id, or None before it was found or made.
+        url: Address of its page, where the tracking server has one.
         attempt: Newest attempt that was seen.
         start: Data of that attempt's start, or None where none was seen.
         started_ms: When the run was started.
@@ -50,6 +51,7 @@ class RunState(msgspec.Struct):
     """
 
     mlflow_run_id: str | None = None
+    url: str | None = None
     attempt: int = -1
     start: dict[str, Any] | None = None
     started_ms: int = 0

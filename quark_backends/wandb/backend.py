@@ -136,6 +136,7 @@ class _SharedWorker:
         # Held by whoever talks to the process.
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
+        self._page = ""
 
     @classmethod
     def share(cls, opening: OpenRun) -> _SharedWorker:
@@ -229,6 +230,9 @@ class _SharedWorker:
 
     def _check(self, reply: Reply) -> None:
         if reply.outcome == "ok":
+            if reply.page not in ("", self._page):
+                self._page = reply.page
+                _log.info("backend wandb: run %s is at %s", self._opening.run_id, reply.page)
             if reply.text:
                 _log.warning("backend wandb: run %s: %s", self._opening.run_id, reply.text)
             return

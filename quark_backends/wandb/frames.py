@@ -89,10 +89,12 @@ class Reply(msgspec.Struct, frozen=True):
     Attributes:
         outcome: ok, rejected, unavailable or unauthorized.
         text: Why, or with ok what the user should know.
+        page: Address of the W&B run's page, where it has one.
     """
 
     outcome: str = "ok"
     text: str = ""
+    page: str = ""
 
 
 Message = OpenRun | Apply | Finish

@@ -15,9 +15,11 @@ from quark_backends.series_names import ALERT_LEVELS
 from quark_backends.wandb.attachments import Attachments
 from quark_backends.wandb.frames import OpenRun
 from quark_backends.wandb.log_file import HISTORY_KEY, LogFile
+from quark_backends.wandb.media import showing
 from quark_backends.wandb.rows import Histogram, Row, RowMaker
-from quark_backends.wandb.run import describe_start, find_exit_code, init_run
+from quark_backends.wandb.run import describe_start, find_exit_code, init_run, note_page
 from quark_backends.wandb.state import MirrorState, RunFile, WriterHead, load_state, save_state
+from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backend import Batch
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
 from quark_core.records import (
@@ -53,6 +55,7 @@ class WandbMirror:
         self._folder = Path(opening.folder)
         self._state: MirrorState = load_state(self._folder)
         self._attachments = Attachments(wandb, self._folder)
+        self._payloads = PayloadFolder(self._folder)
         options = opening.options
         self._rows = RowMaker(self._state, strict_names=options.strict_names, layers=options.layers)
         self._run: Any = None
@@ -68,6 +71,11 @@ class WandbMirror:
     def has_run(self) -> bool:
         """Whether a W&B run is open."""
         return self._run is not None
+
+    @property
+    def page(self) -> str:
+        """Address of the W&B run's page, or "" where it has none."""
+        return self._state.url if self._run is not None and not self._run.offline else ""
 
     def apply(self, batches: Sequence[Batch]) -> str:
         """Mirror batches; returns what the user should know, mostly nothing.
@@ -152,6 +160,7 @@ class WandbMirror:
         if self._run.disabled:
             self._notes.append("WANDB_MODE is disabled, so W&B keeps nothing of it")
             return
+        note_page(state, self._run)
         path = Path(self._run.settings.sync_file)
         if last is not None and not last.synced and not self._run.offline:
             self._notes.append(
@@ -186,12 +195,13 @@ class WandbMirror:
                 continue
             if row.axis != "quark/step":
                 self._define(row)
-            self._run.log(
-                {
-                    key: self._make_histogram(value) if isinstance(value, Histogram) else value
-                    for key, value in row.values.items()
-                }
-            )
+            with showing(self._wandb, self._payloads, row.values) as values:
+                self._run.log(
+                    {
+                        key: self._make_histogram(value) if isinstance(value, Histogram) else value
+                        for key, value in values.items()
+                    }
+                )
             self._newest_mark = mark
 
     def _wait_for(self, mark: str) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from quark_backends.series_names import Place, SeriesNames, find_place
+from quark_backends.series_names import Place, SeriesNames, find_place, rank_prefix
 from quark_backends.wandb.keys import KeyTable
 from quark_backends.wandb.log_file import HISTORY_KEY
+from quark_backends.wandb.media import describe_media
 from quark_backends.wandb.state import MirrorState
 from quark_core.backend import Batch
 from quark_core.records import (
     AlertRecord,
+    ArtifactRecord,
     EventRecord,
     LayerSummaryRecord,
     ParameterDistributionRecord,
@@ -90,6 +92,9 @@ class RowMaker:
             name = self._names.event_count(record, record.severity)
             state.counts[name] = state.counts.get(name, 0) + 1
             return [(name, state.counts[name])]
+        if isinstance(record, ArtifactRecord):
+            media = describe_media(record)
+            return [] if media is None else [(rank_prefix(record) + record.artifact_key, media)]
         chosen = self._chosen(record)
         if chosen is not None and chosen[1] not in chosen[0]:
             state.left_out[record.KIND] = state.left_out.get(record.KIND, 0) + 1

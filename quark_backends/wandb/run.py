@@ -15,7 +15,7 @@ from quark_backends.wandb.state import MirrorState
 from quark_core.errors import BackendUnauthorized, BackendUnavailable
 from quark_core.redaction import redact_text
 
-__all__ = ["describe_start", "find_exit_code", "init_run", "make_wandb_id"]
+__all__ = ["describe_start", "find_exit_code", "init_run", "make_wandb_id", "note_page"]
 
 FLUSH_INTERVAL_S = 0.02
 """How often W&B writes its file: the mirror waits for that at each batch."""
@@ -80,6 +80,15 @@ def describe_start(opening: OpenRun, state: MirrorState) -> dict[str, Any]:
         "tags": [tag[:_MAX_TAG_LENGTH] for tag in tags if tag],
         "group": group,
     }
+
+
+def note_page(state: MirrorState, run: Any) -> None:
+    """Note where a W&B run is to be seen; one that is offline has no page yet."""
+    url = None if run.offline else getattr(run, "url", None)
+    if isinstance(url, str) and url:
+        # Of an anonymous user, what stands behind the question mark is a key.
+        state.url = url.partition("?")[0]
+        state.entity = str(getattr(run, "entity", None) or "")
 
 
 def find_exit_code(state: MirrorState) -> int:

@@ -39,6 +39,8 @@ class MirrorState(msgspec.Struct):
 
     Attributes:
         wandb_id: Id of the W&B run, or "" before there was one.
+        url: Address of its page, or "" where W&B has only been offline.
+        entity: W&B's user or team, or "" likewise.
         attempt: Newest attempt that was seen.
         start: Data of that attempt's start.
         config: Values of the newest configuration.
@@ -56,6 +58,8 @@ class MirrorState(msgspec.Struct):
     """
 
     wandb_id: str = ""
+    url: str = ""
+    entity: str = ""
     attempt: int = -1
     start: dict[str, Any] = {}
     config: dict[str, Any] = {}

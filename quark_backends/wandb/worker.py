@@ -92,7 +92,8 @@ class _Worker:
             if isinstance(message, Finish):
                 return Reply(text=self._mirror.finish()), True
             assert isinstance(message, Apply)
-            return Reply(text=self._mirror.apply(message.batches)), False
+            text = self._mirror.apply(message.batches)
+            return Reply(text=text, page=self._mirror.page), False
         except BackendRejected as error:
             return Reply("rejected", str(error)), False
         except BackendUnauthorized as error:

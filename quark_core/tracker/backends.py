@@ -187,11 +187,13 @@ class MLflowBackend(MirrorBackend):
     """The MLflow mirror, at MLFLOW_TRACKING_URI.
 
     Args:
-        project_name: The run's project, which is the experiment there.
+        project_name: The run's project, which is the experiment there, unless
+            MLFLOW_EXPERIMENT_NAME says another one.
         config: Configuration of the run.
         outdir: Where Quark's store goes.
         rank: Of this process, found by itself where it is None; not active where it is not 0.
-        kwargs: Accepted; what `mlflow.start_run` would make of them has no effect.
+        kwargs: Those of `mlflow.start_run`; `setup_tracker` takes `run_name`, `tags` and
+            `description` for the run's own, and the rest has no effect.
     """
 
     def __init__(
@@ -202,7 +204,9 @@ class MLflowBackend(MirrorBackend):
         rank: int | None = None,
         **kwargs: Any,  # noqa: ARG002 - so that a call written for ezpz goes through
     ) -> None:
-        super().__init__("mlflow", "mlflow")
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "").strip()
+        options = urlencode({"experiment": experiment}) if experiment else ""
+        super().__init__("mlflow", f"mlflow:?{options}" if options else "mlflow")
         self.storage_dir = None if outdir is None else Path(outdir).expanduser().absolute()
         self.project_name, self.config = project_name, config
         self.active = _is_first(rank)

@@ -6,11 +6,13 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 
 import msgspec
 
+from quark_core.backend_choice import choose_backend
 from quark_core.redaction import redact_text
+from quark_core.registry import default_registry
 
 if TYPE_CHECKING:
     from quark_core.session import TrainingSession
@@ -30,9 +32,10 @@ class MirrorRun(msgspec.Struct, frozen=True):
         id: Its id there; None until the mirror has begun it.
         name: Its name, or None.
         project: Project or experiment there.
-        entity: W&B's user or team, where it was given.
+        entity: W&B's user or team, where it is known.
         tracking_uri: MLflow's, where it was given.
-        url: Its page, where all parts of the address are known.
+        url: Its page, once the mirror has begun the run: None of a tracking store without
+            a server, and of a W&B run that has only been offline.
         directory: Where the mirror keeps its files on this machine, or None.
     """
 
@@ -62,38 +65,35 @@ def find_mirror_run(session: TrainingSession, backend: str, specification: str) 
     run = session.context.run
     run_path = session.run_path if isinstance(session.run_path, Path) else Path(run.run_path)
     name, project = run.name, session.project_name
-    rest = specification[len(backend) :]
     if backend == "wandb":
+        rest = specification[len(backend) :]
         options = {key: values[-1] for key, values in parse_qs(rest.partition("?")[2]).items()}
         place = rest.partition("?")[0].strip(":/").rpartition("/")
         entity = options.get("entity") or place[0] or os.environ.get("WANDB_ENTITY") or None
         there = options.get("project") or place[2] or os.environ.get("WANDB_PROJECT") or project
         folder, state = _load(run_path / "mirrors" / "wandb", "state.json", "wandb_id")
         wandb_id = state.get("wandb_id") or None
-        mode = options.get("mode") or os.environ.get("WANDB_MODE") or "online"
-        url = None
-        if wandb_id and entity and mode == "online":
-            base = os.environ.get("WANDB_BASE_URL", "").replace("//api.", "//").rstrip("/")
-            path = "/".join(quote(part, safe="") for part in (entity, there, "runs", wandb_id))
-            url = f"{base or 'https://wandb.ai'}/{path}"
         return MirrorRun(
-            backend, wandb_id, name or wandb_id, there, entity, url=url, directory=folder
+            backend,
+            wandb_id,
+            name or wandb_id,
+            there,
+            state.get("entity") or entity,
+            url=state.get("url") or None,
+            directory=folder,
         )
     if backend == "mlflow":
-        uri = rest[1:] if rest.startswith("+") else os.environ.get("MLFLOW_TRACKING_URI") or None
+        location = choose_backend(specification, default_registry()).location
+        uri = location or os.environ.get("MLFLOW_TRACKING_URI") or None
         folder, state = _load(run_path / "mirrors" / "mlflow", "run.json", "mlflow_run_id")
-        mlflow_id, experiment_id = state.get("mlflow_run_id"), state.get("experiment_id")
-        url = None
-        if uri and uri.startswith("http") and mlflow_id and experiment_id:
-            plain = uri.partition("?")[0].rstrip("/")
-            url = redact_text(f"{plain}/#/experiments/{experiment_id}/runs/{mlflow_id}")
+        mlflow_id = state.get("mlflow_run_id")
         return MirrorRun(
             backend,
             mlflow_id,
             name or mlflow_id,
             project,
             tracking_uri=None if uri is None else redact_text(uri),
-            url=url,
+            url=state.get("url") or None,
             directory=folder,
         )
     folder = run_path / "csv" if specification.partition("?")[0] in ("csv", "csv:") else None

@@ -146,11 +146,17 @@ def setup_tracker(
         return NullTracker()
     place = storage_dir if storage_dir is not None else outdir
     options = {option: kwargs[option] for option in _SESSION_OPTIONS if option in kwargs}
+    # As `mlflow.start_run` calls them.
     options.setdefault("name", kwargs.get("run_name"))
+    options.setdefault("notes", kwargs.get("description"))
     session = start_session(
         mirrors, project_name=project_name, config=config, storage_dir=place, **options
     )
     tracker = Tracker.assemble(session, mirrors if session is not None else (), lanes)
+    if session is not None:
+        _tell_start(
+            session, [*(m.name for m in mirrors), *(c.backend for c in tracker.report_calls())]
+        )
     return tracker if tracker.active else NullTracker()
 
 
@@ -188,6 +194,17 @@ def start_session(
     except Exception as error:  # noqa: BLE001 - nothing of ours may end a training
         _log.warning("tracker: the run could not be started: %s: %s", type(error).__name__, error)
         return None
+
+
+def _tell_start(session: TrainingSession, names: Sequence[str]) -> None:
+    """Say where the run is; its page in another tool is told by the mirror, once it has one."""
+    _log.info(
+        "tracker: run %s of project %s is in %s%s",
+        session.run_id,
+        session.project_name,
+        session.context.store_root,
+        f", and goes to {', '.join(names)}" if names else "",
+    )
 
 
 def _split(backends: str | Iterable[str] | None) -> list[str]:

@@ -1,6 +1,7 @@
 """A real MLflow server for the tests, and the mirror as a known backend."""
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -232,3 +233,36 @@ def list_paths(client, find_runs):
         return found
 
     return walk
+
+
+@pytest.fixture
+def foreign(mlflow, client, project):
+    """A run that no Quark has seen, with a parent: its MLflow run and its parent's."""
+    experiment = client.create_experiment(project)
+    parent = client.create_run(experiment, run_name="sweep", start_time=1_700_000_000_000)
+    run = client.create_run(
+        experiment,
+        run_name="trial",
+        start_time=1_700_000_001_000,
+        tags={"mlflow.parentRunId": parent.info.run_id, "team": "vision", "best": ""},
+    )
+    run_id = run.info.run_id
+    for key, text in {
+        "lr": 0.1,
+        "model.depth": 18,
+        "name": "resnet",
+        "flag": True,
+        "none": None,
+        "layers": "[1, 2]",
+        "version": "007",
+    }.items():
+        client.log_param(run_id, key, text)
+    points = [
+        mlflow.entities.Metric("train loss", 2 * math.exp(-step / 30) + 0.1, 10**12 + step, step)
+        for step in range(200)
+    ]
+    client.log_batch(run_id, metrics=points)
+    client.log_metric(run_id, "val/acc", float("nan"), timestamp=10**12 + 500, step=-3)
+    client.set_tag(run_id, "mlflow.note.content", "Notes.")
+    client.set_terminated(run_id, status="KILLED", end_time=1_700_000_100_000)
+    return client.get_run(run_id), parent

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+import quark
 from quark_core.backend import BackendConfig
 from quark_core.errors import BackendUnavailable
 from quark_core.testing.batches import BatchMaker
@@ -19,6 +20,7 @@ def stub():
     class Handler(BaseHTTPRequestHandler):
         def answer(self):
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.server.authorizations.add(self.headers.get("Authorization"))
             status, body = self.server.reply
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -32,6 +34,7 @@ def stub():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    server.authorizations = set()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -92,3 +95,29 @@ def test_a_password_in_the_address_is_not_said(definition, config, stub):
     with pytest.raises(BackendUnavailable) as caught:
         backend.write(BatchMaker("run0").start())
     assert "geheim" not in str(caught.value)
+
+
+def test_a_token_of_the_environment_is_shown_to_the_server(definition, config, stub, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "not-a-secret")
+    stub.reply = 503, b""
+    backend = definition.open(config)
+    with pytest.raises(BackendUnavailable):
+        backend.write(BatchMaker("run0").start())
+    backend.close()
+    assert stub.authorizations == {"Bearer not-a-secret"}
+
+
+def test_a_refusal_stops_neither_training_nor_the_end(tmp_path, stub, monkeypatch, caplog):
+    """403 to everything: one warning, and the run's own store has it all."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{stub.server_port}")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "2")
+    stub.reply = 403, json.dumps({"error_code": "PERMISSION_DENIED"}).encode()
+    with quark.setup_tracker("p", "mlflow", outdir=tmp_path) as tracker:
+        for step in range(50):
+            tracker.log({"loss": 1.0}, step=step)
+    (lane,) = [one for one in tracker.session.report_delivery().lanes if not one.primary]
+    assert lane.waiting == lane.submitted > 50
+    assert len(quark.MetricsLogger(quark.open_run(tracker.run_id, tmp_path)).read()) == 50
+    told = [text for text in caplog.messages if "refused the credentials" in text]
+    assert len([text for text in told if "does not take records now" in text]) <= 1
+    assert told

@@ -36,37 +36,6 @@ def train(tmp_path, server, project, losses, **arguments):
     return session
 
 
-@pytest.fixture
-def foreign(client, project):
-    """A run that no Quark has seen, with a parent: its MLflow run and its parent's."""
-    experiment = client.create_experiment(project)
-    parent = client.create_run(experiment, run_name="sweep", start_time=1_700_000_000_000)
-    run = client.create_run(
-        experiment,
-        run_name="trial",
-        start_time=1_700_000_001_000,
-        tags={"mlflow.parentRunId": parent.info.run_id, "team": "vision", "best": ""},
-    )
-    run_id = run.info.run_id
-    for key, text in {
-        "lr": 0.1,
-        "model.depth": 18,
-        "name": "resnet",
-        "flag": True,
-        "none": None,
-        "layers": "[1, 2]",
-        "version": "007",
-    }.items():
-        client.log_param(run_id, key, text)
-    for step in range(200):
-        value = 2 * math.exp(-step / 30) + 0.1
-        client.log_metric(run_id, "train loss", value, timestamp=10**12 + step, step=step)
-    client.log_metric(run_id, "val/acc", float("nan"), timestamp=10**12 + 500, step=-3)
-    client.set_tag(run_id, "mlflow.note.content", "Notes.")
-    client.set_terminated(run_id, status="KILLED", end_time=1_700_000_100_000)
-    return client.get_run(run_id), parent
-
-
 def test_our_run_is_read_as_the_store_has_it(tmp_path, server, project, find_runs):
     session = train(
         tmp_path, server, project, [1.0, math.nan, 0.5], config={"a": {"b": 1}}, tags=["x@y"]
@@ -157,7 +126,7 @@ def test_a_run_that_never_saw_quark(tmp_path, server, project, foreign):
 def test_it_is_analyzed_compared_and_exported(tmp_path, server, project, foreign):
     run, _ = foreign
     uri = f"mlflow+{server.uri}"
-    opened = quark.open_run(run.info.run_id, tmp_path, backend=uri)
+    opened = quark.open_run(uri, run.info.run_id)
     result = quark.AnalyzerEngine(opened).analyze()
     assert {score.score_key for score in result.health_scores} >= {"overall"}
     with quark.start_run(project=project, storage_dir=tmp_path, config={"lr": 0.2}) as ours:

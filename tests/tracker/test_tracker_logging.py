@@ -319,6 +319,22 @@ def test_csv_puts_its_files_into_the_folder(tmp_path):
     }
 
 
+def test_an_image_is_read_back_from_the_csv_mirror(tmp_path):
+    pil = pytest.importorskip("PIL.Image")
+    pil.new("RGB", (3, 2), (255, 0, 0)).save(tmp_path / "i.png")
+    with quark.setup_tracker("p", "csv", config={"lr": 0.1}, outdir="out") as tracker:
+        tracker.log_image("samples", "i.png", caption="first")
+        tracker.log_table("preds", ["id"], [[1], [2]])
+    opened = quark.open_run(tracker.run_id, "out", backend="csv")
+    store = quark.ArtifactStore(opened)
+    (image,) = store.read(artifact_type="image")
+    assert image.metadata["caption"] == "first"
+    assert store.load(image) == (tmp_path / "i.png").read_bytes()
+    (table,) = store.read(artifact_type="table")
+    assert store.load(table) == {"columns": ["id"], "rows": [[1], [2]]}
+    assert opened.open_run.reader.load_run(tracker.run_id).config.values == {"lr": 0.1}
+
+
 def test_a_second_run_in_the_folder_replaces_rows_and_merges_config(tmp_path):
     for name, value in (("first", 1.0), ("second", 2.0)):
         with quark.setup_tracker("p", "csv", config={name: value}, outdir=tmp_path) as tracker:

@@ -18,15 +18,45 @@ def names_of(tracker):
     return sorted([*tracker._mirrors, *(lane.name for lane in tracker._lanes)])
 
 
+LOGGING = {
+    "log": "self, metrics, step=None, commit=True",
+    "log_config": "self, config",
+    "log_table": "self, key, columns, data",
+    "log_image": "self, key, image_path, caption=None",
+    "log_artifacts": "self, paths",
+    "watch": "self, model, **kwargs",
+    "finish": "self",
+}
+MAKING = "self, project_name=None, config=None, outdir=None, rank=None, **kwargs"
+
+
+def spell(function):
+    """A signature without its annotations."""
+    signature = inspect.signature(function)
+    plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))[1:-1]
+
+
 def test_its_signatures_are_those_that_scripts_use():
-    signature = inspect.signature(quark.setup_tracker)
-    assert [str(p.name) for p in signature.parameters.values()] == [
-        *("project_name", "backends", "config", "outdir", "rank", "kwargs")
-    ]
-    assert list(inspect.signature(quark.Tracker.log).parameters) == [
-        *("self", "metrics", "step", "commit")
-    ]
-    assert list(inspect.signature(quark.register_backend).parameters) == ["name", "cls"]
+    assert spell(quark.setup_tracker) == (
+        "project_name=None, backends=None, config=None, outdir=None, rank=None, **kwargs"
+    )
+    assert spell(quark.register_backend) == "name, cls"
+    for cls in (quark.Tracker, quark.TrackerBackend, quark.CSVBackend):
+        assert {name: spell(getattr(cls, name)) for name in LOGGING} == LOGGING
+    assert spell(quark.Tracker.get_backend) == "self, name"
+    assert spell(quark.Tracker.__init__).startswith("self, backends=()")
+    assert spell(quark.NullTracker.__init__) == "self"
+    assert spell(quark.CSVBackend.__init__) == "self, outdir, rank=0"
+    assert spell(quark.WandbBackend.__init__) == MAKING
+    assert spell(quark.MLflowBackend.__init__) == MAKING
+    for cls in (quark.WandbBackend, quark.MLflowBackend):
+        assert isinstance(cls.run, property)
+        assert isinstance(cls.run_url, property)
+    assert isinstance(quark.Tracker.wandb_run, property)
+    assert isinstance(quark.Tracker.mlflow_run, property)
+    assert quark.TrackerBackend.__abstractmethods__ == {"log", "log_config", "finish"}
+    assert quark.TrackerBackend.name == "base"
 
 
 @pytest.mark.parametrize("backends", ["none", "", " , ", [], ["none"], ()])
@@ -138,14 +168,19 @@ def test_options_of_wandb_reach_its_mirror():
     assert quark.MLflowBackend("p", run_name="r", nested=True).specification == "mlflow"
 
 
+def test_the_environment_names_the_experiment(monkeypatch):
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "an & other")
+    assert quark.MLflowBackend("p").specification == "mlflow:?experiment=an+%26+other"
+
+
 def test_the_run_has_name_notes_and_tags():
     with quark.setup_tracker(
         "p", "quark", name="n", notes="about", tags={"kind": "test", "n": 1}
     ) as tracker:
         run = tracker.session.context.run
     assert (run.name, run.notes, run.tags) == ("n", "about", ("kind=test", "n=1"))
-    with quark.setup_tracker("p", "quark", run_name="r", tags="a, b") as tracker:
-        assert tracker.session.context.run.name == "r"
+    with quark.setup_tracker("p", "quark", run_name="r", tags="a, b", description="d") as tracker:
+        assert (tracker.session.context.run.name, tracker.session.context.run.notes) == ("r", "d")
         assert tracker.session.context.run.tags == ("a", "b")
 
 
@@ -252,37 +287,46 @@ def mirrored(define, monkeypatch):
 
 
 def test_what_is_known_of_a_wandb_run(mirrored):
+    page = "https://wandb.ai/team/p/runs/abc"
     with quark.setup_tracker("p", "wandb", entity="team", name="n", mode="online") as tracker:
         before = tracker.wandb_run
         assert (before.id, before.name, before.project, before.entity) == (None, "n", "p", "team")
         assert (before.url, before.directory) == (None, None)
-        place = save_state(tracker, "wandb/p-1234", "state.json", wandb_id="abc")
+        # As the mirror notes it down when it has begun the run.
+        state = {"wandb_id": "abc", "url": page, "entity": "team"}
+        place = save_state(tracker, "wandb/p-1234", "state.json", **state)
         run = tracker.wandb_run
-        assert (run.id, run.directory) == ("abc", place)
-        assert run.url == "https://wandb.ai/team/p/runs/abc"
+        assert (run.id, run.directory, run.entity, run.url) == ("abc", place, "team", page)
         assert tracker.get_backend("wandb").run == run
+        assert tracker.get_backend("wandb").run_url == page
         assert tracker.mlflow_run is None
         with pytest.raises(AttributeError):
             run.id = "other"
 
 
-def test_an_offline_run_has_no_page(mirrored):
-    with quark.setup_tracker("p", "wandb", entity="team", mode="offline") as tracker:
-        save_state(tracker, "wandb/p-1234", "state.json", wandb_id="abc")
-        assert (tracker.wandb_run.id, tracker.wandb_run.url) == ("abc", None)
-
-
 def test_what_is_known_of_an_mlflow_run(mirrored, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:word@localhost:5000/")
-    with quark.setup_tracker("p", "mlflow") as tracker:
-        place = save_state(
-            tracker, "mlflow/1234", "run.json", mlflow_run_id="abc", experiment_id="7"
-        )
-        run = tracker.mlflow_run
-        assert (run.id, run.experiment, run.directory) == ("abc", "p", place)
-        assert "word" not in str(run)
-        assert run.url.endswith("localhost:5000/#/experiments/7/runs/abc")
-        assert tracker.wandb_run is None
+    page = "http://localhost:5000/#/experiments/7/runs/abc"
+    for name, uri in (("mlflow", "localhost"), ("mlflow:http://other?layers=5", "other")):
+        with quark.setup_tracker("p", name, outdir=uri) as tracker:
+            assert (tracker.mlflow_run.id, tracker.mlflow_run.url) == (None, None)
+            place = save_state(tracker, "mlflow/12", "run.json", mlflow_run_id="abc", url=page)
+            run = tracker.mlflow_run
+            assert (run.id, run.experiment, run.directory, run.url) == ("abc", "p", place, page)
+            assert uri in run.tracking_uri
+            assert "word" not in str(run)
+            assert tracker.wandb_run is None
+
+
+def test_where_a_run_is_is_told_once(tmp_path, recorder, caplog):
+    with caplog.at_level("INFO", logger="quark"):
+        tracker = quark.setup_tracker("p", "csv,recorder", outdir=tmp_path)
+        tracker.finish()
+    (told,) = [text for text in caplog.messages if text.startswith("tracker: run ")]
+    assert told == (
+        f"tracker: run {tracker.run_id} of project p is in {tmp_path / '.quark'}, "
+        "and goes to csv, recorder"
+    )
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "{}"])
