@@ -54,6 +54,7 @@ from quark_core.registry import BackendRegistry, default_registry
 __all__ = [
     "BackendChoice",
     "Plan",
+    "describe_lanes",
     "find_payload_directory",
     "locate_run",
     "open_lane",
@@ -117,7 +118,7 @@ def open_stream(
     choices = plan.choices
     if not choices:
         return RunStream(origin)
-    entries = _describe_lanes(plan)
+    entries = describe_lanes(plan)
     box = open_black_box(origin)
     folder, journal = _open_journal(config, origin, run_path, entries, box, awaits_run=awaits_run)
     takers = sum(Capability.ARTIFACTS in choice.definition.capabilities for choice in choices)
@@ -183,7 +184,7 @@ def open_child_stream(
     A child opens no backend: SQLite's locks lie in the memory of the process,
     and a fork copies what the parent held, so the child would believe in them.
     """
-    entries = _describe_lanes(plan)
+    entries = describe_lanes(plan)
     box = open_black_box(origin)
     folder, journal = _open_journal(config, origin, run_path, entries, box, awaits_run=awaits_run)
     if folder is None:
@@ -255,7 +256,7 @@ def _find_replay(
     return lambda start, limit: replay(run_id, origin.writer_id, start, limit)
 
 
-def _describe_lanes(plan: Plan) -> tuple[LaneEntry, ...]:
+def describe_lanes(plan: Plan) -> tuple[LaneEntry, ...]:
     """The lanes by name; two mirrors of one kind are told apart by what the user wrote."""
     counts = Counter(choice.definition.name for choice in plan.choices)
     entries = []

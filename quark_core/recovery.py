@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_core.composition import open_lane
+from quark_core.delivery.generation_journal import split_generation
 from quark_core.delivery.journal_folder import (
     JournalFolder,
     find_folders,
@@ -21,6 +22,7 @@ from quark_core.delivery.journal_order import order_journals
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.sync import LaneSync, count_boxed, count_waiting, sync_folder
+from quark_core.output_delivery import OutputDelivery
 
 __all__ = [
     "ChildDelivery",
@@ -143,7 +145,7 @@ def adopt_run(storage_dir: Path, run_id: str, timeout_s: float) -> None:
 
 
 class ChildDelivery:
-    """Delivers, from a run's own process, what its forked children journal.
+    """Delivers, from a run's own process, what its forked children and its analyzers journal.
 
     Args:
         directory: Where the run's journals lie.
@@ -159,10 +161,20 @@ class ChildDelivery:
         self._leads = leads
         self._ranks: dict[str, int] = {}
         self._thread: threading.Thread | None = None
+        # Mirrors may be out of reach for long, and what children log must not wait for that.
+        self._outputs = OutputDelivery(directory)
 
     def poll(self) -> None:
-        """Begin to deliver what is there, on a thread of its own, if none is at it already."""
-        self._deliver(self._find(own_rank=True))
+        """Begin to deliver what is there, on threads of its own, if none is at it already."""
+        names = self._list_names()
+        self._deliver(self._find(names, own_rank=True))
+        if self._leads:
+            self._outputs.poll(names)
+
+    def poll_outputs(self) -> None:
+        """Begin to deliver what analyzers have journaled now, without waiting for it."""
+        if self._leads:
+            self._outputs.poll(self._list_names())
 
     def _deliver(self, folders: list[JournalFolder]) -> None:
         if self._thread is not None and self._thread.is_alive():
@@ -181,19 +193,23 @@ class ChildDelivery:
         """
         deadline = time.monotonic() + timeout_s
         writers_deadline = time.monotonic() + min(timeout_s, writers_timeout_s)
+        if self._leads:
+            self._outputs.hurry(self._list_names())
         while self._count_writing() and time.monotonic() < writers_deadline:
-            self._deliver(self._find(own_rank=not self._leads))
+            self._deliver(self._find_all())
             time.sleep(_WRITERS_POLL_S)
         for _ in range(2):  # what was under way may have missed what came last
             if self._thread is not None:
                 self._thread.join(max(0.0, deadline - time.monotonic()))
-            self._deliver(self._find(own_rank=not self._leads))
+            self._deliver(self._find_all())
         if self._thread is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
+        # Half of what is left is for the run's own records, with its end among them.
+        self._outputs.join(max(0.0, deadline - time.monotonic()) / 2)
 
     def _count_writing(self) -> int:
         """How many other writers of this attempt may still journal something."""
-        found = self._find(own_rank=not self._leads)
+        found = self._find_all()
         manifests = [(folder, folder.read_manifest()) for folder in found]
         return sum(
             manifest is not None
@@ -202,13 +218,20 @@ class ChildDelivery:
             for folder, manifest in manifests
         )
 
-    def _find(self, *, own_rank: bool) -> list[JournalFolder]:
+    def _list_names(self) -> list[str]:
         try:
-            names = os.listdir(self._directory)
+            return os.listdir(self._directory)
         except OSError:
             return []
+
+    def _find_all(self) -> list[JournalFolder]:
+        return self._find(self._list_names(), own_rank=not self._leads)
+
+    def _find(self, names: list[str], *, own_rank: bool) -> list[JournalFolder]:
         others = {
-            n: JournalFolder(self._directory / n) for n in names if n != self._origin.writer_id
+            name: JournalFolder(self._directory / name)
+            for name in names
+            if name != self._origin.writer_id and split_generation(name) is None
         }
         if not own_rank:
             return list(others.values())

@@ -31,6 +31,8 @@ FAILED_CHECK = 3
 """Exit status where a check that was asked for did not hold; 1 and 2 are mistakes and errors."""
 
 _LEVELS = ("warning", "error", "critical")
+# Some mirrors take seconds to open; nobody waits for them where the run has none.
+_MIRRORS_TIMEOUT_S = 30.0
 
 
 @click.command()
@@ -76,7 +78,7 @@ def analyze(
 
     Shows health scores, alerts with what shows them, and the phases of the
     training, and stores them with the run in place of those of an earlier
-    analysis. Works on a run that still goes on, too.
+    analysis, also in the run's mirrors. Works on a run that still goes on, too.
 
     \b
     Exit status:
@@ -86,6 +88,7 @@ def analyze(
       3    an alert is as severe as --fail-on, or more
     """  # noqa: D301 - click wants the character
     from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
+    from quark_core.analysis.mirrored_outputs import gather_outputs
     from quark_core.run_arguments import resolve_storage_dir
     from quark_core.shortcuts import open_run
 
@@ -97,7 +100,7 @@ def analyze(
         mode="absolute" if mode == "absolute" else "adaptive", rules=rules or None
     )
     is_partial = bool(rules) or explain is not None
-    with show_warnings():
+    with show_warnings(), gather_outputs() as gathered:
         _check_rules(rules, explain, mode)
         result, phases = _analyze(session, config, keep=not (no_store or is_partial))
     if as_json:
@@ -122,6 +125,9 @@ def analyze(
         print_analysis(stored, result, phases, case)
         if line := describe_unstored(store, storage_dir, run_id):
             click.echo(line)
+    with show_warnings():
+        # After all is said: whoever reads it need not wait for them.
+        gathered.deliver(_MIRRORS_TIMEOUT_S)
     if fail_on is not None and _reaches(result, fail_on):
         sys.exit(FAILED_CHECK)
 
