@@ -67,11 +67,11 @@ class Attachments:
             if isinstance(record, (AlertRecord, HealthScoreRecord, PhaseRecord)):
                 self._note_generation(record.writer_id)
             if isinstance(record, AlertRecord):
-                row = [record.step, record.severity, record.rule_id, record.culprit, record.summary]
-                self._alerts.append((record.writer_id, row))
+                alert = [record.step, record.severity, record.rule_id, record.culprit]
+                self._alerts.append((record.writer_id, [*alert, record.summary]))
             elif isinstance(record, PhaseRecord):
-                row = [record.display_name, record.step_start, record.step_end, record.summary]
-                self._phases.append((record.writer_id, row))
+                phase = [record.display_name, record.step_start, record.step_end, record.summary]
+                self._phases.append((record.writer_id, phase))
             elif isinstance(record, BatchDiagnosticRecord) and record.loss == record.loss:
                 ids = ", ".join(map(str, (record.sample_ids or ())[:20]))
                 row = [record.step, record.epoch, record.loss, record.batch_size, ids]
