@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from quark_core.backend import Backend
@@ -70,6 +70,21 @@ class OutputDelivery:
         thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
+
+    def finish(self, list_names: Callable[[], Iterable[str]], timeout_s: float) -> int:
+        """Try once more what is left; how many generations are left after that.
+
+        Args:
+            list_names: Names the folders among the run's journals.
+            timeout_s: How long to wait; with none left, nothing is tried.
+        """
+        left = _choose_outputs(list_names())
+        if left and timeout_s > 0.0:
+            with self._lock:
+                self._begin(left)
+            self.join(timeout_s)
+            left = _choose_outputs(list_names())
+        return len(left)
 
     def _begin(self, names: set[str]) -> None:
         """Have the thread do it, the one at work or a new one; the lock is held."""

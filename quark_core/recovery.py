@@ -207,6 +207,24 @@ class ChildDelivery:
         # Half of what is left is for the run's own records, with its end among them.
         self._outputs.join(max(0.0, deadline - time.monotonic()) / 2)
 
+    def finish_outputs(self, timeout_s: float) -> None:
+        """Try once more what analyzers found and a mirror has not taken, after the run's end.
+
+        One that had not got the run itself before has it now.
+
+        Args:
+            timeout_s: How long that may take; what is left is said on the log.
+        """
+        if not self._leads:
+            return
+        left = self._outputs.finish(self._list_names, timeout_s)
+        if left:
+            _log.warning(
+                "run %s: %d analyses wait for its mirrors; deliver them with: quark sync",
+                self._origin.run_id,
+                left,
+            )
+
     def _count_writing(self) -> int:
         """How many other writers of this attempt may still journal something."""
         found = self._find_all()
