@@ -47,6 +47,7 @@ from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.stream import RunStream
+from quark_core.delivery.sync import OpenLane
 from quark_core.process import current_process
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
@@ -55,8 +56,10 @@ __all__ = [
     "BackendChoice",
     "Plan",
     "describe_lanes",
+    "find_local_path",
     "find_payload_directory",
     "locate_run",
+    "make_lane_opener",
     "open_lane",
     "open_primary",
     "open_reader",
@@ -210,6 +213,28 @@ def open_lane(
         Exception: Whatever the backend raises when it cannot be opened.
     """
     choice = choose_backend(entry.specification, registry or default_registry())
+    return _open_choice(manifest, entry, choice)
+
+
+def make_lane_opener(plan: Plan) -> OpenLane:
+    """What opens the lanes of a plan's own backends as the user wrote them, secrets included.
+
+    Journals do not keep those. Other lanes are opened as by `open_lane`.
+    """
+    choices = {redact_text(choice.specification): choice for choice in plan.choices}
+
+    def open_it(manifest: Manifest, entry: LaneEntry) -> tuple[Backend, bool]:
+        choice = choices.get(entry.specification)
+        if choice is None:
+            return open_lane(manifest, entry)
+        return _open_choice(manifest, entry, choice)
+
+    return open_it
+
+
+def _open_choice(
+    manifest: Manifest, entry: LaneEntry, choice: BackendChoice
+) -> tuple[Backend, bool]:
     config = replace(
         choice.configure(
             Path(manifest.storage_dir), run_id=manifest.run_id, project=manifest.project
@@ -315,6 +340,22 @@ def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) 
         return primary.locate(run_id)
     root = storage_dir / ".quark"
     return RunLocation(store_root=root, db_path=None, run_path=str(root / "runs" / run_id))
+
+
+def find_local_path(primary: object, storage_dir: Path, run_id: str, noted: str = "") -> Path:
+    """Where this machine keeps a run's own files; also where the run's store is elsewhere.
+
+    Args:
+        primary: The run's store, or what else reads it.
+        storage_dir: The storage root.
+        run_id: The run.
+        noted: Where the run has noted that it lies, for a reader that cannot be asked.
+    """
+    # A store may have been moved since the run noted where it lies, so that it is asked first.
+    place = primary.locate(run_id).run_path if isinstance(primary, SupportsPrimary) else noted
+    if not place or "://" in place:
+        return storage_dir / ".quark" / "runs" / run_id
+    return Path(place)
 
 
 def _open(definition: BackendDefinition, config: BackendConfig) -> Backend:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from quark_core.backend import Backend
-from quark_core.composition import open_lane
 from quark_core.delivery.generation_journal import split_generation
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.journal_order import order_journals
-from quark_core.delivery.sync import LaneSync, sync_folder
+from quark_core.delivery.sync import LaneSync, OpenLane, sync_folder
 
-__all__ = ["OutputDelivery", "deliver_outputs"]
+__all__ = ["OutputDelivery", "deliver_outputs", "find_owner"]
 
 _log = logging.getLogger("quark")
 
@@ -32,10 +31,12 @@ class OutputDelivery:
 
     Args:
         directory: Where the run's journals lie.
+        open_lane: Opens backends.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, open_lane: OpenLane) -> None:
         self._directory = directory
+        self._open_lane = open_lane
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wanted: set[str] = set()
@@ -113,7 +114,7 @@ class OutputDelivery:
         for folder, manifest in order_journals(JournalFolder(self._directory / n) for n in names):
             name = folder.path.name
             try:
-                _note(sync_folder(folder, manifest, open_lane))
+                _note(sync_folder(folder, manifest, self._open_lane))
             except Exception:  # noqa: BLE001 - this must not reach the run
                 _log.exception("the journal %s could not be delivered", folder.path)
             if not folder.path.exists():
@@ -123,7 +124,19 @@ class OutputDelivery:
             self._waits[name] = (time.monotonic() + wait_s, wait_s)
 
 
-def deliver_outputs(directory: Path, timeout_s: float) -> str | None:
+def find_owner(directory: Path) -> Manifest | None:
+    """What a living process that has a run open says of its journal; None where none has.
+
+    Args:
+        directory: Where the run's journals lie.
+    """
+    for folder, manifest in _find_journals(directory):
+        if not manifest.generation and folder.is_written(manifest):
+            return manifest
+    return None
+
+
+def deliver_outputs(directory: Path, open_lane: OpenLane, timeout_s: float) -> str | None:
     """Deliver the outputs that wait among the journals of a run that has ended.
 
     Nothing is done where the run is open: its own process does it. Where
@@ -132,21 +145,21 @@ def deliver_outputs(directory: Path, timeout_s: float) -> str | None:
 
     Args:
         directory: Where the run's journals lie.
+        open_lane: Opens backends.
         timeout_s: How long to wait; what is under way goes on.
 
     Returns:
         Why something still waits that nobody is at; None where nothing does.
     """
-    outputs, others = _find_journals(directory)
-    if not outputs:
+    found = _find_journals(directory)
+    outputs = order_journals(folder for folder, manifest in found if manifest.generation)
+    if not outputs or find_owner(directory) is not None:
         return None
-    if any(folder.is_written(manifest) for folder, manifest in others):
-        return None
-    if others:
+    if len(outputs) < len(found):
         return "records of the run itself wait too, and come first"
     reasons: list[str] = []
     thread = threading.Thread(
-        target=_deliver_all, args=(outputs, reasons), name="quark-outputs", daemon=True
+        target=_deliver_all, args=(outputs, open_lane, reasons), name="quark-outputs", daemon=True
     )
     try:
         thread.start()
@@ -162,21 +175,19 @@ def _choose_outputs(names: Iterable[str]) -> set[str]:
     return {name for name in names if split_generation(name) is not None}
 
 
-def _find_journals(
-    directory: Path,
-) -> tuple[list[tuple[JournalFolder, Manifest]], list[tuple[JournalFolder, Manifest]]]:
-    """The journals of outputs, in order, and those of processes."""
+def _find_journals(directory: Path) -> list[tuple[JournalFolder, Manifest]]:
     try:
-        paths = sorted(directory.iterdir())
+        folders = [JournalFolder(path) for path in directory.iterdir() if path.is_dir()]
     except OSError:
-        return [], []
-    found = order_journals(JournalFolder(path) for path in paths if path.is_dir())
-    outputs = [each for each in found if each[1].generation]
-    return outputs, [each for each in found if not each[1].generation]
+        return []
+    found = [(folder, folder.read_manifest()) for folder in folders]
+    return [(folder, manifest) for folder, manifest in found if manifest is not None]
 
 
-def _deliver_all(outputs: list[tuple[JournalFolder, Manifest]], reasons: list[str]) -> None:
-    lanes = _SharedLanes()
+def _deliver_all(
+    outputs: list[tuple[JournalFolder, Manifest]], open_lane: OpenLane, reasons: list[str]
+) -> None:
+    lanes = _SharedLanes(open_lane)
     try:
         for folder, manifest in outputs:
             results = sync_folder(folder, manifest, lanes.open, close_lane=lanes.keep)
@@ -192,14 +203,15 @@ def _deliver_all(outputs: list[tuple[JournalFolder, Manifest]], reasons: list[st
 class _SharedLanes:
     """Backends that stay open for several journals: opening one may take seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_lane: OpenLane) -> None:
+        self._open_lane = open_lane
         self._opened: dict[str, tuple[Backend, bool]] = {}
 
     def open(self, manifest: Manifest, entry: LaneEntry) -> tuple[Backend, bool]:
-        """See `composition.open_lane`."""
+        """As `OpenLane` says."""
         found = self._opened.get(entry.specification)
         if found is None:
-            found = self._opened[entry.specification] = open_lane(manifest, entry)
+            found = self._opened[entry.specification] = self._open_lane(manifest, entry)
         return found
 
     def keep(self, backend: Backend) -> None:

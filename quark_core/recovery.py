@@ -21,8 +21,14 @@ from quark_core.delivery.journal_folder import (
 from quark_core.delivery.journal_order import order_journals
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
-from quark_core.delivery.sync import LaneSync, count_boxed, count_waiting, sync_folder
-from quark_core.output_delivery import OutputDelivery
+from quark_core.delivery.sync import (
+    LaneSync,
+    OpenLane,
+    count_boxed,
+    count_waiting,
+    sync_folder,
+)
+from quark_core.output_delivery import OutputDelivery, find_owner
 
 __all__ = [
     "ChildDelivery",
@@ -114,6 +120,15 @@ def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None)
     """
     found = []
     for folder, manifest in order_journals(find_folders(storage_dir)):
+        owner = find_owner(folder.path.parent) if manifest.generation else None
+        if owner is not None:
+            # A second process beside the one that has the mirrors open would only be in its way.
+            lanes = count_waiting(folder, manifest)
+            for lane in lanes:
+                lane.state = "held"
+                lane.reason = f"process {owner.process.pid} has the run open, and delivers it"
+            found += lanes
+            continue
         found += sync_folder(folder, manifest, open_lane, on_progress=on_progress)
     return found
 
@@ -153,16 +168,25 @@ class ChildDelivery:
             writers of earlier attempts are not waited for.
         leads: Whether the process ends the run, which comes after what the
             other ranks have journaled; until then each delivers its own.
+        open_lane: Opens backends.
     """
 
-    def __init__(self, directory: Path, origin: Origin, *, leads: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        origin: Origin,
+        *,
+        leads: bool = True,
+        open_lane: OpenLane = open_lane,
+    ) -> None:
+        self.open_lane = open_lane
         self._directory = directory
         self._origin = origin
         self._leads = leads
         self._ranks: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         # Mirrors may be out of reach for long, and what children log must not wait for that.
-        self._outputs = OutputDelivery(directory)
+        self._outputs = OutputDelivery(directory, open_lane)
 
     def poll(self) -> None:
         """Begin to deliver what is there, on threads of its own, if none is at it already."""
@@ -180,7 +204,7 @@ class ChildDelivery:
         if self._thread is not None and self._thread.is_alive():
             return
         if folders:
-            self._thread = _start(folders, "quark-children")
+            self._thread = _start(folders, "quark-children", self.open_lane)
 
     def finish(self, timeout_s: float, *, writers_timeout_s: float) -> None:
         """Deliver all that the run's other writers have journaled, before the run's end does.
@@ -282,8 +306,10 @@ def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:
     return found
 
 
-def _start(folders: list[JournalFolder], name: str) -> threading.Thread | None:
-    thread = threading.Thread(target=_adopt, args=(folders,), name=name, daemon=True)
+def _start(
+    folders: list[JournalFolder], name: str, open_lane: OpenLane = open_lane
+) -> threading.Thread | None:
+    thread = threading.Thread(target=_adopt, args=(folders, open_lane), name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
@@ -294,12 +320,12 @@ def _start(folders: list[JournalFolder], name: str) -> threading.Thread | None:
 
 def _is_orphan(folder: JournalFolder) -> bool:
     manifest = folder.read_manifest()
-    return manifest is not None and all(
-        folder.lease(entry.name).is_stale() for entry in manifest.lanes
-    )
+    if manifest is None or (manifest.generation and find_owner(folder.path.parent) is not None):
+        return False
+    return all(folder.lease(entry.name).is_stale() for entry in manifest.lanes)
 
 
-def _adopt(orphans: list[JournalFolder]) -> None:
+def _adopt(orphans: list[JournalFolder], open_lane: OpenLane) -> None:
     for folder, manifest in order_journals(orphans):
         try:
             results = sync_folder(folder, manifest, open_lane)

@@ -164,21 +164,21 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
 def _survey(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> list[MirrorState]:
+    from quark_core.composition import find_local_path
     from quark_core.mirrors.survey import survey_mirrors
 
-    run_id = str(stored.run.id)
-    run_path = Path(store.locate(run_id).run_path)
-    return survey_mirrors(resolve_storage_dir(storage_dir), run_path, run_id)
+    root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
+    return survey_mirrors(root, find_local_path(store, root, run_id), run_id)
 
 
 def _find_sent(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> dict[str, set[str]]:
+    from quark_core.composition import find_local_path
     from quark_core.mirrors.generations import find_sent
 
-    run_id = str(stored.run.id)
-    run_path = Path(store.locate(run_id).run_path)
-    return find_sent(resolve_storage_dir(storage_dir), run_path, run_id)
+    root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
+    return find_sent(root, find_local_path(store, root, run_id), run_id)
 
 
 def _choose(place: str) -> BackendChoice:

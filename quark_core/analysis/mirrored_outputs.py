@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from quark_core import composition, settings
-from quark_core.backend import SupportsPrimary
 from quark_core.delivery.generation_journal import frame_outputs, journal_outputs
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, journal_directory
 from quark_core.delivery.ledger import read_lines
@@ -105,12 +104,15 @@ def find_mirrors(run: OpenRun, run_path: Path) -> tuple[LaneEntry, ...]:
 
 def _mirror(run: OpenRun, outputs: Mapping[str, Sequence[StreamRecord]]) -> None:
     context = run.context
-    run_path = _find_run_path(run)
+    run_id = context.run_id or ""
+    run_path = composition.find_local_path(
+        run.reader, context.storage_dir, run_id, context.run.run_path
+    )
     lanes = find_mirrors(run, run_path)
     if not lanes:
         return
     journal_outputs(
-        journal_directory(run_path, context.run_id or ""),
+        journal_directory(run_path, run_id),
         frame_outputs(outputs),
         lanes,
         project=context.project_name,
@@ -128,7 +130,8 @@ def _mirror(run: OpenRun, outputs: Mapping[str, Sequence[StreamRecord]]) -> None
 
 def _deliver(run: OpenRun, run_path: Path, timeout_s: float) -> None:
     run_id = run.context.run_id or ""
-    reason = deliver_outputs(journal_directory(run_path, run_id), timeout_s)
+    open_lane = composition.open_lane if run.children is None else run.children.open_lane
+    reason = deliver_outputs(journal_directory(run_path, run_id), open_lane, timeout_s)
     if reason is not None:
         _log.warning(
             "run %s: what was found is stored, but waits for the run's mirrors (%s); "
@@ -155,15 +158,3 @@ def _remember_lanes(run_path: Path, run_id: str) -> tuple[LaneEntry, ...]:
         for entry in () if manifest is None else manifest.lanes:
             found.setdefault(entry.specification, entry)
     return tuple(found.values())
-
-
-def _find_run_path(run: OpenRun) -> Path:
-    """Where this machine keeps the run's own files."""
-    context, reader = run.context, run.reader
-    run_id, place = context.run_id or "", context.run.run_path
-    if isinstance(reader, SupportsPrimary):
-        # A store may have been moved since the run noted where it lies.
-        place = reader.locate(run_id).run_path
-    if "://" in place:
-        return context.storage_dir / ".quark" / "runs" / run_id
-    return Path(place)

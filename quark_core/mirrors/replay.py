@@ -24,6 +24,7 @@ from quark_core.backend import (
 )
 from quark_core.backend_choice import BackendChoice
 from quark_core.capability_check import check_capabilities
+from quark_core.composition import find_local_path
 from quark_core.delivery.ledger import LedgerLine, append_lines
 from quark_core.delivery.payload_delivery import FindPayload, send_payloads
 from quark_core.errors import (
@@ -113,7 +114,7 @@ def replay_run(
             f"run {run_id} is being written: its own process delivers to its mirrors; "
             "replay it when it has ended"
         )
-    run_path = Path(primary.locate(run_id).run_path)
+    run_path = find_local_path(primary, storage_dir, run_id)
     config = replace(
         choice.configure(storage_dir, run_id=run_id, project=stored.project.name),
         run_path=run_path,

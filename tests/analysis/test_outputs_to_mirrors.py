@@ -18,6 +18,7 @@ from quark_core import recovery
 from quark_core.analysis.engine import AnalyzerEngine
 from quark_core.analysis.outputs import open_analysis
 from quark_core.analysis.phases import PhaseAnalyzer
+from quark_core.backend import BackendDefinition
 from quark_core.delivery.generation_journal import frame_outputs, split_generation
 from quark_core.errors import BackendUnavailable
 from quark_core.mirrors.generations import load_generations
@@ -70,6 +71,11 @@ def start(path, **options):
         # The loss is lost at step 200, which no rule overlooks.
         metrics.log("train/loss", 1 / (step + 1) if step < 200 else float("nan"), step=step)
     return session
+
+
+def reopen(path, session):
+    """The run as another process sees it, with the backends that are installed now."""
+    return quark.open_run(session.run_id, path)
 
 
 def run_folder(path, session):
@@ -174,7 +180,7 @@ def test_a_mirror_that_is_down_gets_them_by_sync(tmp_path, add_backend, caplog):
         pass
     down = add_backend("late", ScriptedBackend(always="unavailable"))
     with caplog.at_level(logging.WARNING, logger="quark"):
-        assert AnalyzerEngine(session).analyze().stored
+        assert AnalyzerEngine(reopen(tmp_path, session)).analyze().stored
     assert "waits for the run's mirrors" in caplog.text
     assert f"quark sync {tmp_path}" in caplog.text
     assert list_journals(tmp_path) == ["analyzer.1"]
@@ -201,6 +207,42 @@ def test_of_an_open_run_a_mirror_that_comes_back_gets_them_too(tmp_path, add_bac
     wait_until(lambda: len(list_records(flaky, "alert", "health_score")) == 2)
     session.end_run()
     assert list_journals(tmp_path) == []
+
+
+def test_sync_leaves_them_to_the_process_that_has_the_run_open(tmp_path, add_backend):
+    flaky = add_backend("flaky", Choosy("unavailable"))
+    session = start(tmp_path, backends="flaky")
+    AnalyzerEngine(session).analyze()
+    assert flaky.asked.wait(60)
+    lanes = [lane for lane in recovery.sync(tmp_path) if lane.writer_id == "analyzer.1"]
+    assert [(lane.state, lane.waiting) for lane in lanes] == [("held", 6)]
+    assert f"process {os.getpid()} has the run open" in lanes[0].reason
+    assert list_records(flaky, "alert") == []
+    flaky.fault = None
+    session.end_run()
+    assert len(list_records(flaky, "alert")) == 1
+
+
+def test_a_mirror_with_a_password_in_its_uri_is_opened_with_it(tmp_path, monkeypatch):
+    places = []
+
+    def open_it(config):
+        places.append(config.location)
+        return ScriptedBackend()
+
+    definition = BackendDefinition(
+        name="locked", summary="wants a password", open=open_it, schemes=("locked",)
+    )
+    monkeypatch.setitem(default_registry()._definitions, "locked", definition)
+    session = start(tmp_path, backends="locked+https://me:s3cret@mirror.example")
+    AnalyzerEngine(session).analyze()
+    session.end_run()
+    AnalyzerEngine(session).analyze()
+    assert len(places) == 3  # the lane's own, and one for each generation
+    assert set(places) == {"https://me:s3cret@mirror.example"}
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept
+    assert not [path for path in kept if b"s3cret" in path.read_bytes()]
 
 
 def test_the_end_of_a_run_is_delivered_though_a_mirror_takes_no_outputs(
@@ -246,7 +288,7 @@ def test_generations_are_delivered_in_their_order_beyond_nine(tmp_path, add_back
         pass
     add_backend("late", ScriptedBackend(always="unavailable"))
     for _ in range(11):
-        AnalyzerEngine(session).analyze()
+        AnalyzerEngine(reopen(tmp_path, session)).analyze()
     up = add_backend("late", ScriptedBackend())
     recovery.sync(tmp_path)
     writers = dict.fromkeys(batch.writer_id for batch in up.stored)
@@ -259,7 +301,7 @@ def test_a_backend_that_cannot_tell_duplicates_is_never_sent_one_twice(tmp_path,
         pass
     # It takes the alerts and fails with the scores, which it may have stored or not.
     add_backend("once", ScriptedBackend(["ok"], always="unavailable"), idempotent=False)
-    AnalyzerEngine(session).analyze()
+    AnalyzerEngine(reopen(tmp_path, session)).analyze()
     up = add_backend("once", ScriptedBackend(), idempotent=False)
     (lane,) = recovery.sync(tmp_path)
     assert (lane.state, lane.unknown) == ("delivered", 5)
@@ -335,7 +377,7 @@ def test_killed_with_a_torn_journal_what_is_whole_is_delivered(tmp_path, add_bac
     with start(tmp_path, backends="late") as session:
         pass
     add_backend("late", ScriptedBackend(always="unavailable"))
-    AnalyzerEngine(session).analyze()
+    AnalyzerEngine(reopen(tmp_path, session)).analyze()
     (segment,) = run_folder(tmp_path, session).glob("journal/analyzer.1/*.qj")
     segment.write_bytes(segment.read_bytes()[:-5])
     up = add_backend("late", ScriptedBackend())
@@ -361,7 +403,7 @@ def test_a_store_that_is_its_journals_takes_no_outputs_for_records(
     with start(tmp_path, backends="late") as session:
         pass
     add_backend("late", ScriptedBackend(always="unavailable"))
-    AnalyzerEngine(session).analyze()
+    AnalyzerEngine(reopen(tmp_path, session)).analyze()
     read = quark.open_run(session.run_id, tmp_path)
     assert read.open_run.read("alert", Query(all_attempts=True)).count == 0
     assert open_analysis(read).read_outputs("alert", "analyzer").count > 0
