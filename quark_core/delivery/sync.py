@@ -220,7 +220,16 @@ def _sync_lane(
         if backend is not None and close_lane is not None:
             close_lane(backend)
         elif backend is not None:
-            backend.close()
+            _close(backend, result)
+
+
+def _close(backend: Backend, result: LaneSync) -> None:
+    """Close a backend that has its records; what it could not finish is its own to keep."""
+    try:
+        backend.close()
+    except Exception as error:  # noqa: BLE001 - the other lanes and journals must still be delivered
+        _log.warning("backend %s: run %s: %s", result.backend, result.run_id, error)
+        result.reason = result.reason or f"{type(error).__name__}: {error}"
 
 
 def _fill_gaps(

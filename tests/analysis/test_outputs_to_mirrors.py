@@ -309,6 +309,45 @@ def test_a_backend_that_cannot_tell_duplicates_is_never_sent_one_twice(tmp_path,
     assert list_journals(tmp_path) == []
 
 
+def test_a_backend_that_fails_to_close_keeps_no_other_journal_waiting(tmp_path, add_backend):
+    class Stubborn(ScriptedBackend):
+        def close(self):
+            raise BackendUnavailable("planted: files wait")
+
+    add_backend("late", ScriptedBackend())
+    with start(tmp_path, backends="late") as session:
+        pass
+    add_backend("late", ScriptedBackend(always="unavailable"))
+    for _ in range(2):
+        AnalyzerEngine(reopen(tmp_path, session)).analyze()
+    add_backend("late", Stubborn())
+    lanes = recovery.sync(tmp_path)
+    assert [(lane.writer_id, lane.state) for lane in lanes] == [
+        ("analyzer.1", "delivered"),
+        ("analyzer.2", "delivered"),
+    ]
+    assert all("files wait" in lane.reason for lane in lanes)
+
+
+def test_a_monitor_sends_what_it_raises_and_takes_its_journals_for_no_writers(
+    tmp_path, add_backend
+):
+    mirror = add_backend("flaky", Choosy("unavailable"))
+    session = start(tmp_path, backends="flaky,csv")
+    with quark.TrainingMonitor(session) as monitor:
+        wait_until(lambda: monitor.alerts)
+        assert mirror.asked.wait(60)
+        assert "monitor.1" in list_journals(tmp_path)
+        assert not monitor._feed.has_other_writers
+        alerts = monitor.alerts
+    mirror.fault = None
+    session.end_run()
+    assert "alert" in {kind for _, kind, _ in list_records(mirror, "alert")}
+    mirrored = quark.open_run(session.run_id, tmp_path, backend="csv")
+    kept = mirrored.open_run.read("alert", Query(all_attempts=True)).to_records()
+    assert {one.rule_id for one in kept} >= {one.rule_id for one in alerts}
+
+
 def test_a_rank_that_joined_the_run_sends_nothing(tmp_path):
     with start(tmp_path, backends="csv") as session:
         session.open_run.leads = False
