@@ -104,6 +104,8 @@ def find_mirrors(run: OpenRun, run_path: Path) -> tuple[LaneEntry, ...]:
 
 def _mirror(run: OpenRun, outputs: Mapping[str, Sequence[StreamRecord]]) -> None:
     context = run.context
+    if len(context.backends) == 1 and not context.read_only:
+        return  # the primary alone
     run_id = context.run_id or ""
     run_path = composition.find_local_path(
         run.reader, context.storage_dir, run_id, context.run.run_path
