@@ -47,6 +47,7 @@ from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.stream import RunStream
+from quark_core.delivery.sync import OpenLane
 from quark_core.process import current_process
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
@@ -54,8 +55,11 @@ from quark_core.registry import BackendRegistry, default_registry
 __all__ = [
     "BackendChoice",
     "Plan",
+    "describe_lanes",
+    "find_local_path",
     "find_payload_directory",
     "locate_run",
+    "make_lane_opener",
     "open_lane",
     "open_primary",
     "open_reader",
@@ -117,7 +121,7 @@ def open_stream(
     choices = plan.choices
     if not choices:
         return RunStream(origin)
-    entries = _describe_lanes(plan)
+    entries = describe_lanes(plan)
     box = open_black_box(origin)
     folder, journal = _open_journal(config, origin, run_path, entries, box, awaits_run=awaits_run)
     takers = sum(Capability.ARTIFACTS in choice.definition.capabilities for choice in choices)
@@ -183,7 +187,7 @@ def open_child_stream(
     A child opens no backend: SQLite's locks lie in the memory of the process,
     and a fork copies what the parent held, so the child would believe in them.
     """
-    entries = _describe_lanes(plan)
+    entries = describe_lanes(plan)
     box = open_black_box(origin)
     folder, journal = _open_journal(config, origin, run_path, entries, box, awaits_run=awaits_run)
     if folder is None:
@@ -209,6 +213,28 @@ def open_lane(
         Exception: Whatever the backend raises when it cannot be opened.
     """
     choice = choose_backend(entry.specification, registry or default_registry())
+    return _open_choice(manifest, entry, choice)
+
+
+def make_lane_opener(plan: Plan) -> OpenLane:
+    """What opens the lanes of a plan's own backends as the user wrote them, secrets included.
+
+    Journals do not keep those. Other lanes are opened as by `open_lane`.
+    """
+    choices = {redact_text(choice.specification): choice for choice in plan.choices}
+
+    def open_it(manifest: Manifest, entry: LaneEntry) -> tuple[Backend, bool]:
+        choice = choices.get(entry.specification)
+        if choice is None:
+            return open_lane(manifest, entry)
+        return _open_choice(manifest, entry, choice)
+
+    return open_it
+
+
+def _open_choice(
+    manifest: Manifest, entry: LaneEntry, choice: BackendChoice
+) -> tuple[Backend, bool]:
     config = replace(
         choice.configure(
             Path(manifest.storage_dir), run_id=manifest.run_id, project=manifest.project
@@ -255,7 +281,7 @@ def _find_replay(
     return lambda start, limit: replay(run_id, origin.writer_id, start, limit)
 
 
-def _describe_lanes(plan: Plan) -> tuple[LaneEntry, ...]:
+def describe_lanes(plan: Plan) -> tuple[LaneEntry, ...]:
     """The lanes by name; two mirrors of one kind are told apart by what the user wrote."""
     counts = Counter(choice.definition.name for choice in plan.choices)
     entries = []
@@ -314,6 +340,22 @@ def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) 
         return primary.locate(run_id)
     root = storage_dir / ".quark"
     return RunLocation(store_root=root, db_path=None, run_path=str(root / "runs" / run_id))
+
+
+def find_local_path(primary: object, storage_dir: Path, run_id: str, noted: str = "") -> Path:
+    """Where this machine keeps a run's own files; also where the run's store is elsewhere.
+
+    Args:
+        primary: The run's store, or what else reads it.
+        storage_dir: The storage root.
+        run_id: The run.
+        noted: Where the run has noted that it lies, for a reader that cannot be asked.
+    """
+    # A store may have been moved since the run noted where it lies, so that it is asked first.
+    place = primary.locate(run_id).run_path if isinstance(primary, SupportsPrimary) else noted
+    if not place or "://" in place:
+        return storage_dir / ".quark" / "runs" / run_id
+    return Path(place)
 
 
 def _open(definition: BackendDefinition, config: BackendConfig) -> Backend:

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["OpenRun", "OpenRuns", "open_runs"]
 
 _ENVIRONMENT_TIMEOUT_S = 2.0
-
 _log = logging.getLogger("quark")
-
 
 # What a forked child has of its parent: kept, so that nothing of it is ever closed.
 _parents: list[object] = []
@@ -323,7 +321,10 @@ class OpenRun:
             self.claims.end()
         if self.children is not None:
             self.children.finish(max(0.0, deadline - time.monotonic()), writers_timeout_s=0.0)
-        return self.stream.close(max(0.0, deadline - time.monotonic()))
+        report = self.stream.close(max(0.0, deadline - time.monotonic()))
+        if self.children is not None:
+            self.children.finish_outputs(max(0.0, deadline - time.monotonic()))
+        return report
 
 
 class OpenRuns:

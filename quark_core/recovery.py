@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_core.composition import open_lane
+from quark_core.delivery.generation_journal import split_generation
 from quark_core.delivery.journal_folder import (
     JournalFolder,
     find_folders,
@@ -20,7 +21,14 @@ from quark_core.delivery.journal_folder import (
 from quark_core.delivery.journal_order import order_journals
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
-from quark_core.delivery.sync import LaneSync, count_boxed, count_waiting, sync_folder
+from quark_core.delivery.sync import (
+    LaneSync,
+    OpenLane,
+    count_boxed,
+    count_waiting,
+    sync_folder,
+)
+from quark_core.output_delivery import OutputDelivery, find_owner
 
 __all__ = [
     "ChildDelivery",
@@ -112,6 +120,15 @@ def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None)
     """
     found = []
     for folder, manifest in order_journals(find_folders(storage_dir)):
+        owner = find_owner(folder.path.parent) if manifest.generation else None
+        if owner is not None:
+            # A second process beside the one that has the mirrors open would only be in its way.
+            lanes = count_waiting(folder, manifest)
+            for lane in lanes:
+                lane.state = "held"
+                lane.reason = f"process {owner.process.pid} has the run open, and delivers it"
+            found += lanes
+            continue
         found += sync_folder(folder, manifest, open_lane, on_progress=on_progress)
     return found
 
@@ -143,7 +160,7 @@ def adopt_run(storage_dir: Path, run_id: str, timeout_s: float) -> None:
 
 
 class ChildDelivery:
-    """Delivers, from a run's own process, what its forked children journal.
+    """Delivers, from a run's own process, what its forked children and its analyzers journal.
 
     Args:
         directory: Where the run's journals lie.
@@ -151,24 +168,43 @@ class ChildDelivery:
             writers of earlier attempts are not waited for.
         leads: Whether the process ends the run, which comes after what the
             other ranks have journaled; until then each delivers its own.
+        open_lane: Opens backends.
     """
 
-    def __init__(self, directory: Path, origin: Origin, *, leads: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        origin: Origin,
+        *,
+        leads: bool = True,
+        open_lane: OpenLane = open_lane,
+    ) -> None:
+        self.open_lane = open_lane
         self._directory = directory
         self._origin = origin
         self._leads = leads
         self._ranks: dict[str, int] = {}
         self._thread: threading.Thread | None = None
+        # Mirrors may be out of reach for long, and what children log must not wait for that.
+        self._outputs = OutputDelivery(directory, open_lane)
 
     def poll(self) -> None:
-        """Begin to deliver what is there, on a thread of its own, if none is at it already."""
-        self._deliver(self._find(own_rank=True))
+        """Begin to deliver what is there, on threads of its own, if none is at it already."""
+        names = self._list_names()
+        self._deliver(self._find(names, own_rank=True))
+        if self._leads:
+            self._outputs.poll(names)
+
+    def poll_outputs(self) -> None:
+        """Begin to deliver what analyzers have journaled now, without waiting for it."""
+        if self._leads:
+            self._outputs.poll(self._list_names())
 
     def _deliver(self, folders: list[JournalFolder]) -> None:
         if self._thread is not None and self._thread.is_alive():
             return
         if folders:
-            self._thread = _start(folders, "quark-children")
+            self._thread = _start(folders, "quark-children", self.open_lane)
 
     def finish(self, timeout_s: float, *, writers_timeout_s: float) -> None:
         """Deliver all that the run's other writers have journaled, before the run's end does.
@@ -181,19 +217,41 @@ class ChildDelivery:
         """
         deadline = time.monotonic() + timeout_s
         writers_deadline = time.monotonic() + min(timeout_s, writers_timeout_s)
+        if self._leads:
+            self._outputs.hurry(self._list_names())
         while self._count_writing() and time.monotonic() < writers_deadline:
-            self._deliver(self._find(own_rank=not self._leads))
+            self._deliver(self._find_all())
             time.sleep(_WRITERS_POLL_S)
         for _ in range(2):  # what was under way may have missed what came last
             if self._thread is not None:
                 self._thread.join(max(0.0, deadline - time.monotonic()))
-            self._deliver(self._find(own_rank=not self._leads))
+            self._deliver(self._find_all())
         if self._thread is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
+        # Half of what is left is for the run's own records, with its end among them.
+        self._outputs.join(max(0.0, deadline - time.monotonic()) / 2)
+
+    def finish_outputs(self, timeout_s: float) -> None:
+        """Try once more what analyzers found and a mirror has not taken, after the run's end.
+
+        One that had not got the run itself before has it now.
+
+        Args:
+            timeout_s: How long that may take; what is left is said on the log.
+        """
+        if not self._leads:
+            return
+        left = self._outputs.finish(self._list_names, timeout_s)
+        if left:
+            _log.warning(
+                "run %s: %d analyses wait for its mirrors; deliver them with: quark sync",
+                self._origin.run_id,
+                left,
+            )
 
     def _count_writing(self) -> int:
         """How many other writers of this attempt may still journal something."""
-        found = self._find(own_rank=not self._leads)
+        found = self._find_all()
         manifests = [(folder, folder.read_manifest()) for folder in found]
         return sum(
             manifest is not None
@@ -202,13 +260,20 @@ class ChildDelivery:
             for folder, manifest in manifests
         )
 
-    def _find(self, *, own_rank: bool) -> list[JournalFolder]:
+    def _list_names(self) -> list[str]:
         try:
-            names = os.listdir(self._directory)
+            return os.listdir(self._directory)
         except OSError:
             return []
+
+    def _find_all(self) -> list[JournalFolder]:
+        return self._find(self._list_names(), own_rank=not self._leads)
+
+    def _find(self, names: list[str], *, own_rank: bool) -> list[JournalFolder]:
         others = {
-            n: JournalFolder(self._directory / n) for n in names if n != self._origin.writer_id
+            name: JournalFolder(self._directory / name)
+            for name in names
+            if name != self._origin.writer_id and split_generation(name) is None
         }
         if not own_rank:
             return list(others.values())
@@ -241,8 +306,10 @@ def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:
     return found
 
 
-def _start(folders: list[JournalFolder], name: str) -> threading.Thread | None:
-    thread = threading.Thread(target=_adopt, args=(folders,), name=name, daemon=True)
+def _start(
+    folders: list[JournalFolder], name: str, open_lane: OpenLane = open_lane
+) -> threading.Thread | None:
+    thread = threading.Thread(target=_adopt, args=(folders, open_lane), name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
@@ -253,12 +320,12 @@ def _start(folders: list[JournalFolder], name: str) -> threading.Thread | None:
 
 def _is_orphan(folder: JournalFolder) -> bool:
     manifest = folder.read_manifest()
-    return manifest is not None and all(
-        folder.lease(entry.name).is_stale() for entry in manifest.lanes
-    )
+    if manifest is None or (manifest.generation and find_owner(folder.path.parent) is not None):
+        return False
+    return all(folder.lease(entry.name).is_stale() for entry in manifest.lanes)
 
 
-def _adopt(orphans: list[JournalFolder]) -> None:
+def _adopt(orphans: list[JournalFolder], open_lane: OpenLane) -> None:
     for folder, manifest in order_journals(orphans):
         try:
             results = sync_folder(folder, manifest, open_lane)

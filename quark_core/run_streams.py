@@ -48,7 +48,10 @@ def open_run_stream(
     run = OpenRun(context, RunStream(origin), primary, leads=leads)
     run_path = _local_run_path(context)
     children = recovery.ChildDelivery(
-        journal_directory(run_path, context.run_id or ""), origin, leads=leads
+        journal_directory(run_path, context.run_id or ""),
+        origin,
+        leads=leads,
+        open_lane=composition.make_lane_opener(plan),
     )
     run.stream = composition.open_stream(
         plan,

@@ -25,6 +25,8 @@ FAILED_CHECK = 3
 """Exit status where a check that was asked for did not hold; 1 and 2 are mistakes and errors."""
 
 _LEVELS = ("warning", "error", "critical")
+# Some mirrors take seconds to open; nobody waits for them where the run has none.
+_MIRRORS_TIMEOUT_S = 30.0
 
 
 @click.command()
@@ -72,8 +74,8 @@ def analyze(
 
     Shows health scores, alerts with what shows them, and the phases of the
     training, and stores them with the run in place of those of an earlier
-    analysis. Works on a run that still goes on, too. With --backend nothing is
-    stored.
+    analysis, also in the run's mirrors. Works on a run that still goes on, too.
+    With --backend nothing is stored.
 
     \b
     Exit status:
@@ -83,6 +85,7 @@ def analyze(
       3    an alert is as severe as --fail-on, or more
     """  # noqa: D301 - click wants the character
     from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
+    from quark_core.analysis.mirrored_outputs import gather_outputs
 
     source = RunSource(storage_dir, backend)
     stored = source.find(run)
@@ -93,7 +96,7 @@ def analyze(
     )
     # Another tool's store takes no outputs, and that needs no word.
     is_partial = bool(rules) or explain is not None or backend is not None
-    with show_warnings():
+    with show_warnings(), gather_outputs() as gathered:
         _check_rules(rules, explain, mode)
         result, phases = _analyze(session, config, keep=not (no_store or is_partial))
     if as_json:
@@ -118,6 +121,9 @@ def analyze(
         print_analysis(stored, result, phases, case)
         if line := source.describe_unstored(run_id):
             click.echo(line)
+    with show_warnings():
+        # After all is said: whoever reads it need not wait for them.
+        gathered.deliver(_MIRRORS_TIMEOUT_S)
     if fail_on is not None and _reaches(result, fail_on):
         sys.exit(FAILED_CHECK)
 

@@ -47,18 +47,24 @@ def mirror() -> None:
 def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
     """Say for each backend of RUN what was delivered, waits, was refused, is unknown.
 
-    Exit status 1 where something waits, was refused or is unknown.
+    Exit status 1 where something waits, was refused, is unknown, or was found
+    by an analyzer and never sent.
     """
+    from quark_core.mirrors.generations import load_generations, note_outputs
+
     store = open_store(storage_dir)
     stored = find_run(store, run)
     states = _survey(store, stored, storage_dir)
+    if any(not state.primary for state in states):
+        generations = load_generations(store, str(stored.run.id))
+        note_outputs(states, generations, _find_sent(store, stored, storage_dir))
     if as_json:
         print_json([state.to_dict() for state in states])
     elif not states:
         click.echo(f"Run {stored.run.id} has no mirror, and nothing of it waits.")
     else:
         _print(_make_status_table(states))
-    if any(state.waiting or state.quarantined or state.unknown for state in states):
+    if any(s.waiting or s.quarantined or s.unknown or s.unsent for s in states):
         sys.exit(1)
 
 
@@ -90,7 +96,10 @@ def verify(
         state.specification for state in _survey(store, stored, storage_dir) if not state.primary
     )
     counts = count_records(store, str(stored.run.id))
-    found = [_compare(counts, place, stored, storage_dir) for place in places]
+    sent = _find_sent(store, stored, storage_dir)
+    found = [
+        _compare(counts, place, stored, storage_dir, sent.get(place, set())) for place in places
+    ]
     if as_json:
         print_json([comparison.to_dict() for comparison in found])
     elif not found:
@@ -155,11 +164,21 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
 def _survey(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> list[MirrorState]:
+    from quark_core.composition import find_local_path
     from quark_core.mirrors.survey import survey_mirrors
 
-    run_id = str(stored.run.id)
-    run_path = Path(store.locate(run_id).run_path)
-    return survey_mirrors(resolve_storage_dir(storage_dir), run_path, run_id)
+    root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
+    return survey_mirrors(root, find_local_path(store, root, run_id), run_id)
+
+
+def _find_sent(
+    store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
+) -> dict[str, set[str]]:
+    from quark_core.composition import find_local_path
+    from quark_core.mirrors.generations import find_sent
+
+    root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
+    return find_sent(root, find_local_path(store, root, run_id), run_id)
 
 
 def _choose(place: str) -> BackendChoice:
@@ -169,7 +188,9 @@ def _choose(place: str) -> BackendChoice:
     return choose_backend(place, default_registry())
 
 
-def _compare(counts: Any, place: str, stored: StoredRun, storage_dir: Path | None) -> Comparison:
+def _compare(
+    counts: Any, place: str, stored: StoredRun, storage_dir: Path | None, sent: set[str]
+) -> Comparison:
     from quark_core.errors import BackendError, SessionStoreError
     from quark_core.mirrors.comparison import Comparison, compare_counts
 
@@ -177,7 +198,7 @@ def _compare(counts: Any, place: str, stored: StoredRun, storage_dir: Path | Non
         with _open_mirror(_choose(place), stored, storage_dir) as reader:
             if reader is None:
                 return Comparison(backend=place, refusal="it cannot be read back")
-            return compare_counts(counts, reader, str(stored.run.id), place)
+            return compare_counts(counts, reader, str(stored.run.id), place, sent)
     except (BackendError, SessionStoreError) as error:
         return Comparison(backend=place, refusal=str(error))
 
@@ -244,6 +265,9 @@ def _make_status_table(states: list[MirrorState]) -> Table:
         why = [*state.reasons]
         why += [f"{count} refused: {reason}" for reason, count in state.quarantined.items()]
         why += ["a replay was broken off"] if state.state == "begun" else []
+        if state.unsent:
+            lacks = ", ".join(f"{count} {kind}" for kind, count in state.unsent.items())
+            why.append(f"never sent: {lacks}")
         counts = (state.waiting, sum(state.quarantined.values()), state.unknown)
         role = " (primary)" if state.primary else ""
         table.add_row(

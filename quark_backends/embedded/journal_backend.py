@@ -173,6 +173,8 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         """Play what has come into the journals since the last time."""
         ingest = BatchIngest(self._connect())
         for folder, manifest in order_journals(find_folders(self._storage_dir)):
+            if manifest.generation:
+                continue  # outputs of an analyzer on their way to mirrors; here they are files
             if manifest.awaits_run and not self._has_run(manifest.run_id):
                 continue  # the rank that begins the run has not journaled that yet
             for batch in JournalReader(folder.path).read(self._played.get(folder.path, 0)):

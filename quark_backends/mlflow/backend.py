@@ -42,6 +42,7 @@ from quark_backends.mlflow.figures import (
 )
 from quark_backends.mlflow.files import RECORDS, MirrorFiles
 from quark_backends.mlflow.findings import list_finding_tags, list_raised_tags, tag_last_error
+from quark_backends.mlflow.generations import ShownGenerations
 from quark_backends.mlflow.library import find_uri, open_server
 from quark_backends.mlflow.lifecycle import Lifecycle
 from quark_backends.mlflow.metrics import key_and_text
@@ -194,6 +195,7 @@ class _Writing:
             self.files,
             max_params=options.max_params,
         )
+        self._generations = ShownGenerations(self._run, self._lifecycle)
 
     def write(self, batch: Batch) -> None:
         with self._lock:
@@ -280,9 +282,11 @@ class _Writing:
         elif kind in FIGURE_KINDS:
             worst = list_figures(kind, records, self._options.layers)
             writer = self._send_points(batch, writer, [make_metric(*one) for one in worst])
-            self._lifecycle.set_named_tags(list_finding_tags(kind, records))
-            if kind == PhaseRecord.KIND:
-                self.files.put_text("phases.json", [record.to_dict() for record in records])
+            tags = list_finding_tags(kind, records)
+            if tags and self._generations.take_up(batch.writer_id):
+                self._lifecycle.set_named_tags(tags)
+                if kind == PhaseRecord.KIND:
+                    self.files.put_text("phases.json", [record.to_dict() for record in records])
         elif kind == ArtifactRecord.KIND:
             # Makes sure of the run, which the files of a batch need.
             self._run.load()

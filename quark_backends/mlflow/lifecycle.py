@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from quark_backends.mlflow.errors import Refused
+from quark_backends.mlflow.errors import Missing, Refused
 from quark_backends.mlflow.files import MirrorFiles
 from quark_backends.mlflow.metrics import chunk
 from quark_backends.mlflow.names import NAME_MAP_VERSION, NameMap
@@ -127,6 +128,11 @@ class Lifecycle:
         self._describe()
         if self._run.known.config is not None:
             self._send_params(self._run.known.config)
+        ended = self._run.known.ended
+        if ended is not None:
+            # What comes after a run's end must not leave another one that runs for ever.
+            self.set_tags({"quark.status": ended[0]})
+            self._run.end(*ended)
         self._run.is_new = False
         return True
 
@@ -140,6 +146,13 @@ class Lifecycle:
         """Set tags whose names may hold what MLflow does not take."""
         names = self._names.find("tags", [(f"tag:{key}", key) for key in tags])
         self.set_tags({names[f"tag:{key}"]: text for key, text in tags.items()})
+
+    def drop_tags(self, keys: Iterable[str]) -> None:
+        """Delete tags of the MLflow run, by their names there; one that is gone is no matter."""
+        for key in keys:
+            with suppress(Missing, Refused):
+                self._run.call(lambda run_id, key=key: self._server.delete_tag(run_id, key))  # type: ignore[misc]
+            self._tags.pop(key, None)
 
     def _describe(self) -> None:
         known = self._run.known

@@ -100,6 +100,7 @@ class MirroredRun:
             return
         self._known.start = dict(record.data or {})
         self._known.attempt = record.attempt
+        self._known.ended = None
         if first:
             self._known.started_ms = record.time_us // 1000
         data: Mapping[str, Any] = record.data or {}
@@ -115,6 +116,9 @@ class MirroredRun:
         """Give the MLflow run the status that it ends in."""
         theirs = STATUSES.get(status, "FAILED")
         self.call(lambda run_id: self._server.set_ended(run_id, theirs, ended_ms))
+        if self._known.ended != (status, ended_ms):
+            self._known.ended = status, ended_ms
+            self._save()
 
     def load(self) -> MlflowRun:
         """The MLflow run as it is now."""

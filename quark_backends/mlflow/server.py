@@ -220,6 +220,15 @@ class Server:
         with self._translated():
             self._client.log_batch(run_id, tags=[make(*t) for t in tags], synchronous=True)
 
+    def delete_tag(self, run_id: str, key: str) -> None:
+        """Delete a tag.
+
+        Raises:
+            Missing: The run has no such tag.
+        """
+        with self._translated():
+            self._client.delete_tag(run_id, key)
+
     def upload(self, run_id: str, path: Path, folder: str) -> None:
         """Store a file among a run's artifacts, in place of one of that name.
 

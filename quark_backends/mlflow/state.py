@@ -48,6 +48,7 @@ class RunState(msgspec.Struct):
         config: Values of the newest configuration, or None where none was seen.
         first_writer: The writer that began the run, or None where another machine saw that.
         from_steps: Attempt -> the step that it was resumed from.
+        ended: Status and time in ms with which the newest attempt ended, or None.
     """
 
     mlflow_run_id: str | None = None
@@ -58,6 +59,7 @@ class RunState(msgspec.Struct):
     config: dict[str, Any] | None = None
     first_writer: str | None = None
     from_steps: dict[str, int] = {}
+    ended: tuple[str, int] | None = None
 
 
 class WriterState(msgspec.Struct):

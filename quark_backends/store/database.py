@@ -357,6 +357,8 @@ def no_database(layout: StoreLayout) -> SessionStoreError:
     storage_dir = layout.root.parent
     for folder in find_folders(storage_dir):
         manifest = folder.read_manifest()
+        if manifest is not None and manifest.generation:
+            continue  # what was found out about a run, but not the run
         journaled = next(iter(JournalReader(folder.path).read()), None) is not None
         if journaled or (manifest is not None and count_boxed(folder, manifest)[1]):
             return SessionStoreError(

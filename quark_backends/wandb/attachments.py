@@ -10,12 +10,14 @@ from typing import Any
 
 from quark_backends.wandb.log_file import mark_artifact
 from quark_core.artifacts.payload_folder import PayloadFolder
+from quark_core.delivery.generation_journal import split_generation
 from quark_core.json_object import encode_json
 from quark_core.records import (
     AlertRecord,
     ArtifactRecord,
     BatchDiagnosticRecord,
     EventRecord,
+    HealthScoreRecord,
     PhaseRecord,
     StreamRecord,
 )
@@ -41,7 +43,8 @@ class Attachments:
     """Collects what tables show at the end, and sends files as they come.
 
     Tables hold what this process has seen, of alerts and phases the newest
-    1000 and of batches the 100 with the highest loss.
+    1000, of each analyzer those of its newest generation, and of batches the
+    100 with the highest loss.
 
     Args:
         wandb: The imported library.
@@ -52,20 +55,23 @@ class Attachments:
         self._wandb = wandb
         self._folder = folder
         self._payloads = PayloadFolder(folder)
-        self._alerts: list[list[Any]] = []
-        self._phases: list[list[Any]] = []
+        # Each with its writer, which for outputs of analyzers is a generation.
+        self._alerts: list[tuple[str, list[Any]]] = []
+        self._phases: list[tuple[str, list[Any]]] = []
+        self._newest: dict[str, int] = {}
         self._batches: list[tuple[float, int, list[Any]]] = []
 
     def collect(self, records: Sequence[StreamRecord]) -> None:
         """Note what tables will show of the records."""
         for record in records:
+            if isinstance(record, (AlertRecord, HealthScoreRecord, PhaseRecord)):
+                self._note_generation(record.writer_id)
             if isinstance(record, AlertRecord):
-                self._alerts.append(
-                    [record.step, record.severity, record.rule_id, record.culprit, record.summary]
-                )
+                alert = [record.step, record.severity, record.rule_id, record.culprit]
+                self._alerts.append((record.writer_id, [*alert, record.summary]))
             elif isinstance(record, PhaseRecord):
-                name = record.display_name
-                self._phases.append([name, record.step_start, record.step_end, record.summary])
+                phase = [record.display_name, record.step_start, record.step_end, record.summary]
+                self._phases.append((record.writer_id, phase))
             elif isinstance(record, BatchDiagnosticRecord) and record.loss == record.loss:
                 ids = ", ".join(map(str, (record.sample_ids or ())[:20]))
                 row = [record.step, record.epoch, record.loss, record.batch_size, ids]
@@ -80,9 +86,12 @@ class Attachments:
         tables = {
             "quark/tables/alerts": (
                 ["step", "severity", "rule", "culprit", "summary"],
-                self._alerts,
+                self._list_shown(self._alerts),
             ),
-            "quark/tables/phases": (["phase", "start", "end", "summary"], self._phases),
+            "quark/tables/phases": (
+                ["phase", "start", "end", "summary"],
+                self._list_shown(self._phases),
+            ),
             "quark/tables/hard_batches": (
                 ["step", "epoch", "loss", "batch_size", "sample_ids"],
                 batches,
@@ -93,6 +102,21 @@ class Attachments:
             for key, (columns, rows) in tables.items()
             if rows
         }
+
+    def _note_generation(self, writer_id: str) -> None:
+        found = split_generation(writer_id)
+        if found is not None:
+            analyzer, number = found
+            self._newest[analyzer] = max(number, self._newest.get(analyzer, 0))
+
+    def _list_shown(self, rows: Sequence[tuple[str, list[Any]]]) -> list[list[Any]]:
+        """Rows that no newer generation of their analyzer has replaced."""
+        shown = []
+        for writer_id, row in rows:
+            found = split_generation(writer_id)
+            if found is None or found[1] == self._newest.get(found[0]):
+                shown.append(row)
+        return shown
 
     def log_artifact(self, run: Any, record: ArtifactRecord) -> str:
         """Send an artifact with its payload, or without one that was not kept; its mark."""

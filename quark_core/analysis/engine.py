@@ -86,7 +86,10 @@ class AnalyzerEngine:
         """Look at all that the run has now, and store what was found as one generation.
 
         Readers see it all at once. On a backend that keeps no outputs, such as
-        another tool's, the result is returned only (`stored` is False).
+        another tool's, the result is returned only (`stored` is False). The
+        run's mirrors get it too: in the background while the run is open in
+        this process; of one that has ended, this waits for them for
+        QUARK_EXIT_TIMEOUT_SECONDS (10) at most, and `quark sync` does the rest.
 
         Args:
             replace_existing: Whether earlier outputs are no longer seen; None

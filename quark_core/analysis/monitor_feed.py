@@ -13,6 +13,7 @@ from quark_core import settings
 from quark_core.analysis.run_data import RunData
 from quark_core.codec import decode_body
 from quark_core.columns import Columns
+from quark_core.delivery.generation_journal import split_generation
 from quark_core.delivery.journal_folder import journal_directory
 from quark_core.errors import SessionStoreError
 from quark_core.query import Query
@@ -130,7 +131,9 @@ class RunFeed:
                 names = os.listdir(self._journals)
             except OSError:
                 return False
-            self._other_writers = any(name != self._writer_id for name in names)
+            self._other_writers = any(
+                name != self._writer_id and split_generation(name) is None for name in names
+            )
         return self._other_writers
 
     def read_again(self) -> None:

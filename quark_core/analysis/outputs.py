@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from quark_core import composition, settings
+from quark_core.analysis.mirrored_outputs import mirror_outputs
 from quark_core.analysis.run_data import RunData
 from quark_core.backend import Generation, SupportsGenerations, SupportsPrimary
 from quark_core.backend_choice import BackendChoice, choose_primary
@@ -123,7 +124,7 @@ class AnalysisTarget:
         """Store the outputs of one analysis, all at once; returns the generation's number.
 
         Readers find them under the identity that `identify` gives them with
-        that number.
+        that number. The run's mirrors get them too, as `mirror_outputs` says.
 
         Args:
             analyzer: Name of the analyzer.
@@ -153,11 +154,18 @@ class AnalysisTarget:
             },
         )
         try:
-            return self._write(generation)
+            number = self._write(generation)
         except BackendUnavailable as error:
             raise SessionStoreError(
                 f"run_id {self.run_id}: the outputs of {analyzer} were not stored: {error}"
             ) from error
+        if number is not None:
+            identified = {
+                kind: identify(records, self.run_id, analyzer, number)
+                for kind, records in outputs.items()
+            }
+            mirror_outputs(self._run, identified)
+        return number
 
     def _write(self, generation: Generation) -> int | None:
         run = self._run

@@ -94,7 +94,8 @@ class PhaseAnalyzer:
         """Flush the run, find its phases and store them, all at once.
 
         Where the run's store keeps no outputs of analyzers or may only be
-        read, the result says so and is not stored.
+        read, the result says so and is not stored. The run's mirrors get them
+        as from `AnalyzerEngine.analyze`.
 
         Args:
             replace_existing: Whether `read_phases` no longer returns what was

@@ -52,6 +52,8 @@ class Manifest(msgspec.Struct, frozen=True):
         black_box: File in shared memory that holds what is not journaled yet.
         awaits_run: Whether another process begins the run; until the store has
             it, the journal waits.
+        generation: Number of the analysis whose outputs it holds; 0 for the
+            journal of a process.
     """
 
     run_id: str
@@ -65,6 +67,7 @@ class Manifest(msgspec.Struct, frozen=True):
     process: ProcessIdentity
     black_box: str | None = None
     awaits_run: bool = False
+    generation: int = 0
 
 
 class JournalFolder:

@@ -20,18 +20,22 @@ def order_journals(folders: Iterable[JournalFolder]) -> list[tuple[JournalFolder
     """Journals with what they say of themselves: of each attempt first the one that begins it.
 
     A store takes nothing of a run that was never started there, and where the
-    journals are all that there is, one of them holds the start.
+    journals are all that there is, one of them holds the start. Outputs of
+    analyzers come after the run's records, the newest last.
     """
     found = [
         (folder, manifest) for folder in folders if (manifest := folder.read_manifest()) is not None
     ]
-    writers = Counter((manifest.run_id, manifest.attempt) for _, manifest in found)
+    writers = Counter(
+        (manifest.run_id, manifest.attempt) for _, manifest in found if not manifest.generation
+    )
 
-    def place(entry: tuple[JournalFolder, Manifest]) -> tuple[str, int, bool, int, str]:
+    def place(entry: tuple[JournalFolder, Manifest]) -> tuple[str, int, int, bool, int, str]:
         folder, manifest = entry
-        alone = writers[manifest.run_id, manifest.attempt] == 1
-        later = not alone and not _begins_attempt(folder)
-        return manifest.run_id, manifest.attempt, later, manifest.rank, str(folder.path)
+        run_id, attempt, generation = manifest.run_id, manifest.attempt, manifest.generation
+        alone = writers[run_id, attempt] == 1
+        later = not alone and not generation and not _begins_attempt(folder)
+        return run_id, generation, attempt, later, manifest.rank, str(folder.path)
 
     return sorted(found, key=place)
 

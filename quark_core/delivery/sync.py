@@ -133,6 +133,7 @@ def sync_folder(
     open_lane: OpenLane,
     *,
     on_progress: Callable[[int], None] | None = None,
+    close_lane: Callable[[Backend], None] | None = None,
 ) -> list[LaneSync]:
     """Deliver one journal to all of its lanes that nobody else drives, and delete it when done.
 
@@ -143,6 +144,7 @@ def sync_folder(
         manifest: What it says of itself.
         open_lane: Opens backends.
         on_progress: Told of each number of records that are done with.
+        close_lane: Gives a backend up; by default it is closed.
     """
     results = []
     # Asked before anything is read: what a living writer adds meanwhile must not be deleted unread.
@@ -160,7 +162,7 @@ def sync_folder(
             result.reason = f"process {holder.pid if holder else '?'} delivers it"
             continue
         try:
-            _sync_lane(folder, manifest, entry, open_lane, result, on_progress)
+            _sync_lane(folder, manifest, entry, open_lane, result, on_progress, close_lane)
         finally:
             lease.release()
     if is_final and all(result.state == "delivered" for result in results):
@@ -178,6 +180,7 @@ def _sync_lane(
     open_lane: OpenLane,
     result: LaneSync,
     on_progress: Callable[[int], None] | None,
+    close_lane: Callable[[Backend], None] | None,
 ) -> None:
     mark = folder.mark(entry.name)
     reader = JournalReader(folder.path, on_damage=_note_damage(result))
@@ -214,8 +217,19 @@ def _sync_lane(
         result.waiting = sum(batch.count for batch in reader.read(mark.done))
     finally:
         mark.close()
-        if backend is not None:
-            backend.close()
+        if backend is not None and close_lane is not None:
+            close_lane(backend)
+        elif backend is not None:
+            _close(backend, result)
+
+
+def _close(backend: Backend, result: LaneSync) -> None:
+    """Close a backend that has its records; what it could not finish is its own to keep."""
+    try:
+        backend.close()
+    except Exception as error:  # noqa: BLE001 - the other lanes and journals must still be delivered
+        _log.warning("backend %s: run %s: %s", result.backend, result.run_id, error)
+        result.reason = result.reason or f"{type(error).__name__}: {error}"
 
 
 def _fill_gaps(

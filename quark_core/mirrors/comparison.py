@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quark_core.backend import SupportsRead
+from quark_core.backend import SupportsGenerations, SupportsRead
+from quark_core.delivery.generation_journal import split_generation
 from quark_core.errors import RunNotFoundError
 from quark_core.query import Query
 from quark_core.records import ANALYSIS_TYPES, RECORD_TYPES, LifecycleRecord, MetricRecord
@@ -13,11 +16,8 @@ from quark_core.records import ANALYSIS_TYPES, RECORD_TYPES, LifecycleRecord, Me
 __all__ = ["Comparison", "RecordCounts", "compare_counts", "count_records"]
 
 _ALL = Query(all_attempts=True)
-_KINDS = tuple(
-    kind
-    for kind, record_type in RECORD_TYPES.items()
-    if record_type is not LifecycleRecord and record_type not in ANALYSIS_TYPES
-)
+_KINDS = tuple(kind for kind in RECORD_TYPES if kind != LifecycleRecord.KIND)
+_OUTPUT_KINDS = tuple(record_type.KIND for record_type in ANALYSIS_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,15 @@ class RecordCounts:
     """How many records a backend has of a run.
 
     Attributes:
-        kinds: Kind -> records; what analyzers made and what travels as lifecycle left out.
+        kinds: Kind -> records; what travels as lifecycle, and the outputs of analyzers, left out.
         metrics: Metric key -> points.
+        outputs: Kind -> generation (its `writer_id`) -> records. Of a primary those that
+            readers see; a mirror has those of earlier generations too.
     """
 
     kinds: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +82,36 @@ def count_records(reader: SupportsRead, run_id: str) -> RecordCounts:
         if kind == MetricRecord.KIND and columns.count:
             keys, points = np.unique(columns["metric_key"].astype(str), return_counts=True)
             counts.metrics.update(zip(keys.tolist(), points.tolist(), strict=True))
+        if kind in _OUTPUT_KINDS:
+            writers = Counter(columns["writer_id"].tolist())
+            outputs = {w: n for w, n in writers.items() if split_generation(w) is not None}
+            counts.kinds[kind] -= sum(outputs.values())
+            asked: object = reader
+            if isinstance(asked, SupportsGenerations):
+                stored = asked.read_outputs(run_id, kind)
+                outputs = dict(Counter(stored["writer_id"].tolist()))
+            counts.outputs[kind] = outputs
     return counts
 
 
 def compare_counts(
-    primary: RecordCounts, mirror: SupportsRead, run_id: str, backend: str
+    primary: RecordCounts,
+    mirror: SupportsRead,
+    run_id: str,
+    backend: str,
+    sent: Set[str] = frozenset(),
 ) -> Comparison:
     """Hold a mirror against what was counted in the primary.
+
+    Of the outputs of analyzers those are compared that readers of the primary see.
 
     Args:
         primary: Counts of the primary.
         mirror: The mirror, opened for reading.
         run_id: The run.
         backend: How to ask for the mirror.
+        sent: Generations that the mirror was sent: a kind of which it was sent all, and
+            has nothing, is one that it does not keep.
 
     Raises:
         SessionStoreError: The mirror cannot be read.
@@ -105,15 +125,25 @@ def compare_counts(
         for key in sorted({*primary.metrics, *found.metrics})
     }
     kinds = {kind: (primary.kinds.get(kind, 0), found.kinds.get(kind, 0)) for kind in _KINDS}
+    for kind in _OUTPUT_KINDS:
+        visible, theirs = primary.outputs.get(kind, {}), found.outputs.get(kind, {})
+        has, got = kinds[kind]
+        got += sum(count for writer, count in theirs.items() if writer in visible)
+        kinds[kind] = has + sum(visible.values()), got
     not_kept = tuple(
-        kind for kind, (has, got) in kinds.items() if has and not got and kind != MetricRecord.KIND
+        kind
+        for kind, (has, got) in kinds.items()
+        if has
+        and not got
+        and kind != MetricRecord.KIND
+        and primary.outputs.get(kind, {}).keys() <= sent
     )
-    if not any(found.kinds.values()):
+    if not any(got for _, got in kinds.values()):
         not_kept = ()  # it has nothing at all of the run, which is no choice of its
     return Comparison(
         backend=backend,
         metrics={key: pair for key, pair in metrics.items() if pair[0] != pair[1]},
         kinds={k: pair for k, pair in kinds.items() if pair[0] != pair[1] and k not in not_kept},
         not_kept=not_kept,
-        compared=sum(count for kind, count in primary.kinds.items() if kind not in not_kept),
+        compared=sum(has for kind, (has, _) in kinds.items() if kind not in not_kept),
     )

@@ -1,10 +1,11 @@
-"""Sends a run's batches from its primary to a mirror, again or for the first time."""
+"""Sends what a run's primary has to a mirror, again or for the first time."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from quark_core.backend import (
 )
 from quark_core.backend_choice import BackendChoice
 from quark_core.capability_check import check_capabilities
+from quark_core.composition import find_local_path
 from quark_core.delivery.ledger import LedgerLine, append_lines
 from quark_core.delivery.payload_delivery import FindPayload, send_payloads
 from quark_core.errors import (
@@ -32,6 +34,7 @@ from quark_core.errors import (
     RunNotFoundError,
     SessionStoreError,
 )
+from quark_core.mirrors.generations import find_sent, load_generations
 from quark_core.mirrors.survey import MirrorState
 from quark_core.query import Query
 from quark_core.records import RECORD_TYPES
@@ -81,6 +84,8 @@ def replay_run(
 ) -> Replay:
     """Give a mirror everything of a run that the primary has and it lacks.
 
+    That is the run's records, and what analyzers found as far as readers see it.
+
     A backend that is idempotent may be given it at any time, as often as
     wanted. Another one is given a run once only, and never one that a lane
     has delivered to it: it would store it twice.
@@ -109,7 +114,7 @@ def replay_run(
             f"run {run_id} is being written: its own process delivers to its mirrors; "
             "replay it when it has ended"
         )
-    run_path = Path(primary.locate(run_id).run_path)
+    run_path = find_local_path(primary, storage_dir, run_id)
     config = replace(
         choice.configure(storage_dir, run_id=run_id, project=stored.project.name),
         run_path=run_path,
@@ -129,6 +134,7 @@ def replay_run(
                 f"{place} has records of run {run_id} and cannot tell a batch that comes twice"
             )
         writers = _list_writers(primary, run_id)
+        generations = load_generations(primary, run_id)
         lines = [
             LedgerLine(writer, attempt, rank, place, place, begun=True)
             for writer, attempt, rank in writers
@@ -143,6 +149,11 @@ def replay_run(
                     _send(mirror, batch, present, sent, find, replay)
                     if on_progress is not None:
                         on_progress(batch.count)
+            refused = dict(replay.refused)
+            for batch in chain.from_iterable(generations.values()):
+                _send(mirror, batch, present, sent, find, replay)
+                if on_progress is not None:
+                    on_progress(batch.count)
         if isinstance(mirror, SupportsRead):
             now = _list_present(mirror, run_id)
             # Of a kind that it has nothing of, it may keep none.
@@ -152,6 +163,19 @@ def replay_run(
         mirror.close()
     if known is None:
         append_lines(run_path, [msgspec.structs.replace(line, begun=False) for line in lines])
+    if replay.refused == refused:
+        name, specification = (place, place)
+        if known is not None:
+            name, specification = known.backend, known.specification
+        known_of = find_sent(storage_dir, run_path, run_id).get(specification, set())
+        append_lines(
+            run_path,
+            [
+                LedgerLine(writer, 0, 0, name, specification, batches=len(batches))
+                for writer, batches in generations.items()
+                if writer not in known_of
+            ],
+        )
     return replay
 
 

@@ -25,12 +25,15 @@ class MirrorState:
         primary: Whether it is the run's primary.
         state: delivered, waiting, delivering (a living process is at it) or begun (a replay
             that was broken off).
-        writers: How many processes have written to it.
+        writers: How many processes have written to it; each generation of an analyzer
+            counts as one.
         batches: Batches that it was given.
         waiting: Records that are still to be delivered.
         quarantined: Records that it refused, by reason.
         unknown: Records that it may or may not have.
         reasons: Why it waits, and what is damaged.
+        outputs: Kind of what analyzers find -> (records in the primary, those of them that
+            it was sent or that wait for it); filled in by `note_outputs`.
     """
 
     backend: str
@@ -43,6 +46,12 @@ class MirrorState:
     quarantined: dict[str, int] = field(default_factory=dict)
     unknown: int = 0
     reasons: list[str] = field(default_factory=list)
+    outputs: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def unsent(self) -> dict[str, int]:
+        """Kind -> records of analyzers that the primary has and it was never sent."""
+        return {kind: has - got for kind, (has, got) in self.outputs.items() if has > got}
 
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""

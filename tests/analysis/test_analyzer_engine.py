@@ -265,7 +265,7 @@ def test_the_csv_files_of_a_run_can_be_analyzed_and_keep_nothing(tmp_path):
 
 
 def test_a_backend_that_cannot_be_read_is_refused_by_name(session, tmp_path):
-    with pytest.raises(SchemaValidationError, match="mlflow"):
-        quark.open_run(session.run_id, tmp_path, backend="mlflow")
+    with pytest.raises(SchemaValidationError, match="tensorboard"):
+        quark.open_run(session.run_id, tmp_path, backend="tensorboard")
     with pytest.raises(quark.RunNotFoundError):
         quark.open_run("nothing", tmp_path, backend=f"csv:{tmp_path}")
