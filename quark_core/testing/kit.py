@@ -75,6 +75,8 @@ class OldStore:
 class BackendKit:
     """The fixtures of the kit; an author overrides those of the first half."""
 
+    TITLE: ClassVar[str] = ""
+    """What reports call the backend; the name of the class, where it is empty."""
     RUN_ID: ClassVar[str] = RUN_ID
     """The run that `observe` must return the metrics of."""
     EXPECTED_FAILURES: ClassVar[Mapping[str, str]] = {}

@@ -9,6 +9,7 @@ from quark_core.testing.conformance import BackendConformance
 
 
 class TestMlflow(BackendConformance):
+    TITLE = "MLflow mirror"
     EXPECTED_FAILURES = {
         "test_values_are_kept_exactly": (
             "MLflow's stores have no infinity; the mirror sends NaN and a tag"

@@ -8,6 +8,8 @@ pytest.importorskip("wandb")
 
 
 class TestWandb(BackendConformance):
+    TITLE = "W&B mirror, offline"
+
     @pytest.fixture
     def definition(self, definition):
         return definition
