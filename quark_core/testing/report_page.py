@@ -72,5 +72,7 @@ def _describe(report: BackendReport) -> Iterable[str]:
 
 
 def _list_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    cells = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(cell.replace('|', '\\|') for cell in row)} |" for row in cells]
+    return [
+        " | ".join(("", *(cell.replace("|", "\\|") for cell in row), "")).strip()
+        for row in (head, ["---"] * len(head), *rows)
+    ]
