@@ -144,6 +144,10 @@ class BackendKit:
         opened: list[Backend] = []
 
         def open_it(**changes: Any) -> Backend:
+            if "run_id" in changes and config.run_path is not None:
+                # It is a folder of the run's own, so another run has another.
+                other = changes["run_id"] or self.RUN_ID
+                changes.setdefault("run_path", config.run_path.with_name(other))
             changed = dataclasses.replace(config, **changes)
             backend = check_capabilities(definition, definition.open(changed))
             opened.append(backend)

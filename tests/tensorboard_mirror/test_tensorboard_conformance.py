@@ -1,11 +1,19 @@
 """The TensorBoard mirror passes the conformance kit, but for what event files cannot hold."""
 
+import re
+
 import pytest
 
+from quark_core.names import encode_name
 from quark_core.testing.conformance import BackendConformance
 
 loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 event_pb2 = pytest.importorskip("tensorboard.compat.proto.event_pb2")
+
+
+def find_key(tag):
+    """The key of a series, which is named as the user wrote it and by its rank."""
+    return encode_name(re.sub("^rank[0-9]+/", "", tag))
 
 
 class TestTensorboard(BackendConformance):
@@ -34,7 +42,7 @@ class TestTensorboard(BackendConformance):
                 for data in loader.RawEventFileLoader(str(path)).Load():
                     event = event_pb2.Event.FromString(data)
                     found += [
-                        (value.tag, event.step, value.simple_value)
+                        (find_key(value.tag), event.step, value.simple_value)
                         for value in event.summary.value
                         if value.WhichOneof("value") == "simple_value"
                     ]
