@@ -31,9 +31,8 @@ LIFETIME_S = 900
 class MlflowServer:
     """`mlflow server` with a SQLite store, in a process group of its own."""
 
-    def __init__(self, folder, *, proxied=False):
+    def __init__(self, folder):
         self.folder = folder
-        self.proxied = proxied
         self.database = folder / "mlflow.db"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -44,8 +43,9 @@ class MlflowServer:
     def start(self):
         command = [SERVER_PYTHON, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.database}"]
-        place = "--artifacts-destination" if self.proxied else "--default-artifact-root"
-        command += [place, str(self.folder / "artifacts")]
+        command += ["--default-artifact-root", str(self.folder / "artifacts")]
+        # For experiments whose artifacts go through the server.
+        command += ["--artifacts-destination", str(self.folder / "proxied")]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         if shutil.which("timeout"):
             # Ends by itself, also where the tests were killed.
@@ -95,6 +95,19 @@ class MlflowServer:
         finally:
             connection.close()
 
+    def forget_runs(self):
+        """Remove every run and experiment, past MLflow, as if the server were new."""
+        connection = sqlite3.connect(self.database, timeout=30)
+        tables = ("metrics", "latest_metrics", "params", "tags", "runs")
+        try:
+            with connection:
+                for table in tables:
+                    connection.execute(f"DELETE FROM {table}")
+                connection.execute("DELETE FROM experiment_tags WHERE experiment_id != 0")
+                connection.execute("DELETE FROM experiments WHERE experiment_id != 0")
+        finally:
+            connection.close()
+
 
 @pytest.fixture(scope="session")
 def mlflow():
@@ -115,29 +128,18 @@ def server(mlflow, tmp_path_factory):
 
 
 @pytest.fixture
-def own_server(mlflow, tmp_path):
-    """A server that the test may kill and start again."""
-    folder = tmp_path / "server"
-    folder.mkdir()
-    one = MlflowServer(folder)
-    try:
-        one.start()
-        yield one
-    finally:
-        one.kill()
+def mortal_server(server):
+    """The server, which the test may kill and start again."""
+    yield server
+    if server.process is None:
+        server.start()
 
 
 @pytest.fixture
-def proxied_server(mlflow, tmp_path):
-    """A server that takes the artifacts itself, over HTTP."""
-    folder = tmp_path / "server"
-    folder.mkdir()
-    one = MlflowServer(folder, proxied=True)
-    try:
-        one.start()
-        yield one
-    finally:
-        one.kill()
+def empty_server(server):
+    """The server without the runs of other tests."""
+    server.forget_runs()
+    return server
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ def train(tmp_path, server, project, losses, **arguments):
 @pytest.fixture
 def foreign(client, project):
     """A run that no Quark has seen, with a parent: its MLflow run and its parent's."""
+    from mlflow.entities import Metric, Param
+
     experiment = client.create_experiment(project)
     parent = client.create_run(experiment, run_name="sweep", start_time=1_700_000_000_000)
     run = client.create_run(
@@ -48,7 +50,7 @@ def foreign(client, project):
         tags={"mlflow.parentRunId": parent.info.run_id, "team": "vision", "best": ""},
     )
     run_id = run.info.run_id
-    for key, text in {
+    params = {
         "lr": 0.1,
         "model.depth": 18,
         "name": "resnet",
@@ -56,11 +58,13 @@ def foreign(client, project):
         "none": None,
         "layers": "[1, 2]",
         "version": "007",
-    }.items():
-        client.log_param(run_id, key, text)
-    for step in range(200):
-        value = 2 * math.exp(-step / 30) + 0.1
-        client.log_metric(run_id, "train loss", value, timestamp=10**12 + step, step=step)
+    }
+    losses = [2 * math.exp(-step / 30) + 0.1 for step in range(200)]
+    client.log_batch(
+        run_id,
+        metrics=[Metric("train loss", v, 10**12 + step, step) for step, v in enumerate(losses)],
+        params=[Param(key, str(value)) for key, value in params.items()],
+    )
     client.log_metric(run_id, "val/acc", float("nan"), timestamp=10**12 + 500, step=-3)
     client.set_tag(run_id, "mlflow.note.content", "Notes.")
     client.set_terminated(run_id, status="KILLED", end_time=1_700_000_100_000)
