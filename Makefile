@@ -3,6 +3,7 @@
 # make bench  measures what logging costs, and what the store costs and gives
 # make diagnosis  trains some hundred models, broken and healthy, and scores the analyzers by them
 # make faults kills, starves and cuts off for some minutes, and counts what is lost
+# make conformance  writes what each backend passes of the kit into docs/reference/conformance.md
 # make clean  takes away what the set-up made
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ JOBS ?= 2
 DIAGNOSIS_RUNS ?= diagnosis-runs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench diagnosis faults clean
+.PHONY: help demo test check bench diagnosis faults conformance clean
 
 help:
 	@sed -n 's/^# \(make \)/\1/p' Makefile
@@ -44,6 +45,14 @@ diagnosis: $(VENV)/dev.stamp
 faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all
 	$(BIN)/python benchmarks/service_faults.py
+
+conformance: $(VENV)/dev.stamp
+	PYTHONPATH=examples/third_party_backend/src $(BIN)/python -m pytest -q -n $(JOBS) \
+		-p quark_core.testing.report --conformance-page docs/reference/conformance.md \
+		tests/conformance/test_embedded.py tests/conformance/test_journal_store.py \
+		tests/conformance/test_service.py tests/conformance/test_csv.py \
+		tests/*_mirror/test_*_conformance.py \
+		examples/third_party_backend/tests/test_jsonl_conformance.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -22,7 +22,7 @@ _log = logging.getLogger("quark")
 _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
 # Backends that an extra brings: what to say when one is asked for and absent.
-_EXTRAS = {"mlflow": "mlflow", "wandb": "wandb"}
+_EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboard", "wandb": "wandb"}
 # Backends that are always there, unless an installation is broken.
 _OWN = frozenset({"embedded", "csv", "service", "quark", "http", "https"})
 

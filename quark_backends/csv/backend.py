@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -37,12 +38,13 @@ from quark_backends.csv.files import (
     WriterState,
     write_atomically,
 )
-from quark_backends.csv.payloads import keep_payload, name_payloads
+from quark_backends.csv.payloads import name_payloads
 from quark_backends.csv.published import find_tables, publish_config, publish_table
 from quark_backends.csv.reader import CsvReader
 from quark_backends.csv.rows import TABLES, find_form
 from quark_backends.csv.run_file import RunFile
 from quark_backends.csv.wide import write_wide_tables
+from quark_backends.payload_links import keep_payload
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backend import BackendConfig, Batch, StoredRun
 from quark_core.errors import BackendRejected, BackendUnavailable
@@ -101,7 +103,8 @@ class CsvBackend:
         """Append a batch's rows and sync them.
 
         Raises:
-            BackendRejected: Other content under a known number.
+            BackendRejected: Other content under a known number, a kind of record
+                that this version does not know, or a body that cannot be read.
             BackendUnavailable: The files cannot be written now.
         """
         folder = self._check_writable()
@@ -112,7 +115,7 @@ class CsvBackend:
 
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`; the file lies where the run's own directory has it."""
-        _as_outage(keep_payload, self._check_writable(), payload)
+        _as_outage(partial(keep_payload, backend="csv"), self._check_writable(), payload)
 
     def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
         """See `SupportsArtifacts`."""
@@ -162,6 +165,12 @@ class CsvBackend:
                     backend="csv",
                 )
             return
+        if batch.kind not in TABLES:
+            raise BackendRejected(
+                f"the CSV mirror has no table for records of kind {batch.kind!r}; "
+                "a newer version of Quark made them",
+                backend="csv",
+            )
         try:
             body = batch.decoded
             records: Any = _find_records(batch)

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,11 +26,14 @@ from typing import Any
 
 import msgspec
 
-from quark_backends.mlflow.outbox import Outbox, link_or_copy
+from quark_backends.mlflow.outbox import Outbox
 from quark_backends.mlflow.segments import SUFFIX, SegmentFiles
 from quark_backends.mlflow.state import WriterState
 from quark_backends.mlflow.tables import encode_lines, make_tables
+from quark_backends.payload_links import keep_payload
 from quark_core.artifacts.contract import Payload
+from quark_core.artifacts.layout import object_path
+from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backend import Batch
 from quark_core.errors import BackendUnavailable
 from quark_core.records import ArtifactRecord, EventRecord
@@ -75,7 +79,8 @@ class MirrorFiles:
         self._closed: set[str] = set()
         self._tabled: dict[str, int] = {}
         # Each opening has its own: what one has staged another must not take.
-        self._staged = folder / "staged" / f"{os.getpid()}-{time.monotonic_ns()}"
+        own = f"{os.getpid()}-{time.monotonic_ns()}"
+        self._staged = PayloadFolder(folder / "staged" / own)
         self._meta: dict[str, Any] | None = None
 
     @property
@@ -136,23 +141,24 @@ class MirrorFiles:
         return msgspec.structs.replace(writer, events_file=number, events_bytes=size + len(data))
 
     def stage_payload(self, payload: Payload) -> None:
-        """Take a payload whose record is still to come."""
-        target = self._staged / payload.sha256
-        if not target.is_file():
-            self._staged.mkdir(parents=True, exist_ok=True)
-            link_or_copy(payload.path, target)
+        """Take a payload whose record is still to come.
+
+        Raises:
+            OSError: It cannot be kept now.
+            BackendRejected: It is not what its hash says.
+        """
+        keep_payload(self._staged.root, payload, backend="mlflow")
 
     def find_payload(self, sha256: str) -> Path | None:
         """A payload that is staged here, or None."""
-        target = self._staged / sha256
-        return target if target.is_file() else None
+        return self._staged.find(sha256)
 
     def keep_artifacts(self, records: Sequence[ArtifactRecord]) -> None:
         """Give staged payloads the names that their records say, with the records beside them."""
         taken = set()
         for record in records:
             described = record.to_dict()
-            source = self._staged / record.sha256
+            source = self._staged.root / object_path(record.sha256)
             limit = self._max_payload_bytes
             name = name_payload(record)
             if limit is not None and record.size_bytes > limit:
@@ -210,11 +216,9 @@ class MirrorFiles:
             BackendUnavailable: Something cannot be uploaded; it stays here for the
                 next process that opens the mirror.
         """
-        for staged in sorted(self._staged.glob("*")):
+        for staged in sorted(self._staged.root.glob(object_path("*"))):
             self._outbox.put_file(name_loose_payload(staged.name), staged)
-            staged.unlink()
-        if self._staged.is_dir():
-            self._staged.rmdir()
+        shutil.rmtree(self._staged.root, ignore_errors=True)
         for path in self._segments.list_open():
             self._make_tables(path, run_id)
         self._outbox.send(self._upload, self._refuse, self._is_disposable)

@@ -14,7 +14,7 @@ from pathlib import Path
 from quark_backends.mlflow.errors import Missing, Refused
 from quark_backends.mlflow.state import write_atomically
 
-__all__ = ["Outbox", "link_or_copy"]
+__all__ = ["Outbox"]
 
 _SCRATCH = ".part"
 
@@ -49,7 +49,7 @@ class Outbox:
         """Keep a file that stays as it is; without a copy, where the file system can do so."""
         path = self.path_of(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        link_or_copy(source, path)
+        _link_or_copy(source, path)
 
     def list_waiting(self, folder: str = "") -> list[str]:
         """Artifacts in a folder that MLflow does not have as they are now, sorted."""
@@ -121,7 +121,7 @@ class Outbox:
         self._known[name] = signature
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """Give a file a second name, or copy it where that is not possible."""
     target.unlink(missing_ok=True)
     try:

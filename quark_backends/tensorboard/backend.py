@@ -87,7 +87,7 @@ class TensorboardBackend:
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`; images are shown, other payloads only kept."""
         try:
-            keep_payload(self._payloads.root, payload)
+            keep_payload(self._payloads.root, payload, backend="tensorboard")
         except OSError as error:
             raise _unavailable(f"a payload cannot be kept: {error}") from error
 

@@ -107,7 +107,7 @@ class WandbBackend:
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`; it goes to W&B with its record."""
         try:
-            keep_payload(self._payloads.root, payload)
+            keep_payload(self._payloads.root, payload, backend="wandb")
         except OSError as error:
             raise _unavailable(f"a payload cannot be kept for W&B: {error}") from error
 

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
+from quark_core.backend import Batch
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, Manifest
+from quark_core.errors import SchemaValidationError
 from quark_core.records import LifecycleRecord
 
 __all__ = ["order_journals"]
@@ -41,7 +43,13 @@ def order_journals(folders: Iterable[JournalFolder]) -> list[tuple[JournalFolder
 
 
 def _begins_attempt(folder: JournalFolder) -> bool:
-    return any(
-        batch.kind == LifecycleRecord.KIND and "start" in batch.decoded.to_list("action")
-        for batch in islice(JournalReader(folder.path).read(), _FIRST_BATCHES)
-    )
+    return any(map(_has_start, islice(JournalReader(folder.path).read(), _FIRST_BATCHES)))
+
+
+def _has_start(batch: Batch) -> bool:
+    if batch.kind != LifecycleRecord.KIND:
+        return False
+    try:
+        return "start" in batch.decoded.to_list("action")
+    except SchemaValidationError:
+        return False  # damaged, or of a newer version: whoever is given it will say so

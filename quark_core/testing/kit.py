@@ -75,6 +75,8 @@ class OldStore:
 class BackendKit:
     """The fixtures of the kit; an author overrides those of the first half."""
 
+    TITLE: ClassVar[str] = ""
+    """What reports call the backend; the name of the class, where it is empty."""
     RUN_ID: ClassVar[str] = RUN_ID
     """The run that `observe` must return the metrics of."""
     EXPECTED_FAILURES: ClassVar[Mapping[str, str]] = {}
@@ -142,6 +144,10 @@ class BackendKit:
         opened: list[Backend] = []
 
         def open_it(**changes: Any) -> Backend:
+            if "run_id" in changes and config.run_path is not None:
+                # It is a folder of the run's own, so another run has another.
+                other = changes["run_id"] or self.RUN_ID
+                changes.setdefault("run_path", config.run_path.with_name(other))
             changed = dataclasses.replace(config, **changes)
             backend = check_capabilities(definition, definition.open(changed))
             opened.append(backend)

@@ -13,7 +13,7 @@ from quark_core.query import Query
 from quark_core.testing.batches import BatchMaker
 from quark_core.testing.kit import BackendKit, Observe, OldStore, Opener
 from quark_core.testing.samples import FIRST_TIME_US
-from quark_core.testing.writing_process import WritingProcess
+from quark_core.testing.writing_process import WritingProcess, write_as_lane
 
 __all__ = ["ProcessConformance"]
 
@@ -67,7 +67,7 @@ class ProcessConformance(BackendKit):
             again = open_backend()
             if is_idempotent:
                 for batch in batches.made[max(0, done - 2) : done + 2]:
-                    again.write(batch)
+                    write_as_lane(again, batch)
                 kept += batches.values(done + 2)
                 assert [value for _, _, value in observe()] == kept
             else:

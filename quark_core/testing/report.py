@@ -3,7 +3,10 @@
     pytest -p quark_core.testing.report tests/conformance
     pytest -p quark_core.testing.report --conformance-json report.json tests/conformance
 
-One table per class of tests; the same as JSON where a file is named.
+    pytest -p quark_core.testing.report --conformance-page CONFORMANCE.md tests/conformance
+
+One table per class of tests; the same as JSON, or as a page in Markdown, where
+a file is named.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from typing import Any
 
 import pytest
 
+from quark_core.testing.report_page import write_page
+
 __all__ = ["BackendReport", "TestOutcome", "pytest_addoption", "pytest_configure"]
 
 _PLUGIN = "quark-conformance-report"
+_PROPERTY = "quark_conformance"
 _UNEXPECTED = "[XPASS(strict)] "
 _ORDER = ("failed", "xpassed", "xfailed", "skipped", "passed")
 
@@ -31,6 +37,7 @@ class TestOutcome:
         test: Its name, with its parameters.
         outcome: passed, skipped, xfailed, xpassed or failed.
         reason: Why it was skipped or is expected to fail; the first line of its failure.
+        group: The part of the kit that it belongs to.
     """
 
     __test__ = False
@@ -38,6 +45,7 @@ class TestOutcome:
     test: str
     outcome: str
     reason: str = ""
+    group: str = ""
 
 
 @dataclass(slots=True)
@@ -46,10 +54,12 @@ class BackendReport:
 
     Attributes:
         backend: Name of the class of tests.
+        title: What a page calls it.
         outcomes: One for each test, in the order in which they ran.
     """
 
     backend: str
+    title: str = ""
     outcomes: dict[str, TestOutcome] = field(default_factory=dict)
 
     def count(self, outcome: str) -> int:
@@ -69,8 +79,9 @@ class BackendReport:
 
 
 class _Collector:
-    def __init__(self, json_path: str | None) -> None:
+    def __init__(self, json_path: str | None, page_path: str | None) -> None:
         self.json_path = json_path
+        self.page_path = page_path
         self.backends: dict[str, BackendReport] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -81,16 +92,19 @@ class _Collector:
         owner = getattr(item, "cls", None)
         if owner is not None and _is_conformance(owner):
             # Said in the report, which also travels from pytest-xdist's workers.
-            report.user_properties.append(("quark_conformance", [owner.__name__, item.name]))
+            said = [owner.__name__, item.name, _find_title(owner), _find_group(owner, item)]
+            report.user_properties.append((_PROPERTY, said))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
-            if name == "quark_conformance" and isinstance(value, (list, tuple)):
-                backend = self.backends.setdefault(value[0], BackendReport(str(value[0])))
-                outcome = _judge(report, str(value[1]))
+            if name == _PROPERTY and isinstance(value, (list, tuple)):
+                owner, test, title, group = map(str, value)
+                backend = self.backends.setdefault(owner, BackendReport(owner, title))
+                outcome = _judge(report, test)
                 if outcome is not None:
-                    backend.outcomes[str(value[1])] = outcome
+                    outcome.group = group
+                    backend.outcomes[test] = outcome
                 return
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -104,22 +118,42 @@ class _Collector:
                 for name, backend in self.backends.items()
             }
             Path(self.json_path).write_text(json.dumps(found, indent=2), encoding="utf-8")
+        if self.page_path is not None:
+            write_page(Path(self.page_path), self.backends.values())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --conformance-json."""
+    """Add --conformance-json and --conformance-page."""
     parser.addoption("--conformance-json", metavar="FILE", help="Write what was passed as JSON.")
+    parser.addoption(
+        "--conformance-page", metavar="FILE", help="Write what was passed as a page in Markdown."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin to collect."""
-    config.pluginmanager.register(_Collector(config.getoption("--conformance-json")), _PLUGIN)
+    collector = _Collector(
+        config.getoption("--conformance-json"), config.getoption("--conformance-page")
+    )
+    config.pluginmanager.register(collector, _PLUGIN)
 
 
 def _is_conformance(owner: type) -> bool:
     from quark_core.testing.kit import BackendKit
 
     return issubclass(owner, BackendKit)
+
+
+def _find_title(owner: type) -> str:
+    return getattr(owner, "TITLE", "") or owner.__name__.removeprefix("Test")
+
+
+def _find_group(owner: type, item: pytest.Item) -> str:
+    """The part of the kit that brings a test, such as `writing`; "own" for an author's."""
+    name = item.name.split("[")[0]
+    found = next((base for base in reversed(owner.__mro__) if name in vars(base)), owner)
+    suffix = "Conformance"
+    return found.__name__.removesuffix(suffix).lower() if found.__name__.endswith(suffix) else "own"
 
 
 def _judge(report: pytest.TestReport, test: str) -> TestOutcome | None:

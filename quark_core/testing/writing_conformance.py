@@ -21,9 +21,9 @@ from quark_core.testing.kit import BackendKit, Observation, Observe, Opener, Out
 from quark_core.testing.samples import FIRST_TIME_US
 from quark_core.testing.time_bound import bound_time
 
-__all__ = ["WritingConformance"]
+__all__ = ["ODD_KEYS", "WritingConformance"]
 
-_ODD_KEYS = (
+ODD_KEYS = (
     *("a", "9", "0.5", "A.b-c_d", "loss", "Loss", "LOSS", "a/b/c/d/e", "con", "x.", "null", "nan"),
     *("step", "key", "value", "rank", "True", "-".join("ab"), "val/mean_x40_1", "x5f_step"),
     "k" * MAX_NAME_LENGTH,
@@ -116,7 +116,7 @@ class WritingConformance(BackendKit):
         self, open_backend: Opener, maker: BatchMaker, observe: Observe
     ) -> None:
         """Names that a file, a column or a reserved word could stumble over."""
-        keys = list(dict.fromkeys(_ODD_KEYS))
+        keys = list(dict.fromkeys(ODD_KEYS))
         backend = open_backend()
         backend.write(maker.start())
         backend.write(maker.metrics(*[(key, 1, float(i)) for i, key in enumerate(keys)]))

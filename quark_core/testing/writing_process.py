@@ -13,6 +13,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from quark_core.backend import BackendConfig, BackendDefinition, Batch
+from quark_core.backend import Backend, BackendConfig, BackendDefinition, Batch
 from quark_core.capability_check import check_capabilities
+from quark_core.errors import BackendUnavailable
 
-__all__ = ["WritingProcess", "main"]
+__all__ = ["WritingProcess", "main", "write_as_lane"]
+
+_PATIENCE_S = 45.0
+_RETRY_S = 0.05
 
 
 class WritingProcess:
@@ -113,6 +118,26 @@ class WritingProcess:
         self._process.wait()
 
 
+def write_as_lane(backend: Backend, batch: Batch) -> None:
+    """Write a batch as a lane does: again, after a while, for as long as it is unavailable.
+
+    A backend may let one process at a time write a run, or wait until what a
+    killed one has left is over.
+
+    Raises:
+        BackendUnavailable: It was for too long.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            backend.write(batch)
+            return
+        except BackendUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+
+
 def main() -> None:
     """Do what a plan says."""
     opening, raw = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes())
@@ -123,7 +148,7 @@ def main() -> None:
     os.write(1, b"opened\n")
     sys.stdin.readline()
     for batch in msgspec.convert(raw, list[Batch]):
-        backend.write(batch)
+        write_as_lane(backend, batch)
         os.write(1, b"acknowledged %d\n" % batch.number)
     backend.close()
 

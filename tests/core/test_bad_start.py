@@ -4,6 +4,7 @@ import pytest
 
 import quark
 from quark_core.errors import BackendError, SchemaValidationError, UnknownBackendError
+from quark_core.registry import default_registry
 
 
 @pytest.mark.parametrize(
@@ -35,17 +36,21 @@ def test_bad_arguments_are_named_and_leave_nothing_behind(tmp_path, arguments, n
 
 @pytest.mark.parametrize("backends", ["nowhere", "csv,nowhere", ["nowhere:x"], "no where", ":x"])
 def test_unknown_backends_list_what_is_installed(tmp_path, backends):
-    expected = r"installed: csv, embedded, mlflow, service\)"
+    expected = r"installed: csv, embedded, mlflow, service, tensorboard, wandb\)"
     with pytest.raises(UnknownBackendError, match=expected) as caught:
         quark.start_run(project="p", storage_dir=tmp_path, backends=backends)
     assert isinstance(caught.value, (BackendError, ValueError))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_backend_of_an_extra_says_what_to_install(tmp_path):
-    for name in ("wandb", "wandb:team"):
-        with pytest.raises(UnknownBackendError, match=r'pip install "quark-tracker\[wandb\]'):
-            quark.start_run(project="p", storage_dir=tmp_path, backends=name)
+@pytest.mark.parametrize("backend", ["mlflow", "tensorboard:out", "wandb:team/project"])
+def test_a_backend_of_an_extra_that_is_missing_says_what_to_install(tmp_path, monkeypatch, backend):
+    # Each is declared where Quark is installed, whether or not the library that it needs is.
+    name = backend.partition(":")[0]
+    monkeypatch.delitem(default_registry()._definitions, name)
+    with pytest.raises(UnknownBackendError, match=rf'pip install "quark-tracker\[{name}\]"'):
+        quark.start_run(project="p", storage_dir=tmp_path, backends=backend)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_required_service_must_be_named(tmp_path, monkeypatch):

@@ -26,15 +26,14 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 START_TIMEOUT_S = 90
 # A client of another version may be tested against this Python's MLflow.
 SERVER_PYTHON = os.environ.get("QUARK_TEST_MLFLOW_SERVER_PYTHON", sys.executable)
-LIFETIME_S = 900
+LIFETIME_S = 1800
 
 
 class MlflowServer:
     """`mlflow server` with a SQLite store, in a process group of its own."""
 
-    def __init__(self, folder, *, proxied=False):
+    def __init__(self, folder):
         self.folder = folder
-        self.proxied = proxied
         self.database = folder / "mlflow.db"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -45,8 +44,9 @@ class MlflowServer:
     def start(self):
         command = [SERVER_PYTHON, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--backend-store-uri", f"sqlite:///{self.database}"]
-        place = "--artifacts-destination" if self.proxied else "--default-artifact-root"
-        command += [place, str(self.folder / "artifacts")]
+        command += ["--default-artifact-root", str(self.folder / "artifacts")]
+        # For experiments whose artifacts go through the server.
+        command += ["--artifacts-destination", str(self.folder / "proxied")]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         if shutil.which("timeout"):
             # Ends by itself, also where the tests were killed.
@@ -96,6 +96,19 @@ class MlflowServer:
         finally:
             connection.close()
 
+    def forget_runs(self):
+        """Remove every run and experiment, past MLflow, as if the server were new."""
+        connection = sqlite3.connect(self.database, timeout=30)
+        tables = ("metrics", "latest_metrics", "params", "tags", "runs")
+        try:
+            with connection:
+                for table in tables:
+                    connection.execute(f"DELETE FROM {table}")
+                connection.execute("DELETE FROM experiment_tags WHERE experiment_id != 0")
+                connection.execute("DELETE FROM experiments WHERE experiment_id != 0")
+        finally:
+            connection.close()
+
 
 @pytest.fixture(scope="session")
 def mlflow():
@@ -116,29 +129,18 @@ def server(mlflow, tmp_path_factory):
 
 
 @pytest.fixture
-def own_server(mlflow, tmp_path):
-    """A server that the test may kill and start again."""
-    folder = tmp_path / "server"
-    folder.mkdir()
-    one = MlflowServer(folder)
-    try:
-        one.start()
-        yield one
-    finally:
-        one.kill()
+def mortal_server(server):
+    """The server, which the test may kill and start again."""
+    yield server
+    if server.process is None:
+        server.start()
 
 
 @pytest.fixture
-def proxied_server(mlflow, tmp_path):
-    """A server that takes the artifacts itself, over HTTP."""
-    folder = tmp_path / "server"
-    folder.mkdir()
-    one = MlflowServer(folder, proxied=True)
-    try:
-        one.start()
-        yield one
-    finally:
-        one.kill()
+def empty_server(server):
+    """The server without the runs of other tests."""
+    server.forget_runs()
+    return server
 
 
 @pytest.fixture
@@ -236,8 +238,10 @@ def list_paths(client, find_runs):
 
 
 @pytest.fixture
-def foreign(mlflow, client, project):
+def foreign(client, project):
     """A run that no Quark has seen, with a parent: its MLflow run and its parent's."""
+    from mlflow.entities import Metric, Param
+
     experiment = client.create_experiment(project)
     parent = client.create_run(experiment, run_name="sweep", start_time=1_700_000_000_000)
     run = client.create_run(
@@ -247,7 +251,7 @@ def foreign(mlflow, client, project):
         tags={"mlflow.parentRunId": parent.info.run_id, "team": "vision", "best": ""},
     )
     run_id = run.info.run_id
-    for key, text in {
+    params = {
         "lr": 0.1,
         "model.depth": 18,
         "name": "resnet",
@@ -255,13 +259,13 @@ def foreign(mlflow, client, project):
         "none": None,
         "layers": "[1, 2]",
         "version": "007",
-    }.items():
-        client.log_param(run_id, key, text)
-    points = [
-        mlflow.entities.Metric("train loss", 2 * math.exp(-step / 30) + 0.1, 10**12 + step, step)
-        for step in range(200)
-    ]
-    client.log_batch(run_id, metrics=points)
+    }
+    losses = [2 * math.exp(-step / 30) + 0.1 for step in range(200)]
+    client.log_batch(
+        run_id,
+        metrics=[Metric("train loss", v, 10**12 + step, step) for step, v in enumerate(losses)],
+        params=[Param(key, str(value)) for key, value in params.items()],
+    )
     client.log_metric(run_id, "val/acc", float("nan"), timestamp=10**12 + 500, step=-3)
     client.set_tag(run_id, "mlflow.note.content", "Notes.")
     client.set_terminated(run_id, status="KILLED", end_time=1_700_000_100_000)

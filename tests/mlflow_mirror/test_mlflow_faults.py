@@ -94,21 +94,23 @@ def test_a_process_that_is_killed_and_resumed_has_every_point_once(
     assert len(quark.EventLogger(opened).read(event_type="user_log")) == 10
 
 
-def test_a_server_that_is_down_at_the_start(tmp_path, own_server, project, read_steps, monkeypatch):
+def test_a_server_that_is_down_at_the_start(
+    tmp_path, mortal_server, project, read_steps, monkeypatch
+):
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
-    own_server.kill()
+    mortal_server.kill()
     began = time.monotonic()
     session = quark.start_run(
-        project=project, storage_dir=tmp_path, backends=f"mlflow+{own_server.uri}"
+        project=project, storage_dir=tmp_path, backends=f"mlflow+{mortal_server.uri}"
     )
     metrics = quark.MetricsLogger(session)
     for step in range(300):
         metrics.log("m", float(step), step=step)
     assert time.monotonic() - began < 20
-    own_server.start()
+    mortal_server.start()
     wait_until_delivered(session)
     session.end_run()
-    assert read_steps(own_server, "m") == list(range(300))
+    assert read_steps(mortal_server, "m") == list(range(300))
 
 
 def test_a_server_that_never_comes_back_is_left_behind(tmp_path, project, monkeypatch, caplog):

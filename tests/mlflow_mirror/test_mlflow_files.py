@@ -140,8 +140,9 @@ def test_artifacts_that_cannot_be_stored_hold_no_metric_back(
         assert file.read() == PAYLOAD
 
 
-def test_artifacts_over_http(definition, config, proxied_server, maker, tmp_path):
-    config = dataclasses.replace(config, location=proxied_server.uri)
+def test_artifacts_over_http(definition, config, client, maker, tmp_path, server, project):
+    """The server takes the artifacts itself, and nobody else can reach their place."""
+    client.create_experiment(project, artifact_location=f"mlflow-artifacts:/{tmp_path.name}")
     backend = definition.open(config)
     backend.write(maker.start())
     sha256 = put(backend, tmp_path)
@@ -154,6 +155,7 @@ def test_artifacts_over_http(definition, config, proxied_server, maker, tmp_path
     assert reader.read("run0", "layer", Query()).count == 30
     with reader.open_payload("run0", sha256) as file:
         assert file.read() == PAYLOAD
+    assert any((server.folder / "proxied" / tmp_path.name).rglob("records/*"))
 
 
 def test_segments_of_a_lost_folder_are_not_written_over(definition, config, maker, tmp_path):

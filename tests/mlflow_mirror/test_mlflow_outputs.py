@@ -172,23 +172,23 @@ def test_an_older_generation_that_comes_late_takes_no_tag(
         assert len(client.get_metric_history(found.info.run_id, "quark/phase_index")) == 1
 
 
-def test_a_server_that_is_down_gets_them_by_sync(mlflow, own_server, train, project, caplog):
-    with train(own_server.uri) as session:
+def test_a_server_that_is_down_gets_them_by_sync(mlflow, mortal_server, train, project, caplog):
+    with train(mortal_server.uri) as session:
         pass
-    own_server.kill()
+    mortal_server.kill()
     with caplog.at_level(logging.WARNING, logger="quark"):
         result = AnalyzerEngine(session).analyze()
     assert result.stored
     assert "quark sync" in caplog.text
-    own_server.start()
+    mortal_server.start()
     for _ in range(2):
         assert all(lane.state == "delivered" for lane in recovery.sync(session.context.storage_dir))
-    client, found = find_the_run(mlflow, own_server.uri, project)
+    client, found = find_the_run(mlflow, mortal_server.uri, project)
     assert found.info.status == "FINISHED"
     for one in result.alerts:
         name = f"quark/alerts/{one.rule_id}"
         assert len(client.get_metric_history(found.info.run_id, name)) == 1
-    assert read_back(session, own_server.uri, "alert") == result.alerts
+    assert read_back(session, mortal_server.uri, "alert") == result.alerts
 
 
 def test_where_the_mlflow_run_was_deleted_the_new_one_is_ended(mlflow, server, train, project):

@@ -189,10 +189,10 @@ def test_a_run_whose_mirror_state_is_lost_is_found_by_its_tag(
 
 
 def test_a_server_that_dies_and_comes_back_has_everything_once(
-    tmp_path, own_server, project, mlflow, monkeypatch
+    tmp_path, mortal_server, project, mlflow, monkeypatch
 ):
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
-    session = start(tmp_path, own_server, project, config={"lr": 0.1})
+    session = start(tmp_path, mortal_server, project, config={"lr": 0.1})
     metrics = quark.MetricsLogger(session)
 
     def train(steps):
@@ -206,19 +206,19 @@ def test_a_server_that_dies_and_comes_back_has_everything_once(
     train(range(100))
     deliver_all(session)
     train(range(100, 150))
-    own_server.kill()
+    mortal_server.kill()
     assert train(range(150, 250)) < 5
     session.open_run.flush()
     (lane,) = [one for one in session.report_delivery().lanes if one.backend == "mlflow"]
     assert lane.waiting > 0
-    own_server.start()
+    mortal_server.start()
     train(range(250, 300))
     deliver_all(session)
     session.end_run()
     (lane,) = [one for one in session.report_delivery().lanes if one.backend == "mlflow"]
     assert lane.complete
     assert len(lane.errors) <= 3, lane.errors
-    client = mlflow.MlflowClient(tracking_uri=own_server.uri)
+    client = mlflow.MlflowClient(tracking_uri=mortal_server.uri)
     experiment = client.get_experiment_by_name(project)
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"

@@ -4,10 +4,11 @@ ranks, backends    arguments of start_run
 runs               how many runs, one after the other
 steps              steps of each
 dies=RANK          this rank kills itself in the first attempt, half way
+when=ended         and not before the leading rank has ended the run
 falls=RANK         this rank ends with an error in the first attempt, half way
 gloo=1             the ranks are a process group, and all_reduce at every step
 sleep_ms           time of a step
-late=RANK:SECONDS  this rank comes so late to start_run
+late=RANK          this rank comes to start_run when the leading rank has ended the run
 """
 
 import json
@@ -16,6 +17,7 @@ import signal
 import sys
 import time
 import warnings
+from pathlib import Path
 
 storage_dir = sys.argv[1]
 given = dict(argument.split("=", 1) for argument in sys.argv[2:])
@@ -23,6 +25,16 @@ steps = int(given.get("steps", 20))
 restart = int(
     os.environ.get("TORCHELASTIC_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or 0
 )
+
+
+def wait_for_end():
+    """Until the leader's claim says that it has ended the run."""
+    deadline = time.monotonic() + 60
+    claims = Path(storage_dir, ".quark", "launches")
+    while not any(json.loads(path.read_text())["ended"] for path in claims.glob("*.json")):
+        assert time.monotonic() < deadline, "the run was not ended"
+        time.sleep(0.02)
+
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -36,9 +48,8 @@ with warnings.catch_warnings(record=True) as caught:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
     rank = detect_rank().rank
-    late, _, seconds = given.get("late", "").partition(":")
-    if late == str(rank):
-        time.sleep(float(seconds))
+    if given.get("late") == str(rank):
+        wait_for_end()
     for _ in range(int(given.get("runs", 1))):
         begin = time.monotonic()
         session = quark.start_run(
@@ -54,7 +65,8 @@ with warnings.catch_warnings(record=True) as caught:
                 metrics.log("loss", rank + step / 100, step=step)
                 if step == steps // 2 and restart == 0:
                     if given.get("dies") == str(rank):
-                        time.sleep(float(given.get("wait", 0)))
+                        if given.get("when") == "ended":
+                            wait_for_end()
                         os.kill(os.getpid(), signal.SIGKILL)
                     if given.get("falls") == str(rank):
                         raise SystemExit(3)

@@ -26,7 +26,7 @@ def count(storage_dir, run_id):
 def test_what_a_killed_rank_has_logged_is_delivered_later(tmp_path, start_ranks, runs_of, delivery):
     # It dies when the run has ended, so that rank 0 does not deliver it.
     variables = [slurm(rank, 2) for rank in range(2)]
-    ranks, _ = start_ranks(tmp_path, variables, "ranks=all", "dies=1", "wait=5")
+    ranks, _ = start_ranks(tmp_path, variables, "ranks=all", "dies=1", "when=ended")
     (run_id,) = runs_of(tmp_path)
     assert [rank["rank"] for rank in ranks] == [0]
     if delivery == "sync":
@@ -113,14 +113,18 @@ def test_processes_of_a_rank_log_for_it(tmp_path, method):
 
 def test_a_signal_to_a_rank_that_joined_does_not_end_the_run(tmp_path):
     code = """
-import os, signal, sys, time, quark
+import os, pathlib, signal, sys, time, quark
 session = quark.start_run(project="p", storage_dir=sys.argv[1], ranks="all")
 metrics = quark.MetricsLogger(session)
 metrics.log("loss", 1.0, step=0)
+folder = pathlib.Path(sys.argv[1])
 if os.environ["SLURM_PROCID"] == "1":
-    time.sleep(1)
+    session.flush("stored")
+    (folder / "signalled").touch()
     os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(3)
+while not (folder / "signalled").exists():
+    time.sleep(0.02)
+time.sleep(0.5)
 session.end_run()
 """
     processes = [

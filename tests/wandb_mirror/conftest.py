@@ -3,6 +3,7 @@
 import json
 import struct
 import time
+from functools import cached_property
 
 import pytest
 
@@ -71,14 +72,14 @@ class Mirrored:
             getattr(each, kind) for each in self.records if each.WhichOneof("record_type") == kind
         ]
 
-    @property
+    @cached_property
     def rows(self):
         return [make_dict(history.item) for history in self.of("history")]
 
     def points(self, key):
         return [(row.get("quark/step"), row[key]) for row in self.rows if key in row]
 
-    @property
+    @cached_property
     def keys(self):
         own = {key for row in self.rows for key in row if key.startswith("_")} | AXES
         return {key for row in self.rows for key in row} - own

@@ -11,6 +11,8 @@ from quark_core.testing.conformance import BackendConformance
 
 
 class TestJsonLines(BackendConformance):
+    TITLE = "JSON lines, the example of a third party"
+
     @pytest.fixture
     def definition(self):
         return quark_register_backends()[0]
