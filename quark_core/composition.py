@@ -47,6 +47,7 @@ from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.stream import RunStream
+from quark_core.hosting.hosted_backend import can_be_hosted, open_hosted
 from quark_core.process import current_process
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
@@ -215,7 +216,7 @@ def open_lane(
         ),
         run_path=Path(manifest.run_path),
     )
-    backend = _open(choice.definition, config)
+    backend = (_open if entry.primary else _open_mirror)(choice.definition, config)
     if manifest.awaits_run and entry.primary:
         check_run_is_there(backend, manifest.run_id)
     return backend, Capability.IDEMPOTENT in choice.definition.capabilities
@@ -305,7 +306,7 @@ def _opener(
     choice: BackendChoice, config: BackendConfig, opened: Backend | None
 ) -> Callable[[], Backend]:
     its_config = replace(config, location=choice.location, options=dict(choice.options))
-    return lambda: opened if opened is not None else _open(choice.definition, its_config)
+    return lambda: opened if opened is not None else _open_mirror(choice.definition, its_config)
 
 
 def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) -> RunLocation:
@@ -314,6 +315,13 @@ def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) 
         return primary.locate(run_id)
     root = storage_dir / ".quark"
     return RunLocation(store_root=root, db_path=None, run_path=str(root / "runs" / run_id))
+
+
+def _open_mirror(definition: BackendDefinition, config: BackendConfig) -> Backend:
+    if settings.uses_helpers() and can_be_hosted(definition, config):
+        # What it declares is checked where it is opened.
+        return open_hosted(definition, config)
+    return _open(definition, config)
 
 
 def _open(definition: BackendDefinition, config: BackendConfig) -> Backend:

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 import quark
-from mirroring.points import list_backends
+from mirroring.backends import list_backends
 
 __all__ = ["measure_cost", "print_cost"]
 
@@ -54,39 +54,27 @@ def measure_cost(uri: str, *, quick: bool) -> list[dict[str, Any]]:
     warnings.simplefilter("ignore")
     with ExitStack() as stack:
         modes = _open_modes(stack, uri)
-        for name, mode in modes.items():
+        for mode in modes.values():
             # Libraries are imported, processes started and runs made before anything counts.
-            _take_turn(mode, compute, 200, name)
+            _take_turn(mode, compute, 200)
         for mode in modes.values():
             mode.steps_s.clear()
             mode.calls_s.clear()
             mode.turns.clear()
         for _ in range(rounds):
-            for name, mode in modes.items():
-                _take_turn(mode, compute, steps, name)
+            for mode in modes.values():
+                _take_turn(mode, compute, steps)
     return [_sum_up(name, mode, modes) for name, mode in modes.items()]
 
 
 def make_compute() -> Callable[[], object]:
     """A real step of training that takes about `STEP_S` on one thread."""
     import torch
-    from torch import nn
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     for width in range(64, 2048, 32):
-        model = nn.Sequential(
-            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)
-        )
-        optimizer = torch.optim.AdamW(model.parameters())
-        inputs, targets = torch.randn(64, 64), torch.randint(2, (64,))
-
-        def compute(model: Any = model, optimizer: Any = optimizer) -> object:
-            optimizer.zero_grad(set_to_none=True)
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-            loss.backward()
-            return optimizer.step()
-
+        compute = _make_step(width)
         taken = []
         for _ in range(40):
             begin = time.perf_counter()
@@ -97,13 +85,30 @@ def make_compute() -> Callable[[], object]:
     return compute
 
 
+def _make_step(width: int) -> Callable[[], object]:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(
+        nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    inputs, targets = torch.randn(64, 64), torch.randint(2, (64,))
+
+    def compute() -> object:
+        optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return optimizer.step()
+
+    return compute
+
+
 def _open_modes(stack: ExitStack, uri: str) -> dict[str, Mode]:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     one = stack.enter_context(quark.start_run(project="one", storage_dir=folder / "one"))
     five = stack.enter_context(
-        quark.start_run(
-            project="five", storage_dir=folder / "five", backends=list_backends(uri).split(",")
-        )
+        quark.start_run(project="five", storage_dir=folder / "five", backends=list_backends(uri))
     )
     return {
         "no logging": Mode(lambda _values, _step: None),
@@ -153,7 +158,7 @@ def _open_wandb(folder: Path) -> Iterator[Mode]:
         run.finish()
 
 
-def _take_turn(mode: Mode, compute: Callable[[], object], steps: int, name: str) -> None:
+def _take_turn(mode: Mode, compute: Callable[[], object], steps: int) -> None:
     """Train for so many steps, then wait for the delivery, so that no turn pays for another's."""
     clock, log = time.perf_counter, mode.log
     first = len(mode.steps_s)
@@ -162,7 +167,7 @@ def _take_turn(mode: Mode, compute: Callable[[], object], steps: int, name: str)
     process_s, thread_s = time.process_time(), time.thread_time()
     taken, calls = [], []
     for step in range(first, first + steps):
-        values = {f"train/{name}{index}": step / (index + 7) for index in range(METRICS)}
+        values = {f"train/metric{index}": step / (index + 7) for index in range(METRICS)}
         begin = clock()
         compute()
         computed = clock()

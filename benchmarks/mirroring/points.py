@@ -12,20 +12,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from mirroring.backends import list_backends
 from mirroring.ledger import Ledger
 from mirroring.readers import read_everywhere
 from mirroring.tally import Tally, count
 from quark_core import recovery
 
-__all__ = ["Run", "kill_training", "list_backends", "log_everywhere"]
+__all__ = ["Run", "kill_training", "log_everywhere"]
 
 _TIMEOUT_S = 600.0
 _SYNC_TIMEOUT_S = 120.0
-
-
-def list_backends(uri: str) -> str:
-    """The four mirrors beside the embedded store."""
-    return f"mlflow+{uri},wandb:?mode=offline,csv,tensorboard"
 
 
 class Run:
@@ -44,11 +40,12 @@ class Run:
         self.ledger = Ledger(folder / "ledger", steps)
         self.run_id: str | None = None
         self.unknown: dict[str, int] = {}
+        list_backends(uri)  # so that what is left behind finds its way
 
     def start(self, pause_s: float = 0.0) -> subprocess.Popen[str]:
         """A process that trains on, from the start or after what was begun."""
         command = [sys.executable, "-m", "mirroring.training", str(self.folder), str(self.steps)]
-        command += [list_backends(self.uri), *([self.run_id] if self.run_id else [])]
+        command += [self.uri, *([self.run_id] if self.run_id else [])]
         process = subprocess.Popen(
             [*command, "--pause-s", str(pause_s)],
             stdout=subprocess.PIPE,
@@ -62,6 +59,17 @@ class Run:
             raise RuntimeError(f"the training did not start ({process.wait(60)})")
         self.run_id = run_id
         return process
+
+    def wait_for(self, steps: int, process: subprocess.Popen[str]) -> None:
+        """Wait until a process has logged so many steps."""
+        while self.ledger.done < steps and process.poll() is None:
+            time.sleep(0.001)
+
+    def kill(self, process: subprocess.Popen[str]) -> set[int]:
+        """Kill a process; returns the steps that were in flight."""
+        process.kill()
+        process.wait()
+        return set(range(self.ledger.done, self.ledger.begun))
 
     def finish(self, pause_s: float = 0.0) -> None:
         """Train to the end, and deliver what waits."""
@@ -106,13 +114,10 @@ def kill_training(uri: str, *, steps: int, kills: Sequence[float], pause_s: floa
         loose: set[int] = set()
         for share in kills:
             process = run.start(pause_s)
-            while run.ledger.done < share * steps and process.poll() is None:
-                time.sleep(0.001)
-            # Not at the end of a call: anywhere in the next 200 ms.
-            time.sleep(random.random() * 0.2)
-            process.kill()
-            process.wait()
-            loose |= set(range(run.ledger.done, run.ledger.begun))
+            run.wait_for(int(share * steps), process)
+            # Anywhere in a call, and in what the lanes are at.
+            time.sleep(random.random() * 0.7)
+            loose |= run.kill(process)
         run.finish(pause_s)
         return run.count("kills", loose=loose, times=len(kills))
 

@@ -28,9 +28,7 @@ def read_embedded(folder: Path, run_id: str, _uri: str) -> Points:
     places = zip(columns["step"].tolist(), columns["epoch"].tolist(), strict=True)
     return Counter(
         (name, *(("epoch", epoch) if step < 0 else ("step", step)), spell(value))
-        for name, (step, epoch), value in zip(
-            names, places, columns["value"].tolist(), strict=True
-        )
+        for name, (step, epoch), value in zip(names, places, columns["value"].tolist(), strict=True)
     )
 
 
@@ -57,7 +55,9 @@ def read_mlflow(_folder: Path, run_id: str, uri: str) -> Points:
     runs = client.search_runs(experiments, f"tags.`quark.run_id` = '{run_id}'")
     assert len(runs) == 1, f"{len(runs)} MLflow runs mirror {run_id}"
     mlflow_id = runs[0].info.run_id
-    names = json.loads(Path(client.download_artifacts(mlflow_id, "quark/name_map.json")).read_text())
+    names = json.loads(
+        Path(client.download_artifacts(mlflow_id, "quark/name_map.json")).read_text()
+    )
     keys = {name: decode_name(key) for key, name in names["metrics"].items()}
     found: Points = Counter()
     for name in runs[0].data.metrics:
@@ -108,7 +108,9 @@ def read_tensorboard(folder: Path, run_id: str, _uri: str) -> Points:
         ).Reload()
         for key in read.Tags()["scalars"]:
             if key in KEYS:
-                found.update((key, _axis(key), one.step, spell(one.value)) for one in read.Scalars(key))
+                found.update(
+                    (key, _axis(key), one.step, spell(one.value)) for one in read.Scalars(key)
+                )
     return found
 
 
@@ -130,13 +132,15 @@ def read_everywhere(folder: Path, run_id: str, uri: str) -> dict[str, Points]:
 def expect(backend: str, point: Point) -> Point:
     """A point as a backend must have it: what is different by design is said here.
 
-    MLflow has no infinity (it is NaN there, and a tag says which), TensorBoard
-    has float32 alone.
+    MLflow has no infinity (it is NaN there, and a tag says which) and its
+    SQLite no zero below zero; TensorBoard has float32 alone.
     """
     key, axis, place, text = point
     value = float(text)
     if backend == "mlflow" and math.isinf(value):
         value = math.nan
+    elif backend == "mlflow" and value == 0.0:
+        value = 0.0
     elif backend == "tensorboard" and math.isfinite(value):
         if abs(value) > _LARGEST_FLOAT32:
             value = math.copysign(math.inf, value)

@@ -1,6 +1,6 @@
 """A small training that logs to five backends; in a process of its own, which may be killed.
 
-    python -m mirroring.training FOLDER STEPS BACKENDS [RUN_ID] [--pause-s S]
+    python -m mirroring.training FOLDER STEPS MLFLOW_URI [RUN_ID] [--pause-s S]
 
 Prints the run's id. With a RUN_ID it resumes that run after the last step
 that was begun. It keeps a ledger at FOLDER/ledger.
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mirroring.backends import list_backends
 from mirroring.ledger import EPOCH_STEPS, Ledger
 
 __all__ = ["train"]
@@ -96,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("steps", type=int)
-    parser.add_argument("backends")
+    parser.add_argument("uri")
     parser.add_argument("run_id", nargs="?")
     parser.add_argument("--pause-s", type=float, default=0.0)
     arguments = parser.parse_args()
@@ -104,7 +105,7 @@ def main() -> None:
 
     warnings.simplefilter("ignore", RuntimeWarning)  # odd names and values, on purpose
     ledger = Ledger(arguments.folder / "ledger", arguments.steps)
-    backends = arguments.backends.split(",")
+    backends = list_backends(arguments.uri)
     if arguments.run_id is None:
         session = quark.start_run(
             project="five", storage_dir=arguments.folder, backends=backends, config=CONFIG
