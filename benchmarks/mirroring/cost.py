@@ -33,6 +33,7 @@ class Mode:
     Attributes:
         log: Logs the metrics of a step.
         drain: Waits until everything that was logged is delivered.
+        share: How many of a turn's steps it takes.
         steps_s: Time of each step.
         calls_s: Of that, of the call that logs.
         turns: Of each turn: mean time of a step, of the call, CPU time of the
@@ -42,6 +43,7 @@ class Mode:
 
     log: Log
     drain: Callable[[], None] = lambda: None
+    share: float = 1.0
     steps_s: list[float] = field(default_factory=list)
     calls_s: list[float] = field(default_factory=list)
     turns: list[tuple[float, float, float, float, float, float]] = field(default_factory=list)
@@ -49,7 +51,7 @@ class Mode:
 
 def measure_cost(uri: str, *, quick: bool) -> list[dict[str, Any]]:
     """Steps of about 2 ms that log 8 metrics, in turns of each mode; one row per mode."""
-    rounds, steps = (3, 200) if quick else (12, 1000)
+    rounds, steps = (3, 200) if quick else (12, 700)
     compute = make_compute()
     warnings.simplefilter("ignore")
     with ExitStack() as stack:
@@ -80,7 +82,8 @@ def make_compute() -> Callable[[], object]:
             begin = time.perf_counter()
             compute()
             taken.append(time.perf_counter() - begin)
-        if median(taken) >= STEP_S:
+        # The quickest are those that nobody else disturbed.
+        if sorted(taken)[4] >= STEP_S:
             break
     return compute
 
@@ -143,7 +146,8 @@ def _open_mlflow(uri: str) -> Iterator[Mode]:
     mlflow.set_tracking_uri(uri)
     mlflow.set_experiment("directly")
     with mlflow.start_run():
-        yield Mode(lambda values, step: mlflow.log_metrics(values, step=step))
+        # A request a step: a fifth of the steps takes as long as those of the others.
+        yield Mode(lambda values, step: mlflow.log_metrics(values, step=step), share=0.2)
 
 
 @contextmanager
@@ -160,7 +164,7 @@ def _open_wandb(folder: Path) -> Iterator[Mode]:
 
 def _take_turn(mode: Mode, compute: Callable[[], object], steps: int) -> None:
     """Train for so many steps, then wait for the delivery, so that no turn pays for another's."""
-    clock, log = time.perf_counter, mode.log
+    clock, log, steps = time.perf_counter, mode.log, int(steps * mode.share)
     first = len(mode.steps_s)
     process = psutil.Process()
     children = _measure_children(process)
