@@ -1,19 +1,24 @@
 """The CSV mirror's files: what they hold, what a crash leaves, what an outage does."""
 
 import csv
+import io
 import json
 import math
 import shutil
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quark_backends.csv.backend import EVENT_HEADER, METRIC_HEADER, CsvBackend
+from quark_backends.csv.files import encode_rows
 from quark_core.backend import BackendConfig
 from quark_core.errors import BackendUnavailable, RunNotFoundError
 from quark_core.query import Query
 from quark_core.testing.batches import BatchMaker
 
 ALL = Query()
+ODD = st.sampled_from("ab,\"\n\r' é\ud800")
 
 
 @pytest.fixture
@@ -243,3 +248,20 @@ def test_a_reader_writes_nothing(tmp_path, config):
     assert reader.list_runs() == []
     reader.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@given(
+    st.lists(
+        st.lists(st.text(ODD, max_size=4), min_size=1, max_size=3),
+        max_size=4,
+    )
+)
+def test_rows_without_quotes_are_what_the_csv_module_writes(rows):
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    expected = buffer.getvalue()
+    if "\r" not in expected:
+        assert encode_rows(rows) == expected.encode("utf-8", "replace")
+    assert list(csv.reader(io.StringIO(encode_rows(rows).decode(), newline="\n"))) == [
+        [cell.replace("\ud800", "?") for cell in row] for row in rows
+    ]
