@@ -36,6 +36,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/writers.py
 	$(BIN)/python benchmarks/instrumentation.py
 	$(BIN)/python benchmarks/diagnosis_comparison.py
+	$(BIN)/python benchmarks/mirrors.py cost
 
 diagnosis: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.diagnosis make --family all --seeds 0-4 --every 5 --jobs 2 --out $(DIAGNOSIS_RUNS)
@@ -44,6 +45,7 @@ diagnosis: $(VENV)/dev.stamp
 faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all
 	$(BIN)/python benchmarks/service_faults.py
+	$(BIN)/python benchmarks/mirrors.py points kills
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -43,6 +43,8 @@ from quark_backends.csv.reader import CsvReader
 from quark_backends.csv.rows import TABLES, find_form
 from quark_backends.csv.run_file import RunFile
 from quark_backends.csv.wide import write_wide_tables
+from quark_backends.csv.wide_process import derive_aside
+from quark_core import settings
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backend import BackendConfig, Batch, StoredRun
 from quark_core.errors import BackendRejected, BackendUnavailable
@@ -62,6 +64,8 @@ _WIDE_EVERY_S = 60.0
 _PUBLISHED_EVERY_S = 5.0
 # The derived table may take this share of the lane's time at most.
 _WIDE_SHARE = 0.05
+# From here on reading all rows is long enough for training to feel it.
+_ASIDE_BYTES = 1024 * 1024
 
 
 class CsvBackend:
@@ -112,7 +116,7 @@ class CsvBackend:
         with self._claim.lock:
             _as_outage(self._write, folder, batches)
         if self._wide_stale and time.monotonic() >= self._wide_due:
-            _as_outage(self._derive)
+            _as_outage(self._derive_meanwhile)
 
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`; the file lies where the run's own directory has it."""
@@ -223,6 +227,19 @@ class CsvBackend:
         assert self._folder is not None
         began = time.monotonic()
         write_wide_tables(self._folder, self._published)
+        self._note_derived(began)
+
+    def _derive_meanwhile(self) -> None:
+        """While training goes on: by another process where there is much to read."""
+        assert self._folder is not None
+        began = time.monotonic()
+        large = self._tables[MetricRecord.KIND].size_bytes > _ASIDE_BYTES
+        if not (large and settings.uses_helpers() and derive_aside(self._folder, self._published)):
+            self._derive()
+            return
+        self._note_derived(began)
+
+    def _note_derived(self, began: float) -> None:
         took_s = time.monotonic() - began
         self._wide_stale = False
         self._wide_due = time.monotonic() + max(self._wide_every_s, took_s / _WIDE_SHARE)
