@@ -47,7 +47,7 @@ from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.stream import RunStream
-from quark_core.hosting.hosted_backend import can_be_hosted, open_hosted
+from quark_core.forking import importing
 from quark_core.process import current_process
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
@@ -318,9 +318,13 @@ def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) 
 
 
 def _open_mirror(definition: BackendDefinition, config: BackendConfig) -> Backend:
-    if settings.uses_helpers() and can_be_hosted(definition, config):
-        # What it declares is checked where it is opened.
-        return open_hosted(definition, config)
+    if definition.own_process and settings.uses_helpers():
+        with importing():
+            from quark_core.hosting.hosted_backend import can_be_hosted, open_hosted
+
+        if can_be_hosted(definition, config):
+            # What it declares is checked where it is opened.
+            return open_hosted(definition, config)
     return _open(definition, config)
 
 
