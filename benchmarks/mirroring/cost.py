@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -26,6 +26,30 @@ _DRAIN_TIMEOUT_S = 120.0
 Log = Callable[[dict[str, float], int], object]
 
 
+class Turn(NamedTuple):
+    """Seconds a step of one turn, means; and how long it took to drain.
+
+    Attributes:
+        step_s: A step.
+        own_s: Of that, what the training thread did not wait for a core, which is
+            what others on the machine take: what it computed and what it waited
+            for, such as the interpreter.
+        call_s: The call that logs.
+        thread_cpu_s: Processor time of the training thread.
+        process_cpu_s: That of its whole process, the draining included.
+        children_cpu_s: That of the mirrors' own processes.
+        drained_s: From the end of the last step to the last acknowledgement.
+    """
+
+    step_s: float
+    own_s: float
+    call_s: float
+    thread_cpu_s: float
+    process_cpu_s: float
+    children_cpu_s: float
+    drained_s: float
+
+
 @dataclass(slots=True)
 class Mode:
     """One way to log, and what its turns took.
@@ -36,9 +60,7 @@ class Mode:
         share: How many of a turn's steps it takes.
         steps_s: Time of each step.
         calls_s: Of that, of the call that logs.
-        turns: Of each turn: mean time of a step, of the call, CPU time of the
-            training thread and of the whole process a step, and that of its
-            children, in seconds; the time that it took to drain.
+        turns: What each turn took.
     """
 
     log: Log
@@ -46,12 +68,12 @@ class Mode:
     share: float = 1.0
     steps_s: list[float] = field(default_factory=list)
     calls_s: list[float] = field(default_factory=list)
-    turns: list[tuple[float, float, float, float, float, float]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
 
 
 def measure_cost(uri: str, *, quick: bool) -> list[dict[str, Any]]:
     """Steps of about 2 ms that log 8 metrics, in turns of each mode; one row per mode."""
-    rounds, steps = (3, 200) if quick else (12, 700)
+    rounds, steps = (3, 200) if quick else (24, 300)
     compute = make_compute()
     warnings.simplefilter("ignore")
     with ExitStack() as stack:
@@ -168,7 +190,7 @@ def _take_turn(mode: Mode, compute: Callable[[], object], steps: int) -> None:
     first = len(mode.steps_s)
     process = psutil.Process()
     children = _measure_children(process)
-    process_s, thread_s = time.process_time(), time.thread_time()
+    process_s, thread_s, waited_s = time.process_time(), time.thread_time(), _measure_waiting()
     taken, calls = [], []
     for step in range(first, first + steps):
         values = {f"train/metric{index}": step / (index + 7) for index in range(METRICS)}
@@ -179,7 +201,7 @@ def _take_turn(mode: Mode, compute: Callable[[], object], steps: int) -> None:
         end = clock()
         taken.append(end - begin)
         calls.append(end - computed)
-    thread_s = time.thread_time() - thread_s
+    thread_s, waited_s = time.thread_time() - thread_s, _measure_waiting() - waited_s
     began = clock()
     mode.drain()
     drained_s = clock() - began
@@ -187,8 +209,17 @@ def _take_turn(mode: Mode, compute: Callable[[], object], steps: int) -> None:
     children_s = _measure_children(process) - children
     mode.steps_s += taken
     mode.calls_s += calls
-    parts = (sum(taken), sum(calls), thread_s, process_s, children_s)
-    mode.turns.append((*(part / steps for part in parts), drained_s))  # type: ignore[arg-type]
+    whole_s = sum(taken)
+    parts = (whole_s, whole_s - waited_s, sum(calls), thread_s, process_s, children_s)
+    mode.turns.append(Turn(*(part / steps for part in parts), drained_s))
+
+
+def _measure_waiting() -> float:
+    """How long this thread has been ready and without a core; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def _measure_children(process: psutil.Process) -> float:
@@ -203,28 +234,35 @@ def _measure_children(process: psutil.Process) -> float:
 
 
 def _sum_up(name: str, mode: Mode, modes: dict[str, Mode]) -> dict[str, Any]:
-    base = modes["embedded"]
-    ratios = [turn[0] / one[0] for turn, one in zip(mode.turns, base.turns, strict=True)]
-    thread_ratios = [turn[2] / one[2] for turn, one in zip(mode.turns, base.turns, strict=True)]
+    base = modes["embedded"].turns
+
+    def compare(field_name: str) -> list[float]:
+        pairs = zip(mode.turns, base, strict=True)
+        return sorted(getattr(turn, field_name) / getattr(one, field_name) for turn, one in pairs)
+
+    def middle(field_name: str) -> float:
+        return float(median(getattr(turn, field_name) for turn in mode.turns))
+
     ordered, calls = sorted(mode.steps_s), sorted(mode.calls_s)
     count = len(ordered)
-    columns = list(zip(*mode.turns, strict=True))
+    own = compare("own_s")
     return {
         "logging by": name,
         "step ms p50": 1000 * ordered[count // 2],
-        "mean": 1000 * median(columns[0]),
         "p99": 1000 * ordered[int(count * 0.99)],
-        "/ embedded": median(ratios),
-        "from": min(ratios),
-        "to": max(ratios),
+        "mean": 1000 * middle("step_s"),
+        "own": 1000 * middle("own_s"),
+        "mean / embedded": median(compare("step_s")),
+        "own / embedded": median(own),
+        "quartiles": f"{own[len(own) // 4]:.3f} {own[3 * len(own) // 4]:.3f}",
         "call us p50": 1e6 * calls[count // 2],
-        "call mean": 1e6 * median(columns[1]),
         "call p99": 1e6 * calls[int(count * 0.99)],
-        "thread CPU ms": 1000 * median(columns[2]),
-        "thread / embedded": median(thread_ratios),
-        "process CPU ms": 1000 * median(columns[3]),
-        "children CPU ms": 1000 * median(columns[4]),
-        "drain s": median(columns[5]),
+        "call mean": 1e6 * middle("call_s"),
+        "thread CPU ms": 1000 * middle("thread_cpu_s"),
+        "thread / embedded": median(compare("thread_cpu_s")),
+        "process CPU ms": 1000 * middle("process_cpu_s"),
+        "children CPU ms": 1000 * middle("children_cpu_s"),
+        "drain s": middle("drained_s"),
     }
 
 
