@@ -37,6 +37,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/writers.py
 	$(BIN)/python benchmarks/instrumentation.py
 	$(BIN)/python benchmarks/diagnosis_comparison.py
+	$(BIN)/python benchmarks/mirrors.py cost
 
 diagnosis: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.diagnosis make --family all --seeds 0-4 --every 5 --jobs 2 --out $(DIAGNOSIS_RUNS)
@@ -45,6 +46,7 @@ diagnosis: $(VENV)/dev.stamp
 faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all
 	$(BIN)/python benchmarks/service_faults.py
+	$(BIN)/python benchmarks/mirrors.py points kills
 
 conformance: $(VENV)/dev.stamp
 	PYTHONPATH=examples/third_party_backend/src $(BIN)/python -m pytest -q -n $(JOBS) \

@@ -367,6 +367,9 @@ class BackendDefinition:
         migrate: Brings an older store at the configured place to the current schema
             and returns its version; None where there is nothing to migrate. The
             text is what the store notes as the moment of it.
+        own_process: As a mirror it is opened in a helper process, where its `open`
+            is a function of a module: for backends that do much in Python, which
+            training would wait for. It must recover from a kill at any moment.
     """
 
     name: str
@@ -377,3 +380,4 @@ class BackendDefinition:
     rank_policy: RankPolicy = RankPolicy.ZERO
     api_version: int = API_VERSION
     migrate: Callable[[BackendConfig, str], int] | None = None
+    own_process: bool = False

@@ -48,6 +48,7 @@ from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.stream import RunStream
 from quark_core.delivery.sync import OpenLane
+from quark_core.forking import importing
 from quark_core.process import current_process
 from quark_core.redaction import redact_text
 from quark_core.registry import BackendRegistry, default_registry
@@ -241,7 +242,7 @@ def _open_choice(
         ),
         run_path=Path(manifest.run_path),
     )
-    backend = _open(choice.definition, config)
+    backend = (_open if entry.primary else _open_mirror)(choice.definition, config)
     if manifest.awaits_run and entry.primary:
         check_run_is_there(backend, manifest.run_id)
     return backend, Capability.IDEMPOTENT in choice.definition.capabilities
@@ -331,7 +332,7 @@ def _opener(
     choice: BackendChoice, config: BackendConfig, opened: Backend | None
 ) -> Callable[[], Backend]:
     its_config = replace(config, location=choice.location, options=dict(choice.options))
-    return lambda: opened if opened is not None else _open(choice.definition, its_config)
+    return lambda: opened if opened is not None else _open_mirror(choice.definition, its_config)
 
 
 def locate_run(primary: SupportsPrimary | None, storage_dir: Path, run_id: str) -> RunLocation:
@@ -356,6 +357,17 @@ def find_local_path(primary: object, storage_dir: Path, run_id: str, noted: str 
     if not place or "://" in place:
         return storage_dir / ".quark" / "runs" / run_id
     return Path(place)
+
+
+def _open_mirror(definition: BackendDefinition, config: BackendConfig) -> Backend:
+    if definition.own_process and settings.uses_helpers():
+        with importing():
+            from quark_core.hosting.hosted_backend import can_be_hosted, open_hosted
+
+        if can_be_hosted(definition, config):
+            # What it declares is checked where it is opened.
+            return open_hosted(definition, config)
+    return _open(definition, config)
 
 
 def _open(definition: BackendDefinition, config: BackendConfig) -> Backend:

@@ -13,6 +13,7 @@ __all__ = [
     "BACKENDS",
     "BLACK_BOX",
     "EXIT_TIMEOUT",
+    "HELPERS",
     "JOURNAL_DIR",
     "JOURNAL_MAX_BYTES",
     "JOURNAL_TIMEOUT",
@@ -36,6 +37,7 @@ __all__ = [
     "launch_timeout_s",
     "persistence_timeout_s",
     "store_name",
+    "uses_helpers",
     "writers_timeout_s",
 ]
 
@@ -43,6 +45,7 @@ ARTIFACT_MAX_BYTES = "QUARK_ARTIFACT_MAX_BYTES"
 BACKENDS = "QUARK_BACKENDS"
 BLACK_BOX = "QUARK_BLACK_BOX"
 EXIT_TIMEOUT = "QUARK_EXIT_TIMEOUT_SECONDS"
+HELPERS = "QUARK_HELPER_PROCESSES"
 JOURNAL_DIR = "QUARK_JOURNAL_DIR"
 JOURNAL_MAX_BYTES = "QUARK_JOURNAL_MAX_BYTES"
 JOURNAL_TIMEOUT = "QUARK_JOURNAL_TIMEOUT_SECONDS"
@@ -154,3 +157,8 @@ def _read_seconds(name: str, default: float) -> float:
     if not 0.0 <= seconds < float("inf"):
         raise SchemaValidationError(f"{name} must be a number of seconds, got {text!r}")
     return seconds
+
+
+def uses_helpers() -> bool:
+    """Whether mirrors that ask for it get processes of their own; not where it is 0."""
+    return os.environ.get(HELPERS, "").strip() != "0"

@@ -23,7 +23,7 @@ the tables into DIR as well, as other CSV loggers do; see `published`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -44,7 +44,9 @@ from quark_backends.csv.reader import CsvReader
 from quark_backends.csv.rows import TABLES, find_form
 from quark_backends.csv.run_file import RunFile
 from quark_backends.csv.wide import write_wide_tables
+from quark_backends.csv.wide_process import derive_aside
 from quark_backends.payload_links import keep_payload
+from quark_core import settings
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backend import BackendConfig, Batch, StoredRun
 from quark_core.errors import BackendRejected, BackendUnavailable
@@ -64,6 +66,8 @@ _WIDE_EVERY_S = 60.0
 _PUBLISHED_EVERY_S = 5.0
 # The derived table may take this share of the lane's time at most.
 _WIDE_SHARE = 0.05
+# From here on reading all rows is long enough for training to feel it.
+_ASIDE_BYTES = 1024 * 1024
 
 
 class CsvBackend:
@@ -107,11 +111,15 @@ class CsvBackend:
                 that this version does not know, or a body that cannot be read.
             BackendUnavailable: The files cannot be written now.
         """
+        self.write_group([batch])
+
+    def write_group(self, batches: Sequence[Batch]) -> None:
+        """Append the rows of several batches and sync once per file; raises as `write` does."""
         folder = self._check_writable()
         with self._claim.lock:
-            _as_outage(self._write, folder, batch)
+            _as_outage(self._write, folder, batches)
         if self._wide_stale and time.monotonic() >= self._wide_due:
-            _as_outage(self._derive)
+            _as_outage(self._derive_meanwhile)
 
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`; the file lies where the run's own directory has it."""
@@ -152,58 +160,61 @@ class CsvBackend:
             raise BackendUnavailable("the CSV mirror was opened for reading only", backend="csv")
         return self._folder
 
-    def _write(self, folder: Path, batch: Batch) -> None:
+    def _write(self, folder: Path, batches: Sequence[Batch]) -> None:
         # Read anew: another lane of this process may have written in between.
         state = MirrorState.load(self._state_path)
-        writer = state.writers.get(batch.writer_id)
-        digest = xxhash.xxh3_64_hexdigest(batch.body)
-        if writer is not None and batch.number <= writer.head:
-            if batch.number == writer.head and digest != writer.digest:
+        rows: dict[str, list[Sequence[Any]]] = {}
+        derived: list[tuple[str, list[Any]]] = []
+        for batch in batches:
+            digest = xxhash.xxh3_64_hexdigest(batch.body)
+            writer = state.writers.get(batch.writer_id)
+            if not _is_new(batch, writer, digest):
+                continue
+            if batch.kind not in TABLES:
                 raise BackendRejected(
-                    f"batch {batch.number} of writer {batch.writer_id} came again with other "
-                    "content",
+                    f"the CSV mirror has no table for records of kind {batch.kind!r}; "
+                    "a newer version of Quark made them",
                     backend="csv",
                 )
+            try:
+                derived.append((batch.kind, _find_records(batch)))
+                rows.setdefault(batch.kind, []).extend(_encode(batch))
+                times_us = () if writer else batch.decoded.to_list("time_us")
+            except (ValueError, OverflowError) as error:
+                raise BackendRejected(str(error), backend="csv") from error
+            started_us = writer.started_us if writer else min(times_us)
+            state.writers[batch.writer_id] = WriterState(
+                batch.attempt, batch.rank, started_us, batch.number, digest
+            )
+        if not rows:
             return
-        if batch.kind not in TABLES:
-            raise BackendRejected(
-                f"the CSV mirror has no table for records of kind {batch.kind!r}; "
-                "a newer version of Quark made them",
-                backend="csv",
-            )
-        try:
-            body = batch.decoded
-            records: Any = _find_records(batch)
-            rows = list(
-                find_form(batch.kind).encode(
-                    body, writer_id=batch.writer_id, attempt=batch.attempt, rank=batch.rank
-                )
-            )
-            started_us = writer.started_us if writer else min(body.to_list("time_us"))
-        except (ValueError, OverflowError) as error:
-            raise BackendRejected(str(error), backend="csv") from error
         folder.mkdir(parents=True, exist_ok=True)
-        table = self._fit_table(batch.kind, state)
-        size_bytes = table.append(rows)
-        self._derive_from(folder, batch.kind, records)
-        latest = WriterState(batch.attempt, batch.rank, started_us, batch.number, digest)
-        state = MirrorState(
-            {**state.writers, batch.writer_id: latest},
-            {**state.sizes_bytes, batch.kind: size_bytes},
-            {**state.widths, batch.kind: table.width},
-        )
+        self._fit_tables(rows)
+        saved = MirrorState.load(self._state_path)
+        sizes_bytes, widths = dict(saved.sizes_bytes), dict(saved.widths)
+        for kind, added in rows.items():
+            table = self._tables[kind]
+            table.size_bytes, table.width = sizes_bytes.get(kind, 0), widths.get(kind, 0)
+            sizes_bytes[kind] = table.append(added)
+            widths[kind] = table.width
+        for kind, records in derived:
+            self._derive_from(folder, kind, records)
+        state = MirrorState(state.writers, sizes_bytes, widths)
         write_atomically(self._state_path, msgspec.json.encode(state))
 
-    def _fit_table(self, kind: str, state: MirrorState) -> AppendOnlyTable:
-        """The kind's table at what is acknowledged of it, with all columns that we have."""
-        table = self._tables[kind]
-        table.size_bytes, table.width = state.sizes_bytes.get(kind, 0), state.widths.get(kind, 0)
-        if kind not in self._fitted:
+    def _fit_tables(self, kinds: Iterable[str]) -> None:
+        """See that the tables have all columns that we have, as far as they are acknowledged."""
+        for kind in kinds:
+            if kind in self._fitted:
+                continue
+            state = MirrorState.load(self._state_path)
+            table = self._tables[kind]
+            table.size_bytes = state.sizes_bytes.get(kind, 0)
+            table.width = state.widths.get(kind, 0)
             while table.widen():
                 state.sizes_bytes[kind], state.widths[kind] = table.size_bytes, table.width
                 write_atomically(self._state_path, msgspec.json.encode(state))
             self._fitted.add(kind)
-        return table
 
     def _derive_from(self, folder: Path, kind: str, records: list[Any]) -> None:
         """Bring up to date what a batch changes beside its table; twice is as good as once."""
@@ -225,6 +236,19 @@ class CsvBackend:
         assert self._folder is not None
         began = time.monotonic()
         write_wide_tables(self._folder, self._published)
+        self._note_derived(began)
+
+    def _derive_meanwhile(self) -> None:
+        """While training goes on: by another process where there is much to read."""
+        assert self._folder is not None
+        began = time.monotonic()
+        large = self._tables[MetricRecord.KIND].size_bytes > _ASIDE_BYTES
+        if not (large and settings.uses_helpers() and derive_aside(self._folder, self._published)):
+            self._derive()
+            return
+        self._note_derived(began)
+
+    def _note_derived(self, began: float) -> None:
         took_s = time.monotonic() - began
         self._wide_stale = False
         self._wide_due = time.monotonic() + max(self._wide_every_s, took_s / _WIDE_SHARE)
@@ -236,6 +260,23 @@ def _as_outage(act: Callable[..., None], *arguments: Any) -> None:
         act(*arguments)
     except OSError as error:
         raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
+
+
+def _is_new(batch: Batch, writer: WriterState | None, digest: str) -> bool:
+    if writer is None or batch.number > writer.head:
+        return True
+    if batch.number == writer.head and digest != writer.digest:
+        raise BackendRejected(
+            f"batch {batch.number} of writer {batch.writer_id} came again with other content",
+            backend="csv",
+        )
+    return False
+
+
+def _encode(batch: Batch) -> Iterable[Sequence[Any]]:
+    return find_form(batch.kind).encode(
+        batch.decoded, writer_id=batch.writer_id, attempt=batch.attempt, rank=batch.rank
+    )
 
 
 def _find_records(batch: Batch) -> list[Any]:

@@ -146,7 +146,7 @@ class AppendOnlyTable:
             return rows
         places = {name: place for place, name in enumerate(self._header)}
         order = [places.get(name) for name in self._written]
-        return ([None if place is None else row[place] for place in order] for row in rows)
+        return (["" if place is None else row[place] for place in order] for row in rows)
 
     def _find_end(self, descriptor: int) -> int:
         """Where to go on: after what is acknowledged, or what somebody has left of it."""
@@ -163,6 +163,9 @@ class AppendOnlyTable:
 def encode_rows(rows: Iterable[Sequence[Any]]) -> bytes:
     """Rows as CSV in UTF-8, each ended by a line feed; cells of line breaks are quoted."""
     kept = rows if isinstance(rows, list) else list(rows)
+    plain = _join_plain(kept)
+    if plain is not None:
+        return plain
     buffer = io.StringIO(newline="")
     csv.writer(buffer, lineterminator="\n").writerows(kept)
     text = buffer.getvalue()
@@ -170,6 +173,20 @@ def encode_rows(rows: Iterable[Sequence[Any]]) -> bytes:
         lines: list[str] = []
         csv.writer(_Lines(lines)).writerows(kept)
         text = "".join(lines)
+    return text.encode("utf-8", "replace")
+
+
+def _join_plain(rows: list[Sequence[Any]]) -> bytes | None:
+    """What csv.writer would write, in a quarter of its time; None where a cell must be quoted."""
+    try:
+        text = "\n".join(map(",".join, rows)) + "\n"
+    except TypeError:
+        return None  # numbers
+    separators = sum(map(len, rows)) - len(rows)
+    if '"' in text or "\r" in text or text.count("\n") != len(rows):
+        return None
+    if text.count(",") != separators or (rows and min(map(len, rows)) < 2):
+        return None
     return text.encode("utf-8", "replace")
 
 

@@ -24,7 +24,14 @@ def quark_register_backends() -> list[BackendDefinition]:
             name="csv",
             summary="records of every kind as CSV and JSON, in the run's folder or csv:DIR",
             open=_open,
-            capabilities=frozenset({Capability.READ, Capability.IDEMPOTENT, Capability.ARTIFACTS}),
+            capabilities=frozenset(
+                {
+                    Capability.READ,
+                    Capability.IDEMPOTENT,
+                    Capability.GROUPS,
+                    Capability.ARTIFACTS,
+                }
+            ),
             rank_policy=RankPolicy.SESSION,
         )
     ]

@@ -54,7 +54,7 @@ def publish_table(
     """
     name = f"table-{key}" if key.lower() in _OURS else key
     path = directory.joinpath(*f"{name}.csv".split("/"))
-    write_atomically(path, encode_rows([columns, *(map(_spell, row) for row in rows)]))  # type: ignore[list-item]
+    write_atomically(path, encode_rows([columns, *(list(map(_spell, row)) for row in rows)]))
 
 
 def find_tables(

@@ -108,7 +108,7 @@ class RowForm:
 
     def encode(
         self, body: DecodedBody, *, writer_id: str, attempt: int, rank: int
-    ) -> Iterable[Sequence[Any]]:
+    ) -> Iterable[Sequence[str]]:
         """Rows of a batch.
 
         Raises:
@@ -117,7 +117,7 @@ class RowForm:
         """
         origin = {"writer_id": writer_id, "attempt": attempt, "rank": rank}
         columns = [
-            [origin[name]] * body.count if name in origin else _format_column(body, name)
+            [str(origin[name])] * body.count if name in origin else _format_column(body, name)
             for name in self._fields
         ]
         return zip(*columns, strict=True)
@@ -147,30 +147,46 @@ def find_form(kind: str) -> RowForm:
     return RowForm(kind)
 
 
-def _format_column(body: DecodedBody, name: str) -> list[Any]:
-    """A column's cells, as csv.writer takes them."""
+def _format_column(body: DecodedBody, name: str) -> list[str]:
+    """A column's cells."""
     encoding = column_types(body.kind)[name]
+    column = body.column(name)
     if encoding == "j":
-        column = body.column(name)
         if column.encoding == "j":
-            return [None if item is None else str(item, "utf-8") for item in column.head]
-        return [
-            None if value is None else encode_json(value).decode()
-            for value in column.to_list(body.count)
-        ]
-    values = body.to_list(name)
+            return ["" if item is None else str(item, "utf-8") for item in column.head]
+        spell: Callable[[Any], str] = _spell_json
+    elif name == "time_us":
+        spell = format_time
+    elif encoding == "f":
+        spell = repr
+    elif name in boolean_fields(body.kind):
+        spell = _spell_truth
+    elif encoding == "t" and name in optional_fields(body.kind):
+        spell = _spell_optional_text
+    else:
+        spell = str
+    values = column.to_list(body.count) if encoding == "j" else body.to_list(name)
+    if column.encoding == "c":
+        return [spell(value) if value is not None else "" for value in values[:1]] * body.count
     if name == "time_us":
-        return list(map(format_time, values))
-    if encoding == "f":
-        return [None if value is None else repr(value) for value in values]
-    if name in boolean_fields(body.kind):
-        return [None if value is None else str(value).lower() for value in values]
-    if encoding == "t" and name in optional_fields(body.kind):
-        return [
-            f'{value}""' if value is not None and not value.strip('"') else value
-            for value in values
-        ]
-    return values
+        # What is logged by one call has one time.
+        spelled = {time_us: format_time(time_us) for time_us in dict.fromkeys(values)}
+        return [spelled[time_us] for time_us in values]
+    if spell is str and None not in values:
+        return list(map(str, values))
+    return ["" if value is None else spell(value) for value in values]
+
+
+def _spell_json(value: Any) -> str:
+    return encode_json(value).decode()
+
+
+def _spell_truth(value: bool) -> str:
+    return str(value).lower()
+
+
+def _spell_optional_text(value: str) -> str:
+    return value if value.strip('"') else f'{value}""'
 
 
 def _make_parser(kind: str, name: str) -> Callable[[str], Any]:

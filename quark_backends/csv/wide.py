@@ -8,13 +8,23 @@ from quark_backends.csv.files import encode_rows, write_atomically
 from quark_backends.csv.reader import read_in_order
 from quark_core.names import decode_name
 
-__all__ = ["write_wide_tables"]
+__all__ = ["render_wide_tables", "write_wide_tables"]
 
 _AXES = ("step", "epoch")
 
 
 def write_wide_tables(folder: Path, published: Path | None = None) -> None:
     """Replace metrics.csv of a run's folder, whole, and that of the published folder.
+
+    Raises:
+        OSError: A file cannot be read or written.
+    """
+    for path, data in render_wide_tables(folder, published):
+        write_atomically(path, data)
+
+
+def render_wide_tables(folder: Path, published: Path | None = None) -> list[tuple[Path, bytes]]:
+    """The path and content of metrics.csv in each place where it is wanted.
 
     A row stands for a step, or for an epoch where values have no step. Where
     a metric was logged several times at a step, the newest value stands.
@@ -27,7 +37,7 @@ def write_wide_tables(folder: Path, published: Path | None = None) -> None:
             without a column of epochs where there is none.
 
     Raises:
-        OSError: A file cannot be read or written.
+        OSError: A file cannot be read.
     """
     cells: dict[tuple[int, int], dict[str, str]] = {}
     epochs: dict[tuple[int, int], str] = {}
@@ -53,8 +63,9 @@ def write_wide_tables(folder: Path, published: Path | None = None) -> None:
 
     names = [key for key in keys if key not in _AXES]
     ordered = sorted(names)
-    write_atomically(folder / "metrics.csv", render(ordered, epoch=True, shown=ordered))
+    rendered = [(folder / "metrics.csv", render(ordered, epoch=True, shown=ordered))]
     if published is not None:
         shown = [decode_name(name) for name in names]
         has_epochs = bool(epochs) or "epoch" in keys
-        write_atomically(published / "metrics.csv", render(names, epoch=has_epochs, shown=shown))
+        rendered.append((published / "metrics.csv", render(names, epoch=has_epochs, shown=shown)))
+    return rendered

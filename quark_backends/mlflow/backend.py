@@ -23,7 +23,7 @@ Credentials come from MLflow's own environment variables.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 import xxhash
 
-from quark_backends.mlflow.delivery import PointSender
+from quark_backends.mlflow.delivery import PointSender, group_batches
 from quark_backends.mlflow.errors import Missing, Refused, unavailable
 from quark_backends.mlflow.figures import (
     FIGURE_KINDS,
@@ -100,9 +100,17 @@ class MlflowBackend:
                 cannot be read, or MLflow refuses every metric of it.
             BackendUnavailable: MLflow does not take it now.
         """
+        self.write_group([batch])
+
+    def write_group(self, batches: Sequence[Batch]) -> None:
+        """Send several batches, the points of small ones in one request; raises as `write` does.
+
+        What of them was sent before a failure is acknowledged or, when it
+        comes again, found to be there.
+        """
         if self._writing is None:
             raise unavailable("the MLflow mirror was opened for reading only")
-        self._writing.write(batch)
+        self._writing.write(batches)
 
     def close(self) -> None:
         """Upload the files that are left.
@@ -197,10 +205,10 @@ class _Writing:
         )
         self._generations = ShownGenerations(self._run, self._lifecycle)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batches: Sequence[Batch]) -> None:
         with self._lock:
             try:
-                self._write(batch)
+                self._write(batches)
             except SchemaValidationError as error:
                 raise BackendRejected(str(error), backend="mlflow") from error
             except (Refused, Missing) as error:
@@ -230,43 +238,80 @@ class _Writing:
             except OSError as error:
                 raise unavailable(f"the mirror's files cannot be read: {error}") from error
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batches: Sequence[Batch]) -> None:
+        fresh = [batch for batch in batches if self._is_new(batch)]
+        # Nothing is sent of a group of which something cannot be read.
+        decoded = [(batch, batch.to_records()) for batch in fresh]
+        for part in group_batches(decoded):
+            if len(part) == 1 or not self._write_together(part):
+                for batch, records in part:
+                    self._write_one(batch, records)
+
+    def _is_new(self, batch: Batch) -> bool:
+        writer = self._state.load_writer(batch.writer_id)
+        same = batch.number == writer.head
+        if same and xxhash.xxh3_64_hexdigest(batch.body) != writer.digest:
+            raise BackendRejected(
+                f"batch {batch.number} of writer {batch.writer_id} came again with other content",
+                backend="mlflow",
+            )
+        return batch.number > writer.head
+
+    def _write_one(self, batch: Batch, records: Any) -> None:
+        if not self._is_new(batch):
+            return
         writer = self._state.load_writer(batch.writer_id)
         digest = xxhash.xxh3_64_hexdigest(batch.body)
-        if batch.number <= writer.head:
-            if batch.number == writer.head and digest != writer.digest:
-                raise BackendRejected(
-                    f"batch {batch.number} of writer {batch.writer_id} came again with other "
-                    "content",
-                    backend="mlflow",
-                )
-            return
-        records: Any = batch.to_records()
         if batch.kind == BatchDiagnosticRecord.KIND and self._options.hash_sample_ids:
             batch, records = hash_sample_ids(batch, records, self._project)
         writer = self._deliver(batch, writer, records)
         self._lifecycle.catch_up()
         self.files.keep_batch(batch, self.run_id)
-        done = msgspec.structs.replace(
-            writer, head=batch.number, digest=digest, partial=-1, offset=0
-        )
-        self._state.save_writer(batch.writer_id, done)
+        self._acknowledge(batch, digest, writer)
         is_end = batch.kind == LifecycleRecord.KIND and any(r.action == "status" for r in records)
         if is_end or self.files.is_due:
             self._send_files(final=is_end)
         elif batch.kind == ArtifactRecord.KIND:
             self.files.send(self.run_id, folder="artifacts")
 
+    def _write_together(self, part: Sequence[tuple[Batch, Any]]) -> bool:
+        """Send a writer's small batches of metrics as one; whether MLflow took every point."""
+        newest = part[-1][0]
+        sent = self._points.send_together(
+            self._state.load_writer(newest.writer_id), [records for _, records in part]
+        )
+        if sent is None:
+            return False
+        writer, infinite = sent
+        self._lifecycle.note_infinities(infinite)
+        self._describe(record for _, records in part for record in records)
+        self._lifecycle.catch_up()
+        for batch, _ in part:
+            self.files.keep_batch(batch, self.run_id)
+        self._acknowledge(newest, xxhash.xxh3_64_hexdigest(newest.body), writer)
+        if self.files.is_due:
+            self._send_files()
+        return True
+
+    def _acknowledge(self, batch: Batch, digest: str, writer: WriterState) -> None:
+        done = msgspec.structs.replace(
+            writer, head=batch.number, digest=digest, partial=-1, offset=0
+        )
+        self._state.save_writer(batch.writer_id, done)
+
+    def _describe(self, records: Iterable[MetricRecord]) -> None:
+        names = self._names.find("metrics", ())
+        self.files.describe_metrics(
+            (names[key_and_text(record)[0]], record.metric_key, record.description)
+            for record in records
+            if record.description is not None
+        )
+
     def _deliver(self, batch: Batch, writer: WriterState, records: Sequence[Any]) -> WriterState:
         kind = batch.kind
         if kind == MetricRecord.KIND:
             writer = self._send_points(batch, writer, records)
-            names = self._names.find("metrics", ())
-            self.files.describe_metrics(
-                (names[key_and_text(record)[0]], record.metric_key, record.description)
-                for record in records
-                if record.description is not None
-            )
+            self._describe(records)
         elif kind == LifecycleRecord.KIND:
             for record in records:
                 writer = self._apply(batch.writer_id, writer, record)

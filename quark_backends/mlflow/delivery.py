@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,7 @@ from quark_core.backend import Batch
 from quark_core.errors import BackendRejected
 from quark_core.records import MetricRecord
 
-__all__ = ["PointSender"]
+__all__ = ["PointSender", "group_batches"]
 
 
 class PointSender:
@@ -88,10 +89,37 @@ class PointSender:
             self._refused.add(batch.kind, point.record.to_dict(), reason)
         return msgspec.structs.replace(writer, recent=recent), note_infinities(points)
 
+    def send_together(
+        self, writer: WriterState, parts: Sequence[Sequence[MetricRecord]]
+    ) -> tuple[WriterState, dict[str, dict[str, int]]] | None:
+        """Send the points of a writer's next batches of metrics in one request.
+
+        Each batch makes the points that it would make by itself, so that it
+        may come again in another company.
+
+        Returns:
+            As `send` does; None where MLflow refuses any of the points.
+        """
+        recent = writer.recent
+        points: list[Point] = []
+        for records in parts:
+            names = self._names.find("metrics", map(key_and_text, records))
+            made, recent = make_points(records, names, recent)
+            points += made
+        try:
+            for part in chunk(points, (point.size_bytes for point in points), MAX_POINTS):
+                self._log(part)
+        except Refused:
+            return None
+        return msgspec.structs.replace(writer, recent=recent), note_infinities(points)
+
+    def _log(self, points: Sequence[Point]) -> None:
+        self._run.call(lambda run_id: self._server.log_metrics(run_id, points))
+
     def _push(self, points: Sequence[Point], refused: list[tuple[Point, str]]) -> None:
         """Send points; halve what is refused until the bad ones are alone."""
         try:
-            self._run.call(lambda run_id: self._server.log_metrics(run_id, points))
+            self._log(points)
         except Refused as error:
             middle = len(points) // 2
             if not middle:
@@ -99,3 +127,20 @@ class PointSender:
                 return
             self._push(points[:middle], refused)
             self._push(points[middle:], refused)
+
+
+def group_batches(
+    decoded: Sequence[tuple[Batch, Any]],
+) -> list[list[tuple[Batch, Any]]]:
+    """Cut into parts, in order: small batches of metrics of one writer together, others alone."""
+    parts: list[list[tuple[Batch, Any]]] = []
+    room = 0
+    for batch, records in decoded:
+        fits = batch.kind == MetricRecord.KIND and batch.count <= room
+        if fits and parts[-1][0][0].writer_id == batch.writer_id:
+            parts[-1].append((batch, records))
+            room -= batch.count
+        else:
+            parts.append([(batch, records)])
+            room = MAX_POINTS - batch.count if batch.kind == MetricRecord.KIND else 0
+    return parts

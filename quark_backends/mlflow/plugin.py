@@ -26,6 +26,14 @@ def quark_register_backends() -> list[BackendDefinition]:
             open=_open,
             # SQL stores keep one of two points that agree in key, step, value and time, and the
             # mirror sends a point with the same time again; what it acknowledged, it never resends.
-            capabilities=frozenset({Capability.READ, Capability.IDEMPOTENT, Capability.ARTIFACTS}),
+            capabilities=frozenset(
+                {
+                    Capability.READ,
+                    Capability.IDEMPOTENT,
+                    Capability.GROUPS,
+                    Capability.ARTIFACTS,
+                }
+            ),
+            own_process=True,
         )
     ]

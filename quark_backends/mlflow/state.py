@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quark_backends.mlflow.metrics import TimeRange
+from quark_core.process import ProcessIdentity, current_process, is_alive
 
 __all__ = ["MirrorState", "RunState", "WriterState", "write_atomically"]
 
@@ -120,12 +121,13 @@ class MirrorState:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
             with suppress(FileNotFoundError):
-                if abs(time.time() - path.stat().st_mtime) > _CLAIM_S:
+                if _is_given_up(path):
                     path.unlink()  # who made it has died; the next try has it
             yield False
             return
-        os.close(descriptor)
         try:
+            with open(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(current_process()))
             yield True
         finally:
             path.unlink(missing_ok=True)
@@ -145,6 +147,16 @@ class MirrorState:
 
     def _path_of(self, writer_id: str) -> Path:
         return self.folder / "writers" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', writer_id)}.json"
+
+
+def _is_given_up(path: Path) -> bool:
+    """Whether a claim is of a process that has died, or is older than the calls may take."""
+    try:
+        owner = msgspec.json.decode(path.read_bytes(), type=ProcessIdentity)
+    except msgspec.DecodeError:
+        owner = None  # torn, or made a moment ago
+    alive = None if owner is None else is_alive(owner)
+    return alive is False or abs(time.time() - path.stat().st_mtime) > _CLAIM_S
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -27,5 +27,6 @@ def quark_register_backends() -> list[BackendDefinition]:
             capabilities=frozenset(
                 {Capability.IDEMPOTENT, Capability.GROUPS, Capability.ARTIFACTS}
             ),
+            own_process=True,
         )
     ]

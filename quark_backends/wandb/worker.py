@@ -26,11 +26,10 @@ from quark_backends.wandb.frames import (
     Message,
     OpenRun,
     Reply,
-    read_frame,
-    write_frame,
 )
 from quark_backends.wandb.mirror import WandbMirror
 from quark_core.errors import BackendError, BackendRejected, BackendUnauthorized
+from quark_core.hosting.pipes import read_frame, write_frame
 from quark_core.process import ProcessIdentity, current_process, is_alive
 
 __all__ = ["main"]

@@ -1,19 +1,28 @@
 """The CSV mirror's files: what they hold, what a crash leaves, what an outage does."""
 
 import csv
+import io
 import json
 import math
+import os
 import shutil
+import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from quark_backends.csv import backend as backend_module
+from quark_backends.csv import wide_process
 from quark_backends.csv.backend import EVENT_HEADER, METRIC_HEADER, CsvBackend
+from quark_backends.csv.files import encode_rows
 from quark_core.backend import BackendConfig
 from quark_core.errors import BackendUnavailable, RunNotFoundError
 from quark_core.query import Query
 from quark_core.testing.batches import BatchMaker
 
 ALL = Query()
+ODD = st.sampled_from("ab,\"\n\r' é\ud800")
 
 
 @pytest.fixture
@@ -243,3 +252,51 @@ def test_a_reader_writes_nothing(tmp_path, config):
     assert reader.list_runs() == []
     reader.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@given(
+    st.lists(
+        st.lists(st.text(ODD, max_size=4), min_size=1, max_size=3),
+        max_size=4,
+    )
+)
+def test_rows_without_quotes_are_what_the_csv_module_writes(rows):
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    expected = buffer.getvalue()
+    if "\r" not in expected:
+        assert encode_rows(rows) == expected.encode("utf-8", "replace")
+    assert list(csv.reader(io.StringIO(encode_rows(rows).decode(), newline="\n"))) == [
+        [cell.replace("\ud800", "?") for cell in row] for row in rows
+    ]
+
+
+def test_while_training_goes_on_another_process_derives_a_long_table(
+    config, maker, folder, monkeypatch
+):
+    backend = CsvBackend(config)
+    backend.write(maker.metrics(("a", 0, 1.0)))
+    monkeypatch.setattr(backend_module, "_ASIDE_BYTES", 0)
+    monkeypatch.setattr(backend, "_derive", None)
+    backend._wide_due = 0.0
+    backend.write(maker.metrics(("b", 0, 2.0)))
+    expected = [{"step": "0", "epoch": "", "a": "1.0", "b": "2.0"}]
+    assert read_table(folder / "metrics.csv")[1] == expected
+    monkeypatch.undo()
+    # Where there is no other process, this one does it.
+    monkeypatch.setattr(backend_module, "_ASIDE_BYTES", 0)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    backend._wide_due = 0.0
+    backend.write(maker.metrics(("c", 0, 3.0)))
+    assert read_table(folder / "metrics.csv")[1] == [{**expected[0], "c": "3.0"}]
+    backend.close()
+
+
+def test_a_process_whose_parent_is_gone_derives_nothing(config, maker, folder):
+    backend = CsvBackend(config)
+    backend.write(maker.metrics(("a", 0, 1.0)))
+    assert wide_process.main([str(os.getpid()), str(folder)]) == 1
+    assert not (folder / "metrics.csv").exists()
+    assert wide_process.main([str(os.getppid()), str(folder)]) == 0
+    assert read_table(folder / "metrics.csv")[1] == [{"step": "0", "epoch": "", "a": "1.0"}]
+    backend.close()

@@ -128,3 +128,21 @@ def test_faults_of_the_service(tmp_path):
         assert tally["times"] > 0, tally
         assert tally["batches"] == tally["acknowledged"] > 0, tally
         assert (tally["lost"], tally["doubled"]) == (0, 0), tally
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_five_backends(tmp_path):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("flask", reason="only the full MLflow has a server")
+    figures = run(tmp_path, "benchmarks/mirrors.py")
+    backends = {"embedded", "mlflow", "wandb", "csv", "tensorboard"}
+    for part in ("points", "kills"):
+        assert {tally["backend"] for tally in figures[part]} == backends
+        for tally in figures[part]:
+            assert tally["points"] > 0, tally
+            wrong = ("lost", "unknown", "doubled", "other", "differs")
+            assert {name: tally[name] for name in wrong} == dict.fromkeys(wrong, 0), tally
+    ways = {row["logging by"] for row in figures["cost"]}
+    assert {"embedded", "five backends", "mlflow.log_metrics", "wandb.log, offline"} <= ways
+    assert all(row["step ms p50"] > 0 for row in figures["cost"])

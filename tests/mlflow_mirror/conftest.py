@@ -156,6 +156,8 @@ def definition():
 @pytest.fixture(autouse=True)
 def registered(monkeypatch, definition):
     """Make the mirror known by its name, whether its entry point is installed or not."""
+    # MLflow is imported once for all of these; test_mlflow_helper.py has the other process.
+    monkeypatch.setenv("QUARK_HELPER_PROCESSES", "0")
     registry = default_registry()
     if "mlflow" not in registry.names:
         monkeypatch.setitem(registry._definitions, "mlflow", definition)

@@ -13,6 +13,7 @@ import pytest
 
 from quark_backends.mlflow import library as library_module
 from quark_core.backend import BackendConfig
+from quark_core.codec import encode_records
 from quark_core.errors import BackendRejected, BackendUnavailable
 from quark_core.query import Query
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
@@ -332,3 +333,56 @@ def test_a_dead_server_is_unavailable_with_one_reason(config, definition, maker,
 def test_the_declaration_imports_no_mlflow():
     code = "import quark_backends.mlflow.plugin, sys; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_claim_of_a_killed_process_keeps_nobody_waiting(definition, config, maker, find_runs):
+    backend = definition.open(config)
+    claim = backend._writing._state.folder / "making"
+    code = (
+        "import pathlib, sys, msgspec; from quark_core.process import current_process; "
+        "pathlib.Path(sys.argv[1]).write_bytes(msgspec.json.encode(current_process()))"
+    )
+    claim.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "-c", code, str(claim)], check=True)
+    with pytest.raises(BackendUnavailable, match="about to make"):
+        backend.write(maker.start())
+    backend.write(BatchMaker("run0").start())
+    assert len(find_runs()) == 1
+    backend.close()
+
+
+def test_small_batches_of_a_group_go_in_one_request(definition, config, maker, find_runs, history):
+    backend = definition.open(config)
+    asked = []
+    server = backend._writing._server
+    log_metrics = server.log_metrics
+    server.log_metrics = lambda run_id, points: (
+        asked.append(len(points)),
+        log_metrics(run_id, points),
+    )
+    batches = [maker.metrics(*[("m", step, 0.5)] * 3) for step in range(40)]
+    large = maker.metrics(*[("n", step, 0.5) for step in range(1500)])
+    backend.write_group([maker.start(), *batches, large])
+    assert asked == [120, 1000, 500]
+    # The same once more, cut otherwise: a killed process's successor has no memory of it.
+    again = reopen(definition, config, config.storage_dir / "elsewhere")
+    again.write_group([BatchMaker("run0").start(), *batches[:7]])
+    again.write_group([*batches[7:], large])
+    (run,) = find_runs()
+    assert len(history(run.info.run_id, "m")) == 120
+    assert len(history(run.info.run_id, "n")) == 1500
+
+
+def test_a_group_with_a_bad_record_loses_that_one_only(backend, config, maker, find_runs, history):
+    batches = [maker.start(), *(maker.metrics(("m", s, 0.5), ("m", s, 1.5)) for s in range(10))]
+    records = batches[5].to_records()
+    records[1] = msgspec.structs.replace(records[1], time_us=-5_000_000)
+    bad = encode_records(records)
+    batches[5] = msgspec.structs.replace(batches[5], body=bad)
+    backend.write_group(batches)
+    (run,) = find_runs()
+    steps = [step for step, *_ in history(run.info.run_id, "m")]
+    assert steps == sorted([*range(10), *set(range(10)) - {4}])
+    path = config.run_path / "quarantine" / "mlflow" / "refused-records.jsonl"
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["record"]["step"] == 4

@@ -1,0 +1,163 @@
+"""A helper process, as the training process sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import RawIOBase
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from quark_core.forking import importing
+from quark_core.hosting.pipes import read_frame, write_frame
+
+__all__ = ["ChildGone", "ChildProcess"]
+
+_KILL_WAIT_S = 5.0
+# What a session of its own is on Windows.
+_NEW_GROUP = int(getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0))
+_Reply = TypeVar("_Reply")
+
+
+class ChildGone(Exception):
+    """The process ended, or was ended because it took too long."""
+
+
+class ChildProcess:
+    """A process that runs a module and answers requests; one at a time, from any thread.
+
+    It has a session of its own, so Ctrl-C in the terminal does not reach it,
+    and it ends when this process does: the module must see to that.
+
+    Args:
+        module: What it runs.
+        title: How errors name it.
+        log_path: Where what it prints goes.
+        environment: Its environment variables; Python finds this Quark in any case.
+
+    Raises:
+        ChildGone: Python's own program is not known.
+        OSError: It cannot be started.
+    """
+
+    def __init__(
+        self, module: str, title: str, log_path: Path, environment: Mapping[str, str]
+    ) -> None:
+        self._title = title
+        self._late = False
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        if not sys.executable:
+            raise ChildGone("Python's own program is not known (sys.executable is empty)")
+        with log_path.open("ab") as log, importing():
+            # A fork in the middle of this would keep our ends of the pipes open.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                env=_add_quark(environment),
+                start_new_session=True,
+                creationflags=_NEW_GROUP,
+            )
+            self._sender = cast(RawIOBase, self._process.stdin)
+            self._receiver = cast(RawIOBase, self._process.stdout)
+            _alive.add(self)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def request(
+        self, message: Any, reply_type: type[_Reply], timeout_s: float | None = None
+    ) -> _Reply:
+        """Send a message and wait for the reply, for ever without a timeout.
+
+        Raises:
+            ChildGone: The process ended meanwhile, or was killed after the timeout.
+        """
+        with self._deadline(timeout_s):
+            try:
+                write_frame(self._sender, message)
+                reply = read_frame(self._receiver, reply_type)
+            except (OSError, ValueError) as error:
+                raise self._explain(timeout_s) from error
+        if reply is None:
+            raise self._explain(timeout_s)
+        return reply
+
+    def end(self, *, wait_s: float = _KILL_WAIT_S) -> None:
+        """Give the process up: it ends by itself in this time or is killed."""
+        _alive.discard(self)
+        with contextlib.suppress(OSError):
+            self._sender.close()
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        with contextlib.suppress(OSError):
+            self._receiver.close()
+
+    def forget(self) -> None:
+        """Close a forked child's copies of the pipes, which would hide our end from the process."""
+        for stream in (self._sender, self._receiver):
+            with contextlib.suppress(OSError):
+                stream.close()
+        # The process is not this one's child: nobody here may wait for it.
+        self._process.returncode = 0
+
+    @contextmanager
+    def _deadline(self, timeout_s: float | None) -> Iterator[None]:
+        if timeout_s is None:
+            yield
+            return
+        timer = threading.Timer(timeout_s, self._expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        self._late = True
+        self._process.kill()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_WAIT_S)
+
+    def _explain(self, timeout_s: float | None) -> ChildGone:
+        late = self._late
+        self.end(wait_s=1.0)
+        if late:
+            return ChildGone(f"the process of {self._title} did not answer in {timeout_s:g} s")
+        code = self._process.returncode
+        return ChildGone(f"the process of {self._title} ended (exit status {code})")
+
+
+def _add_quark(environment: Mapping[str, str]) -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+_alive: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
+
+
+def _after_in_child() -> None:
+    for process in list(_alive):
+        process.forget()
+    _alive.clear()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_in_child)

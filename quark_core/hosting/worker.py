@@ -1,0 +1,227 @@
+"""The helper process that hosts one backend: `python -m quark_core.hosting.worker`.
+
+It reads messages from what was its standard input and answers on what was its
+standard output; both are null devices to everybody else in here. Signals are
+left to the process that started it. When that is gone, this one ends at once,
+in the middle of whatever it does: to its backend that is the kill of the
+process, from which every backend recovers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from io import RawIOBase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quark_core.artifacts.contract import Payload, SupportsArtifacts
+from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability, SupportsGroups
+from quark_core.capability_check import check_capabilities
+from quark_core.errors import BackendUnavailable
+from quark_core.hosting.messages import (
+    CloseBackend,
+    Message,
+    OpenBackend,
+    PutPayload,
+    Reply,
+    WriteBatches,
+)
+from quark_core.hosting.pipes import read_frame, write_frame
+from quark_core.process import ProcessIdentity, current_process, is_alive
+
+__all__ = ["main"]
+
+_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+# Where cores are scarce, training goes first.
+_NICENESS = 5
+_PREDECESSOR_WAIT_S = 5.0
+_POLL_S = 0.02
+# A type to msgspec, and to the checker one that a message may be taken for.
+_ANY_MESSAGE: Any = Message
+
+
+class _Presence(msgspec.Struct, frozen=True):
+    """A helper that lives, and the process that it helps."""
+
+    helper: ProcessIdentity
+    parent: ProcessIdentity
+
+
+class _Ear(logging.Handler):
+    """Keeps what is logged until the next reply takes it along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        self.said.append((record.levelno, record.getMessage()))
+
+    def take(self) -> tuple[tuple[int, str], ...]:
+        """What was logged since the last call."""
+        count = len(self.said)
+        taken = tuple(self.said[:count])
+        del self.said[:count]
+        return taken
+
+
+class _Worker:
+    def __init__(self, source: RawIOBase, target: RawIOBase) -> None:
+        self._source = source
+        self._target = target
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._ear = _Ear()
+        self._backend: Backend | None = None
+        self._presence: Path | None = None
+
+    def run(self) -> int:
+        """Serve until told to close."""
+        # As a lane's thread is named: libraries are kept quiet by that.
+        threading.current_thread().name = "quark-lane-hosted"
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        while True:
+            message = self._messages.get()
+            reply = self._serve(message)
+            try:
+                write_frame(self._target, reply)
+            except OSError:
+                return 1
+            if isinstance(message, CloseBackend):
+                return 0
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            while (message := read_frame(self._source, _ANY_MESSAGE)) is not None:
+                self._messages.put(message)
+        os._exit(1)
+
+    def _serve(self, message: Message) -> Reply:
+        try:
+            self._obey(message)
+        except BaseException as error:  # noqa: BLE001 - sys.exit too goes to whoever asked
+            asked_s = getattr(error, "retry_after_s", None)
+            return Reply(type(error).__name__, str(error), asked_s, self._ear.take())
+        return Reply(said=self._ear.take())
+
+    def _obey(self, message: Message) -> None:
+        if isinstance(message, OpenBackend):
+            self._open(message)
+            return
+        backend = self._backend
+        assert backend is not None
+        if isinstance(message, WriteBatches):
+            if len(message.batches) > 1 and isinstance(backend, SupportsGroups):
+                backend.write_group(message.batches)
+                return
+            for batch in message.batches:
+                backend.write(batch)
+        elif isinstance(message, PutPayload):
+            assert isinstance(backend, SupportsArtifacts)
+            backend.put_payload(
+                Payload(
+                    run_id=message.run_id,
+                    sha256=message.sha256,
+                    size_bytes=message.size_bytes,
+                    path=Path(message.path),
+                )
+            )
+        else:
+            try:
+                backend.close()
+            finally:
+                if self._presence is not None:
+                    self._presence.unlink(missing_ok=True)
+
+    def _open(self, message: OpenBackend) -> None:
+        known = set(sys.path)
+        sys.path += [path for path in message.import_path if path and path not in known]
+        log = logging.getLogger("quark")
+        log.setLevel(message.log_level)
+        log.addHandler(self._ear)
+        log.propagate = False
+        self._presence = _enter(Path(message.folder), message.name, message.parent)
+        module, _, function = message.opener.partition(":")
+        config = dict(message.config)
+        config["storage_dir"] = Path(config["storage_dir"])
+        config["run_path"] = None if config["run_path"] is None else Path(config["run_path"])
+        definition = BackendDefinition(
+            name=message.name,
+            summary="",
+            open=getattr(importlib.import_module(module), function),
+            capabilities=frozenset(map(Capability, message.capabilities)),
+        )
+        opened = definition.open(BackendConfig(**config))
+        self._backend = check_capabilities(definition, opened)
+
+
+def _enter(folder: Path, name: str, parent: ProcessIdentity) -> Path:
+    """Note that this process lives, once the helpers of processes that are gone are gone too.
+
+    Such a one may still be at its last batch, and must not write over what
+    this one acknowledges.
+
+    Raises:
+        BackendUnavailable: One of them does not end.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    own = current_process()
+    path = folder / f"{own.pid}-{own.started or time.time_ns()}.json"
+    path.write_bytes(msgspec.json.encode(_Presence(own, parent)))
+    deadline = time.monotonic() + _PREDECESSOR_WAIT_S
+    for other in folder.glob("*.json"):
+        while other != path and _is_left_over(other):
+            if time.monotonic() > deadline:
+                path.unlink(missing_ok=True)
+                raise BackendUnavailable(
+                    f"the process of an earlier training ({other.stem.partition('-')[0]}) is "
+                    "still at this run",
+                    backend=name,
+                )
+            time.sleep(_POLL_S)
+    return path
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether a helper lives whose parent does not; what is left of dead ones is removed."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Presence)
+    except (OSError, msgspec.DecodeError):
+        return False
+    alive = is_alive(found.helper)
+    if alive is False:
+        path.unlink(missing_ok=True)
+    return bool(alive) and is_alive(found.parent) is False
+
+
+def main() -> int:
+    """Serve the process that started this one; returns the exit status."""
+    for name in _IGNORED:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(os, "nice"):  # Windows has none
+        with contextlib.suppress(OSError):
+            os.nice(_NICENESS)
+    source = os.fdopen(os.dup(0), "rb", buffering=0)
+    target = os.fdopen(os.dup(1), "wb", buffering=0)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    return _Worker(source, target).run()
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    # Handlers of libraries at exit could wait for a server for ever.
+    os._exit(status)
