@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from quark_backends.embedded.generation_files import GenerationFiles
 from quark_backends.store.connection import SqliteConnection
-from quark_backends.store.database import StoreLayout, connect_memory, ensure_marker, find_store
+from quark_backends.store.database import connect_memory, ensure_marker, find_store
 from quark_backends.store.ingest import BatchIngest
+from quark_backends.store.layout import StoreLayout
 from quark_backends.store.payloads import KeepsPayloads
 from quark_backends.store.reader import StoreReader, find_run
 from quark_backends.store.trash import JournalTrash, SupportsTrash

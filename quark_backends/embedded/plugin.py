@@ -22,7 +22,7 @@ def _open(config: BackendConfig) -> Backend:
 
 def _migrate(config: BackendConfig, migrated_at: str) -> int:
     from quark_backends.embedded.filesystem import find_network_filesystem
-    from quark_backends.store.database import StoreLayout
+    from quark_backends.store.layout import StoreLayout
     from quark_backends.store.migration import migrate
     from quark_core.errors import SchemaMigrationError
 

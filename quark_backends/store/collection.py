@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from quark_backends.store.database import StoreLayout
 from quark_backends.store.free_space import StepPace, give_space_back
+from quark_backends.store.layout import StoreLayout
 from quark_backends.store.run_files import (
     find_journals,
     find_journals_elsewhere,

@@ -6,25 +6,18 @@ import json
 import os
 import shutil
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from quark_backends.store.connection import SqliteConnection
+from quark_backends.store.layout import DATABASE, MARKER, STORE_FOLDER, StoreLayout
 from quark_core.errors import SessionStoreError
 from quark_core.schema import CURRENT_SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from quark_core.backend import StoredRun
-    from quark_core.run_summary import RunSummary
 
 __all__ = [
     "APPLICATION_ID",
     "SCHEMA_VERSION",
-    "StoreLayout",
     "connect",
     "connect_memory",
     "ensure_marker",
@@ -45,37 +38,8 @@ SCHEMA_VERSION = CURRENT_SCHEMA_VERSION
 APPLICATION_ID = 0x51524B31
 """Marks a database file as ours ("QRK1"), kept in SQLite's application_id."""
 
-STORE_FOLDER = ".quark"
-_MARKER = "store.json"
-_DATABASE = "quark.db"
 _FORMAT = "quark-tracker embedded store"
 _BUSY_TIMEOUT_S = 10.0
-
-
-class StoreLayout:
-    """Where things lie under a storage root."""
-
-    __slots__ = ("db_path", "marker", "root")
-
-    def __init__(self, storage_dir: Path) -> None:
-        self.root = storage_dir / STORE_FOLDER
-        self.db_path = self.root / _DATABASE
-        self.marker = self.root / _MARKER
-
-    def run_path(self, run_id: str) -> Path:
-        """The run's own directory."""
-        return self.root / "runs" / run_id
-
-    def place(self, stored: StoredRun) -> StoredRun:
-        """A run with the directory that it has here: the store may have been copied or moved."""
-        path = str(self.run_path(stored.run.id or ""))
-        if stored.run.run_path == path:
-            return stored
-        return replace(stored, run=msgspec.structs.replace(stored.run, run_path=path))
-
-    def place_summary(self, summary: RunSummary) -> RunSummary:
-        """A summed-up run with the directory that it has here; see `place`."""
-        return replace(summary, stored=self.place(summary.stored))
 
 
 def ensure_store(storage_dir: Path) -> StoreLayout:
@@ -138,7 +102,7 @@ def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool)
         ) from error
     try:
         if with_database:
-            _create_database(scratch / _DATABASE)
+            _create_database(scratch / DATABASE)
         write_marker(scratch)
         scratch.chmod(0o777 & ~_umask())
         os.rename(scratch, layout.root)
@@ -158,7 +122,7 @@ def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool)
 
 def _add_database(layout: StoreLayout) -> None:
     """Give a folder that was made on a network file system the database that it lacks."""
-    scratch = layout.db_path.with_name(f"{_DATABASE}.new{os.getpid()}")
+    scratch = layout.db_path.with_name(f"{DATABASE}.new{os.getpid()}")
     try:
         _create_database(scratch)
         try:
@@ -298,13 +262,13 @@ def write_marker(folder: Path, **more: str) -> None:
         OSError: It cannot be written.
     """
     text = json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, **more})
-    scratch = folder / f"{_MARKER}.new{os.getpid()}"
+    scratch = folder / f"{MARKER}.new{os.getpid()}"
     try:
         with scratch.open("w") as file:
             file.write(text + "\n")
             file.flush()
             os.fsync(file.fileno())
-        os.replace(scratch, folder / _MARKER)
+        os.replace(scratch, folder / MARKER)
     finally:
         scratch.unlink(missing_ok=True)
 
@@ -366,9 +330,9 @@ def no_database(layout: StoreLayout) -> SessionStoreError:
                 f"system had them kept; make a store of them with: quark sync {storage_dir}"
             )
     return SessionStoreError(
-        f"{_DATABASE} is missing from {layout.root}, and no journal there has anything to make it "
-        f"again from. Put {_DATABASE} back, from a backup or from where this folder was copied "
-        f"(with {_DATABASE}-wal, if there is one); what it held is nowhere else. The next run "
+        f"{DATABASE} is missing from {layout.root}, and no journal there has anything to make it "
+        f"again from. Put {DATABASE} back, from a backup or from where this folder was copied "
+        f"(with {DATABASE}-wal, if there is one); what it held is nowhere else. The next run "
         "that is started here begins a new one."
     )
 
@@ -384,7 +348,7 @@ def _no_marker(layout: StoreLayout, what: str) -> SessionStoreError:
         return _foreign(layout.root)
     text = json.dumps({"format": _FORMAT, "schema_version": int.from_bytes(head[60:64], "big")})
     return SessionStoreError(
-        f"{layout.marker}, which marks the folder as Quark's, is {what}, though {_DATABASE} beside "
+        f"{layout.marker}, which marks the folder as Quark's, is {what}, though {DATABASE} beside "
         f"it is Quark's. Make that file again with this one line in it: {text}"
     )
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from quark_backends.store.database import StoreLayout
+from quark_backends.store.layout import StoreLayout
 from quark_core.keeping import CollectionProgress
 from quark_core.liveness import find_lost_reason
 from quark_core.process import ProcessIdentity

@@ -24,7 +24,6 @@ from quark_backends.store import snapshot
 from quark_backends.store.connection import SqliteConnection
 from quark_backends.store.database import (
     SCHEMA_VERSION,
-    StoreLayout,
     connect,
     find_store,
     is_unwritable,
@@ -33,6 +32,7 @@ from quark_backends.store.database import (
     read_version,
     write_marker,
 )
+from quark_backends.store.layout import StoreLayout
 from quark_backends.store.revisions import alembic_lock, upgrade_tables
 from quark_core.errors import SchemaMigrationError, SessionStoreError
 from quark_core.liveness import find_lost_reason

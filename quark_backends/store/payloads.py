@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
-from quark_backends.store.database import StoreLayout
+from quark_backends.store.layout import StoreLayout
 from quark_core.artifacts.contract import Payload
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.errors import BackendRejected, BackendUnavailable

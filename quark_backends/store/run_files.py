@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from quark_backends.store.database import StoreLayout
+from quark_backends.store.layout import StoreLayout
 from quark_core import settings
 from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_folders
 

@@ -17,7 +17,7 @@ from quark_core.errors import BackendUnavailable, SessionStoreError
 
 if TYPE_CHECKING:
     from quark_backends.store.connection import StoreConnection
-    from quark_backends.store.database import StoreLayout
+    from quark_backends.store.layout import StoreLayout
     from quark_backends.store.postgres import PostgresDatabase
     from quark_backends.store.search import RunFinder
     from quark_core.backend import Batch, Generation, StoredRun

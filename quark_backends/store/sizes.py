@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from quark_backends.store.database import StoreLayout
+from quark_backends.store.layout import StoreLayout
 from quark_backends.store.run_files import find_journals_elsewhere, list_paths, trash_path
 from quark_backends.store.run_rows import run_not_found
 from quark_core.keeping import RunUsage, StoreUsage

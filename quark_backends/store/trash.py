@@ -20,7 +20,8 @@ from typing import NoReturn
 import msgspec
 
 from quark_backends.store.connection import SqliteConnection
-from quark_backends.store.database import StoreLayout, connect
+from quark_backends.store.database import connect
+from quark_backends.store.layout import StoreLayout
 from quark_backends.store.run_files import is_written, list_paths, trash_path
 from quark_backends.store.run_rows import run_not_found
 from quark_backends.store.sizes import list_trash, measure_runs, measure_store

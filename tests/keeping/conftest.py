@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import quark
 from quark.cli.main import cli
-from quark_backends.store.database import StoreLayout
+from quark_backends.store.layout import StoreLayout
 from quark_backends.store.tables import METADATA
 from quark_backends.store.trash import RunTrash
 from quark_core.errors import QuarkError
@@ -118,6 +118,8 @@ class Store:
         stored = session.open_run.reader.load_run(run_id).to_dict()
         # It is the project's, which other runs change too.
         del stored["project"]["updated_at"]
+        # A copy of the store has it elsewhere.
+        assert stored["run"].pop("run_path") == str(self.folder / "runs" / run_id)
         text = hashlib.sha256(json.dumps(stored, sort_keys=True, default=str).encode())
         metrics = quark.MetricsLogger(session).columns()
         for name in ("metric_key", "value", "step", "sequence", "time_us"):

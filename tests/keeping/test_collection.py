@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import quark
-from quark_backends.store.database import StoreLayout, connect
+from quark_backends.store.database import connect
+from quark_backends.store.layout import StoreLayout
 from quark_backends.store.trash import RunTrash
 from quark_core.backend import Batch
 from quark_core.composition import open_primary, plan_backends
@@ -38,7 +39,7 @@ COLLECTING = """
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from quark_backends.store.database import StoreLayout
+from quark_backends.store.layout import StoreLayout
 from quark_backends.store.trash import RunTrash
 trash = RunTrash(StoreLayout(Path(sys.argv[1])))
 print("begun", flush=True)

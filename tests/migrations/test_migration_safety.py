@@ -13,7 +13,8 @@ import pytest
 
 import quark
 from quark_backends.store import database, migration, summaries
-from quark_backends.store.database import StoreLayout, connect
+from quark_backends.store.database import connect
+from quark_backends.store.layout import StoreLayout
 from quark_core.composition import open_reader
 from quark_core.errors import SchemaMigrationError, SessionStoreError
 

@@ -9,7 +9,8 @@ import pytest
 from stores import Store, Writer
 
 from quark_backends.store.compaction import Compactor
-from quark_backends.store.database import StoreLayout, connect
+from quark_backends.store.database import connect
+from quark_backends.store.layout import StoreLayout
 from quark_backends.store.reader import StoreReader
 from quark_core.errors import BackendUnavailable
 from quark_core.query import Query

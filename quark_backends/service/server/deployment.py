@@ -87,7 +87,7 @@ class Deployment:
         Raises:
             SessionStoreError: PostgreSQL, a folder that is there already, or no room.
         """
-        from quark_backends.store.database import StoreLayout
+        from quark_backends.store.layout import StoreLayout
         from quark_backends.store.snapshot import copy_database
 
         if not self.control.is_sqlite:
