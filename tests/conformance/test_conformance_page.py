@@ -82,6 +82,8 @@ def test_the_rows_add_up_to_the_whole_kit(classes):
     whole = count_tests()
     for title, *cells in rows:
         for group, cell in zip(head[1:], cells, strict=True):
+            if group == "own":
+                continue  # an author's, beside the kit
             assert set(re.findall("[a-z]+", cell)) <= {"skipped", "expected"}, (title, group)
             assert sum(map(int, re.findall(r"\d+", cell))) == whole[group], (title, group)
 
