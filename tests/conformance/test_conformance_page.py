@@ -54,7 +54,8 @@ def classes():
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             for each in vars(module).values():
-                if isinstance(each, type) and each.__module__ == module.__name__:
+                own = getattr(each, "__module__", None) == module.__name__
+                if own and getattr(each, "TITLE", ""):
                     found[each.TITLE] = each
     return found
 
