@@ -54,7 +54,8 @@ def classes():
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             for each in vars(module).values():
-                if isinstance(each, type) and each.__module__ == module.__name__:
+                own = getattr(each, "__module__", None) == module.__name__
+                if own and getattr(each, "TITLE", ""):
                     found[each.TITLE] = each
     return found
 
@@ -82,6 +83,8 @@ def test_the_rows_add_up_to_the_whole_kit(classes):
     whole = count_tests()
     for title, *cells in rows:
         for group, cell in zip(head[1:], cells, strict=True):
+            if group == "own":
+                continue  # an author's, beside the kit
             assert set(re.findall("[a-z]+", cell)) <= {"skipped", "expected"}, (title, group)
             assert sum(map(int, re.findall(r"\d+", cell))) == whole[group], (title, group)
 

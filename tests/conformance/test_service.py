@@ -1,15 +1,40 @@
 """The persistence service, reached by its client, passes the conformance kit."""
 
+import contextlib
 import sqlite3
 import uuid
 
 import pytest
+from chaos_proxy import ChaosProxy
 from service_fixtures import serving
 
 from quark_backends.service.plugin import quark_register_backends
 from quark_core.backend import BackendConfig
 from quark_core.codec import decode_body
 from quark_core.testing.conformance import BackendConformance
+
+
+class _ServiceConformance(BackendConformance):
+    """What the service's tests have in common: a proxy before the server, which may refuse."""
+
+    @pytest.fixture
+    def proxy(self, port):
+        with ChaosProxy(("127.0.0.1", port)) as running:
+            yield running
+
+    @pytest.fixture
+    def outage(self, proxy):
+        """Nobody listens."""
+
+        @contextlib.contextmanager
+        def refuse():
+            proxy.set_mode("refuse")
+            try:
+                yield
+            finally:
+                proxy.set_mode("pass")
+
+        return refuse
 
 
 def _read_points(bodies):
@@ -21,7 +46,7 @@ def _read_points(bodies):
     return rows
 
 
-class TestService(BackendConformance):
+class TestService(_ServiceConformance):
     TITLE = "Service over SQLite"
 
     @pytest.fixture
@@ -30,16 +55,20 @@ class TestService(BackendConformance):
             yield running
 
     @pytest.fixture
+    def port(self, server):
+        return server.port
+
+    @pytest.fixture
     def definition(self):
         return quark_register_backends()[0]
 
     @pytest.fixture
-    def config(self, tmp_path, server, monkeypatch):
+    def config(self, tmp_path, server, proxy, monkeypatch):
         monkeypatch.setenv("QUARK_USER_KEY", server.make_key("default"))
         return BackendConfig(
             storage_dir=tmp_path / "client",
             run_id=self.RUN_ID,
-            location=server.url,
+            location=proxy.url,
             # The kit's runs belong to no project store.
             options={"store": "*"},
         )
@@ -68,10 +97,14 @@ def service_on_postgres(tmp_path_factory, postgres_url):
         yield running
 
 
-class TestServiceOnPostgres(BackendConformance):
+class TestServiceOnPostgres(_ServiceConformance):
     """The same over PostgreSQL; each test has a workspace, which is a schema, of its own."""
 
     TITLE = "Service over PostgreSQL"
+
+    @pytest.fixture
+    def port(self, service_on_postgres):
+        return service_on_postgres.port
 
     @pytest.fixture
     def workspace(self):
@@ -82,12 +115,12 @@ class TestServiceOnPostgres(BackendConformance):
         return quark_register_backends()[0]
 
     @pytest.fixture
-    def config(self, tmp_path, service_on_postgres, workspace, monkeypatch):
+    def config(self, tmp_path, service_on_postgres, proxy, workspace, monkeypatch):
         monkeypatch.setenv("QUARK_USER_KEY", service_on_postgres.make_key(workspace))
         return BackendConfig(
             storage_dir=tmp_path / "client",
             run_id=self.RUN_ID,
-            location=service_on_postgres.url,
+            location=proxy.url,
             options={"store": "*"},
         )
 

@@ -1,10 +1,12 @@
 """The MLflow mirror passes the conformance kit, but for what MLflow cannot hold."""
 
+import contextlib
 import dataclasses
 import math
 import re
 
 import pytest
+from chaos_proxy import ChaosProxy
 
 from quark_core.testing.conformance import BackendConformance
 
@@ -24,9 +26,31 @@ class TestMlflow(BackendConformance):
     }
 
     @pytest.fixture
-    def config(self, config, empty_server):
+    def proxy(self, server):
+        with ChaosProxy(("127.0.0.1", server.port)) as running:
+            yield running
+
+    @pytest.fixture
+    def config(self, config, empty_server, proxy, monkeypatch):
+        # MLflow's own tries again would only take time.
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         # The ids of samples are hashed by default, so they would not come back as they were.
-        return dataclasses.replace(config, options={"sample_ids": "plain"})
+        options = {"sample_ids": "plain"}
+        return dataclasses.replace(config, location=proxy.url, options=options)
+
+    @pytest.fixture
+    def outage(self, proxy):
+        """Nobody listens."""
+
+        @contextlib.contextmanager
+        def refuse():
+            proxy.set_mode("refuse")
+            try:
+                yield
+            finally:
+                proxy.set_mode("pass")
+
+        return refuse
 
     @pytest.fixture
     def definition(self, definition):

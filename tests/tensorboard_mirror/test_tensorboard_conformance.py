@@ -1,5 +1,6 @@
 """The TensorBoard mirror passes the conformance kit, but for what event files cannot hold."""
 
+import contextlib
 import re
 
 import pytest
@@ -49,3 +50,21 @@ class TestTensorboard(BackendConformance):
             return found
 
         return read
+
+    @pytest.fixture
+    def outage(self, config):
+        """A file where the mirror's folder was."""
+        folder = config.run_path / "tensorboard"
+        aside = folder.with_name("aside")
+
+        @contextlib.contextmanager
+        def take_away():
+            folder.rename(aside)
+            folder.write_text("in the way")
+            try:
+                yield
+            finally:
+                folder.unlink()
+                aside.rename(folder)
+
+        return take_away
