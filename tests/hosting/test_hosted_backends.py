@@ -133,7 +133,11 @@ def test_an_opening_that_fails_says_why_and_leaves_no_process(config):
     with pytest.raises(BackendUnavailable, match="not today") as caught:
         open_hosted(RECORDER, replace(config, options={"fault": "closed"}))
     assert caught.value.retry_after_s == 7.0
-    assert not [child for child in psutil.Process().children() if "worker" in str(child.cmdline())]
+    assert not [
+        child
+        for child in psutil.Process().children()
+        if "quark_core.hosting.worker" in child.cmdline()
+    ]
 
 
 def test_a_false_declaration_is_found_out(config):

@@ -134,7 +134,7 @@ def test_a_batch_that_is_half_there_is_completed(definition, config, read_mirror
     backend.write(maker.start())
     batch = maker.metrics(*[("m", step, float(step)) for step in range(10)])
     backend.write(batch)
-    backend._worker._process._process.kill()
+    os.kill(backend._worker._process.pid, signal.SIGKILL)
     state = next(config.run_path.glob("mirrors/wandb/*/state.json"))
     found = json.loads(state.read_text())
     # As it would be if the process had been killed before its note.
