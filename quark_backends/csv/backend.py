@@ -167,6 +167,10 @@ class CsvBackend:
             writer = state.writers.get(batch.writer_id)
             if not _is_new(batch, writer, digest):
                 continue
+            if batch.kind not in self._tables:
+                raise BackendRejected(
+                    f"this version knows no records of kind {batch.kind!r}", backend="csv"
+                )
             try:
                 derived.append((batch.kind, _find_records(batch)))
                 rows.setdefault(batch.kind, []).extend(_encode(batch))
