@@ -5,7 +5,6 @@ python -m quark_backends.csv.wide_process PARENT_PID FOLDER [PUBLISHED]
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from quark_backends.csv.files import write_atomically
 from quark_backends.csv.wide import render_wide_tables
 from quark_core.forking import importing
+from quark_core.process import lower_priority
 
 __all__ = ["derive_aside", "main"]
 
@@ -58,7 +58,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if hasattr(os, "nice"):  # Windows has none
-        with contextlib.suppress(OSError):
-            os.nice(5)
+    lower_priority()
     raise SystemExit(main(sys.argv[1:]))

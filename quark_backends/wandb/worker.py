@@ -30,7 +30,7 @@ from quark_backends.wandb.frames import (
 from quark_backends.wandb.mirror import WandbMirror
 from quark_core.errors import BackendError, BackendRejected, BackendUnauthorized
 from quark_core.hosting.pipes import read_frame, write_frame
-from quark_core.process import ProcessIdentity, current_process, is_alive
+from quark_core.process import ProcessIdentity, current_process, is_alive, lower_priority
 
 __all__ = ["main"]
 
@@ -139,6 +139,7 @@ def main() -> int:
     for name in _IGNORED:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    lower_priority()
     source = os.fdopen(os.dup(0), "rb", buffering=0)
     target = os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDWR)

@@ -37,13 +37,11 @@ from quark_core.hosting.messages import (
     WriteBatches,
 )
 from quark_core.hosting.pipes import read_frame, write_frame
-from quark_core.process import ProcessIdentity, current_process, is_alive
+from quark_core.process import ProcessIdentity, current_process, is_alive, lower_priority
 
 __all__ = ["main"]
 
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
-# Where cores are scarce, training goes first.
-_NICENESS = 5
 _PREDECESSOR_WAIT_S = 5.0
 _POLL_S = 0.02
 # A type to msgspec, and to the checker one that a message may be taken for.
@@ -209,9 +207,7 @@ def main() -> int:
     for name in _IGNORED:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if hasattr(os, "nice"):  # Windows has none
-        with contextlib.suppress(OSError):
-            os.nice(_NICENESS)
+    lower_priority()
     source = os.fdopen(os.dup(0), "rb", buffering=0)
     target = os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDWR)

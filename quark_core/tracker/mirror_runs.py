@@ -23,9 +23,9 @@ __all__ = ["MirrorRun", "find_mirror_run"]
 class MirrorRun(msgspec.Struct, frozen=True):
     """A run in another tool, read-only: the tool itself works elsewhere.
 
-    The W&B mirror lives in a helper process and the MLflow mirror on a thread
-    of its own, so that neither can touch training; there is no object of
-    theirs to hand out here. To log, use the tracker.
+    The mirrors of W&B and MLflow live in helper processes, so that neither can
+    touch training; there is no object of theirs to hand out here. To log, use
+    the tracker.
 
     Attributes:
         backend: wandb, mlflow, csv or another mirror's name.

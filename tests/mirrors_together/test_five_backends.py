@@ -35,6 +35,7 @@ def check(tallies):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_every_point_is_in_every_backend(tmp_path, uri):
     run = Run(tmp_path, STEPS, uri)
     run.finish()
@@ -42,6 +43,7 @@ def test_every_point_is_in_every_backend(tmp_path, uri):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_kill_and_a_resume_leave_every_point_once_in_every_backend(tmp_path, uri):
     run = Run(tmp_path, STEPS, uri)
     process = run.start(pause_s=0.005)

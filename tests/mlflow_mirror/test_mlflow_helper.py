@@ -39,6 +39,7 @@ def start(tmp_path, server, project):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_helper_that_is_killed_again_and_again_leaves_each_point_once(
     tmp_path, server, project, find_runs, history
 ):
@@ -65,6 +66,7 @@ def test_a_helper_that_is_killed_again_and_again_leaves_each_point_once(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_mlflow_is_never_imported_into_training(tmp_path, server, project, find_runs):
     code = """
 import os, sys, quark
