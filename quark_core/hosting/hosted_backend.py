@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from quark_core.artifacts.contract import Payload
-from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backend import Backend, BackendConfig, BackendDefinition, Batch, Capability
 from quark_core.errors import (
+    ArtifactNotFoundError,
     BackendContractError,
     BackendError,
     BackendRejected,
     BackendUnauthorized,
     BackendUnavailable,
+    SessionStoreError,
 )
 from quark_core.hosting.child_process import ChildGone, ChildProcess
 from quark_core.hosting.messages import (
@@ -25,6 +28,7 @@ from quark_core.hosting.messages import (
     Message,
     OpenBackend,
     PutPayload,
+    ReadPayload,
     Reply,
     WriteBatches,
 )
@@ -37,6 +41,10 @@ _MODULE = "quark_core.hosting.worker"
 _ERRORS: Mapping[str, type[BackendError]] = {
     kind.__name__: kind
     for kind in (BackendContractError, BackendRejected, BackendUnauthorized, BackendUnavailable)
+}
+
+_READING_ERRORS: Mapping[str, type[SessionStoreError]] = {
+    kind.__name__: kind for kind in (ArtifactNotFoundError, SessionStoreError)
 }
 
 
@@ -146,6 +154,8 @@ class _HostedBackend:
         if reply.outcome == BackendUnauthorized.__name__:
             # Another process has the environment of then, in which the key may be another.
             self._end()
+        if reply.outcome in _READING_ERRORS:
+            raise _READING_ERRORS[reply.outcome](reply.text)
         kind = _ERRORS.get(reply.outcome)
         if kind is None:
             raise BackendError(f"{reply.outcome}: {reply.text}", backend=self._name)
@@ -169,9 +179,14 @@ class _HostedBackendWithArtifacts(_HostedBackend):
         self._ask(PutPayload(payload.run_id, payload.sha256, payload.size_bytes, str(payload.path)))
 
     def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
-        """See `SupportsArtifacts`; nobody reads through a lane's backend."""
-        del run_id
-        return PayloadFolder(self._folder).open(sha256)
+        """See `SupportsArtifacts`; a copy, which is gone when it is closed."""
+        path = self._folder / f"payload-{uuid.uuid4().hex}"
+        try:
+            self._ask(ReadPayload(run_id, sha256, str(path)))
+            return path.open("rb")
+        finally:
+            with contextlib.suppress(OSError):  # Windows keeps it while it is open
+                path.unlink()
 
     def payload_directory(self, run_id: str) -> Path | None:
         """See `SupportsArtifacts`; payloads have to be sent."""

@@ -13,7 +13,15 @@ import msgspec
 from quark_core.backend import Batch
 from quark_core.process import ProcessIdentity
 
-__all__ = ["CloseBackend", "Message", "OpenBackend", "PutPayload", "Reply", "WriteBatches"]
+__all__ = [
+    "CloseBackend",
+    "Message",
+    "OpenBackend",
+    "PutPayload",
+    "ReadPayload",
+    "Reply",
+    "WriteBatches",
+]
 
 
 class OpenBackend(msgspec.Struct, frozen=True, tag=True):
@@ -55,6 +63,14 @@ class PutPayload(msgspec.Struct, frozen=True, tag=True):
     path: str
 
 
+class ReadPayload(msgspec.Struct, frozen=True, tag=True):
+    """Copy a payload that the backend has into a new file."""
+
+    run_id: str
+    sha256: str
+    into: str
+
+
 class CloseBackend(msgspec.Struct, frozen=True, tag=True):
     """Close the backend, and end the process."""
 
@@ -75,4 +91,4 @@ class Reply(msgspec.Struct, frozen=True):
     said: tuple[tuple[int, str], ...] = ()
 
 
-Message = OpenBackend | WriteBatches | PutPayload | CloseBackend
+Message = OpenBackend | WriteBatches | PutPayload | ReadPayload | CloseBackend

@@ -14,6 +14,7 @@ import importlib
 import logging
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -33,6 +34,7 @@ from quark_core.hosting.messages import (
     Message,
     OpenBackend,
     PutPayload,
+    ReadPayload,
     Reply,
     WriteBatches,
 )
@@ -134,6 +136,13 @@ class _Worker:
                     path=Path(message.path),
                 )
             )
+        elif isinstance(message, ReadPayload):
+            assert isinstance(backend, SupportsArtifacts)
+            with (
+                backend.open_payload(message.run_id, message.sha256) as source,
+                Path(message.into).open("xb") as target,
+            ):
+                shutil.copyfileobj(source, target)
         else:
             try:
                 backend.close()

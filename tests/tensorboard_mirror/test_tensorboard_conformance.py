@@ -4,6 +4,7 @@ import contextlib
 import re
 
 import pytest
+from hosted_tensorboard import DEFINITION
 
 from quark_core.names import encode_name
 from quark_core.testing.conformance import BackendConformance
@@ -68,3 +69,13 @@ class TestTensorboard(BackendConformance):
                 aside.rename(folder)
 
         return take_away
+
+
+class TestTensorboardInItsHelper(TestTensorboard):
+    """The same through the helper process in which lanes open it."""
+
+    TITLE = "TensorBoard mirror, in its helper process"
+
+    @pytest.fixture
+    def definition(self):
+        return DEFINITION
