@@ -48,7 +48,7 @@ def test_json_lists_capabilities_and_origin(invoke):
         "search",
         "series",
     ]
-    assert by_name["csv"]["capabilities"] == ["artifacts", "idempotent", "read"]
+    assert by_name["csv"]["capabilities"] == ["artifacts", "groups", "idempotent", "read"]
     assert by_name["csv"]["origin"] == "quark-tracker"
     assert (by_name["csv"]["ranks"], by_name["csv"]["api_version"]) == ("session", 1)
     assert listed["left_out"] == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quark_core.registry import default_registry
 from quark_core.testing.conformance import BackendConformance
 from quark_core.testing.report import BackendReport, TestOutcome
 from quark_core.testing.report_page import MARK, format_page, write_page
@@ -99,6 +100,14 @@ def test_expected_failures_are_those_of_the_classes(classes):
             assert reason == (expected.get(test) or expected.get(test.split("[")[0])), title
         named = {test for full in said for test in (full, full.split("[")[0])}
         assert set(owner.EXPECTED_FAILURES) <= named, title
+
+
+def test_what_is_skipped_is_not_declared():
+    found = re.findall(r"skipped: (\w+) does not declare (\w+)", PAGE)
+    assert {"csv", "mlflow", "service", "tensorboard", "wandb"} <= {name for name, _ in found}
+    for name, capability in found:
+        if name in default_registry().names:
+            assert capability not in default_registry().find(name).capabilities, name
 
 
 def make_report():
