@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# Many tests wait for other processes, so that one more than there are cores is quicker.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 DIAGNOSIS_RUNS ?= diagnosis-runs
 
 .DEFAULT_GOAL := help

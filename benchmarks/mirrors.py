@@ -28,7 +28,7 @@ from serving.mlflow_server import MlflowServer
 
 def count_points(uri: str, *, quick: bool) -> list[Tally]:
     """One training without a fault."""
-    return _told(log_everywhere(uri, steps=500 if quick else 5000))
+    return _told(log_everywhere(uri, steps=200 if quick else 5000))
 
 
 def count_kills(uri: str, *, quick: bool) -> list[Tally]:
@@ -37,7 +37,7 @@ def count_kills(uri: str, *, quick: bool) -> list[Tally]:
     tallies = []
     for _ in range(1 if quick else 4):
         shares = sorted(chance.uniform(0.05, 0.95) for _ in range(1 if quick else 5))
-        steps = 600 if quick else 5000
+        steps = 300 if quick else 5000
         tallies += kill_training(uri, steps=steps, kills=shares, pause_s=0.002)
     return _told(tallies)
 

@@ -97,7 +97,7 @@ def measure_steps(*, quick: bool) -> list[dict[str, Any]]:
     )
     compiled = [
         _measure_compiled(name, MODELS[name], (rounds if not quick else max(3, rounds // 4)))
-        for name, rounds in (("mlp", 1000), ("conv", 40))
+        for name, rounds in (("mlp", 1000), ("conv", 40))[: 1 if quick else None]
     ]
     print_rows(
         "The same of a compiled model (inductor); without hooks it is another copy", compiled

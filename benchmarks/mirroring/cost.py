@@ -73,14 +73,14 @@ class Mode:
 
 def measure_cost(uri: str, *, quick: bool) -> list[dict[str, Any]]:
     """Steps of about 2 ms that log 8 metrics, in turns of each mode; one row per mode."""
-    rounds, steps = (3, 200) if quick else (24, 300)
+    rounds, steps = (2, 100) if quick else (24, 300)
     compute = make_compute()
     warnings.simplefilter("ignore")
     with ExitStack() as stack:
         modes = _open_modes(stack, uri)
         for mode in modes.values():
             # Libraries are imported, processes started and runs made before anything counts.
-            _take_turn(mode, compute, 200)
+            _take_turn(mode, compute, 50 if quick else 200)
         for mode in modes.values():
             mode.steps_s.clear()
             mode.calls_s.clear()

@@ -38,7 +38,7 @@ def kill_server(*, quick: bool) -> list[Tally]:
     for opened in open_services():
         with opened as service, train(service) as training:
             training.run(1.0)
-            kills = 3 if quick else 20
+            kills = 2 if quick else 20
             for _ in range(kills):
                 service.kill()
                 training.run(0.3, "outage")
