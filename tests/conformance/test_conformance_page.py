@@ -51,6 +51,7 @@ def classes():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLE / "src"))
         for path in MODULES:
+            patch.syspath_prepend(str(path.parent))
             spec = importlib.util.spec_from_file_location(f"page_{path.stem}", path)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
