@@ -166,6 +166,9 @@ def follow(plan: Plan, rank: RankInfo, storage_dir: Path, name: str, given: str 
             timeout_s = min(timeout_s, _IDLE_WAIT_S)
         claim = claims.wait(timeout_s)
     restart = claims.launch.restart if claims is not None else 0
+    if given is not None and claims is not None:
+        # The store does not know of the next attempt before the leading rank has begun it.
+        restart = max(restart, claims.launch.requeues)
     if claim is not None and given in (None, claim.run_id):
         return RankPart(claim.run_id, leads=False, attempt=claim.attempt)
     run_id = given

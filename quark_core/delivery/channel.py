@@ -48,6 +48,7 @@ class Channel:
         "_fitted",
         "_missing",
         "_settled",
+        "_was_filling",
         "append",
         "frame_records",
         "items",
@@ -72,6 +73,7 @@ class Channel:
         self._missing = 0
         # How much was drained when nothing was missing; -1 where something was.
         self._settled = -1
+        self._was_filling = False
 
     def fit_frames(self, records: int) -> None:
         """Let batches hold as many records as the largest of the channel's writers wants."""
@@ -105,6 +107,7 @@ class Channel:
 
     def take_frame(self) -> tuple[list[Any], int]:
         """The next items that go into one batch, and how many records they are."""
+        self._look_how_full()
         items: list[Any] = []
         records = size_bytes = 0
         while records < self.frame_records and size_bytes < FRAME_BYTES:
@@ -120,6 +123,7 @@ class Channel:
 
     def drop_oldest(self, count: int) -> None:
         """Let the oldest items go, counted."""
+        self._look_how_full()
         for _ in range(count):
             try:
                 item = self.items.popleft()
@@ -134,10 +138,11 @@ class Channel:
 
         Every record drew a number, so what drew one and is neither drained
         nor waiting is gone. A thread that has drawn a number and not appended
-        yet looks the same for a moment, so a difference counts when it is
-        there twice in a row.
+        yet looks the same for a while, so a difference counts when it is
+        there twice in a row, and only of a queue that was at least half full.
         """
-        if not self.items and self._drained == self._settled:
+        self._look_how_full()
+        if not self._was_filling or (not self.items and self._drained == self._settled):
             return 0
         # repr() is the one way to look at a counter without moving it.
         drawn = int(repr(self.sequence)[len("count(") : -1])
@@ -146,8 +151,18 @@ class Channel:
         self._missing = missing - found
         self._drained += found
         self._settled = -1 if self._missing else self._drained
+        self._was_filling = missing > 0
         self.lost += found
         return found
+
+    def _look_how_full(self) -> None:
+        """Note whether the queue may have let go of something since it was last looked at.
+
+        Only full ones do, and only the thread that looks takes anything out:
+        a frame at a time, which is far less than half.
+        """
+        if 2 * len(self.items) >= (self.items.maxlen or 0):
+            self._was_filling = True
 
 
 def _weigh_item(kind: str, item: Any) -> int:
