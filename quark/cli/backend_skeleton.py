@@ -303,7 +303,7 @@ def test_a_training_is_read_back(tmp_path):
 _README = """\
 # quark-@name@
 
-A storage backend for [Quark](https://pypi.org/project/quark-tracker/).
+A storage backend for Quark (the distribution `quark-tracker`).
 
     pip install quark-@name@
 
