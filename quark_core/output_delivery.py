@@ -12,7 +12,9 @@ from quark_core.backend import Backend
 from quark_core.delivery.generation_journal import split_generation
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.journal_order import order_journals
+from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.sync import LaneSync, OpenLane, sync_folder
+from quark_core.errors import BackendUnavailable
 
 __all__ = ["OutputDelivery", "deliver_outputs", "find_owner"]
 
@@ -27,15 +29,18 @@ class OutputDelivery:
 
     Called from the delivery thread and, at the run's end, from the thread that
     ends it; the work is done on a thread of its own. What a mirror does not
-    take is tried again after 1 s, then ever later, up to every minute.
+    take is tried again after 1 s, then ever later, up to every minute. A mirror
+    that has nothing of the run itself yet is given nothing.
 
     Args:
         directory: Where the run's journals lie.
+        writer_id: The process's own writer, whose journal has the run's start.
         open_lane: Opens backends.
     """
 
-    def __init__(self, directory: Path, open_lane: OpenLane) -> None:
+    def __init__(self, directory: Path, writer_id: str, open_lane: OpenLane) -> None:
         self._directory = directory
+        self._own_journal = JournalFolder(directory / lane_folder_name(writer_id))
         self._open_lane = open_lane
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -114,7 +119,7 @@ class OutputDelivery:
         for folder, manifest in order_journals(JournalFolder(self._directory / n) for n in names):
             name = folder.path.name
             try:
-                _note(sync_folder(folder, manifest, self._open_lane))
+                _note(sync_folder(folder, manifest, self._open_after_run))
             except Exception:  # noqa: BLE001 - this must not reach the run
                 _log.exception("the journal %s could not be delivered", folder.path)
             if not folder.path.exists():
@@ -122,6 +127,12 @@ class OutputDelivery:
                 continue
             wait_s = min(2.0 * self._waits.get(name, (0.0, _FIRST_WAIT_S / 2))[1], _LONGEST_WAIT_S)
             self._waits[name] = (time.monotonic() + wait_s, wait_s)
+
+    def _open_after_run(self, manifest: Manifest, entry: LaneEntry) -> tuple[Backend, bool]:
+        """As `OpenLane` says, for a lane that the run itself has begun to go through."""
+        if self._own_journal.path.exists() and self._own_journal.mark(entry.name).done == 0:
+            raise BackendUnavailable("the run itself comes first", backend=entry.name)
+        return self._open_lane(manifest, entry)
 
 
 def find_owner(directory: Path) -> Manifest | None:

@@ -186,7 +186,7 @@ class ChildDelivery:
         self._ranks: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         # Mirrors may be out of reach for long, and what children log must not wait for that.
-        self._outputs = OutputDelivery(directory, open_lane)
+        self._outputs = OutputDelivery(directory, origin.writer_id, open_lane)
 
     def poll(self) -> None:
         """Begin to deliver what is there, on threads of its own, if none is at it already."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from quark_core.delivery.generation_journal import split_generation
+
 __all__ = ["WriterState", "claim_folder", "load_writer", "save_writer"]
 
 _FOLDER = "state"
@@ -59,8 +61,10 @@ def save_writer(folder: Path, writer_id: str, writer: WriterState) -> None:
 
 
 def claim_folder(folder: Path, attempt: int, writer_id: str) -> str:
-    """The folder for a writer's files: the attempt's own for its first writer."""
+    """The folder for a writer's files: the attempt's own for its first process."""
     place = f"attempt-{attempt}" if attempt else "."
+    if split_generation(writer_id) is not None:
+        return f"{place}/writer-{_keep(writer_id)}"
     owner = folder / _FOLDER / f"owner-{attempt}"
     owner.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import pytest
 from mirrored_runs import (
@@ -65,6 +66,38 @@ def test_the_training_thread_waits_for_no_mirror(tmp_path, add_backend):
         hangs.release.set()
     session.end_run()
     assert {writer for writer, _, _ in list_records(hangs, "alert")} == {"analyzer.1", "analyzer.2"}
+
+
+class LateStart(ScriptedBackend):
+    """Is asked for the run's start, and takes it only when it is released."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = threading.Event()
+
+    def write(self, batch):
+        if split_generation(batch.writer_id) is None:
+            self.asked.set()
+            self.release.wait()
+        super().write(batch)
+
+
+def test_a_mirror_has_the_run_before_it_has_what_was_found(tmp_path, add_backend):
+    mirror = add_backend("late", LateStart())
+    session = start(tmp_path, backends="late")
+    try:
+        assert mirror.asked.wait(60)
+        AnalyzerEngine(session).analyze()
+        # The thread that delivers outputs has tried, and leaves this for later.
+        wait_until(lambda: "quark-outputs" not in {thread.name for thread in threading.enumerate()})
+        assert mirror.stored == []
+    finally:
+        mirror.release.set()
+    session.end_run()
+    first = mirror.stored[0]
+    assert split_generation(first.writer_id) is None
+    assert {writer for writer, _, _ in list_records(mirror, "alert")} == {"analyzer.1"}
+    assert list_journals(tmp_path) == []
 
 
 def test_after_the_end_they_are_appended_and_each_generation_is_told_apart(tmp_path):

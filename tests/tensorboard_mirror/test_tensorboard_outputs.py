@@ -9,6 +9,7 @@ from quark_core import recovery
 from quark_core.analysis import mirrored_outputs
 from quark_core.analysis.engine import AnalyzerEngine
 from quark_core.analysis.phases import PhaseAnalyzer
+from quark_core.testing.batches import BatchMaker
 
 
 def train(start):
@@ -67,3 +68,12 @@ def test_a_journal_that_is_delivered_twice_is_there_once(start, read_events, mon
     recovery.sync(root)
     events = read_events(session.run_path / "tensorboard" / "writer-analyzer_1")
     assert len(events.points("quark/health/overall")) == 1
+
+
+def test_outputs_that_come_first_do_not_take_the_folder_of_the_run(backend, config, read_events):
+    found, run = BatchMaker("run0", writer_id="analyzer.1"), BatchMaker("run0")
+    backend.write(found.metrics(("early", 1, 1.0)))
+    backend.write(run.metrics(("train/loss", 1, 2.0)))
+    folder = config.run_path / "tensorboard"
+    assert read_events(folder).scalars == ["train/loss"]
+    assert read_events(folder / "writer-analyzer_1").scalars == ["early"]
