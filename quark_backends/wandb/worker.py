@@ -1,9 +1,7 @@
 """The mirror's own process: `python -m quark_backends.wandb.worker`.
 
-It reads messages from what was its standard input and answers on what was its
-standard output; both are null devices to everybody else in here. Signals are
-left to the training process: when that is gone, the run is finished within
-its timeout, and the process ends.
+When the training process is gone, the run is finished within its timeout, and
+this process ends.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import queue
-import signal
 import sys
 import threading
 from io import RawIOBase
@@ -29,12 +26,12 @@ from quark_backends.wandb.frames import (
 )
 from quark_backends.wandb.mirror import WandbMirror
 from quark_core.errors import BackendError, BackendRejected, BackendUnauthorized
+from quark_core.hosting.endpoint import extend_import_path, serve_parent
 from quark_core.hosting.pipes import read_frame, write_frame
-from quark_core.process import ProcessIdentity, current_process, is_alive, lower_priority
+from quark_core.process import ProcessIdentity, current_process, is_alive
 
-__all__ = ["main"]
+__all__: list[str] = []
 
-_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 _GRACE_S = 5.0
 # A type to msgspec, and to the checker one that a message may be taken for.
 _ANY_MESSAGE: Any = Message
@@ -103,8 +100,7 @@ class _Worker:
             return Reply("unavailable", f"W&B failed: {type(error).__name__}: {error}"), True
 
     def _open(self, message: OpenRun) -> Reply:
-        known = set(sys.path)
-        sys.path += [path for path in message.import_path if path and path not in known]
+        extend_import_path(message.import_path)
         folder = Path(message.folder)
         folder.mkdir(parents=True, exist_ok=True)
         other = _find_other(folder)
@@ -134,22 +130,5 @@ def _find_other(folder: Path) -> ProcessIdentity | None:
     return found if is_alive(found) else None
 
 
-def main() -> int:
-    """Serve the training process; returns the exit status."""
-    for name in _IGNORED:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    lower_priority()
-    source = os.fdopen(os.dup(0), "rb", buffering=0)
-    target = os.fdopen(os.dup(1), "wb", buffering=0)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    return _Worker(source, target).run()
-
-
 if __name__ == "__main__":
-    status = main()
-    sys.stderr.flush()
-    # W&B's own handlers at exit could wait for a server for ever.
-    os._exit(status)
+    serve_parent(lambda source, target: _Worker(source, target).run())

@@ -1,10 +1,8 @@
 """The helper process that hosts one backend: `python -m quark_core.hosting.worker`.
 
-It reads messages from what was its standard input and answers on what was its
-standard output; both are null devices to everybody else in here. Signals are
-left to the process that started it. When that is gone, this one ends at once,
-in the middle of whatever it does: to its backend that is the kill of the
-process, from which every backend recovers.
+When the process that started it is gone, this one ends at once, in the middle
+of whatever it does: to its backend that is the kill of the process, from which
+every backend recovers.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ import logging
 import os
 import queue
 import shutil
-import signal
-import sys
 import threading
 import time
 from io import RawIOBase
@@ -29,6 +25,7 @@ from quark_core.artifacts.contract import Payload, SupportsArtifacts
 from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability, SupportsGroups
 from quark_core.capability_check import check_capabilities
 from quark_core.errors import BackendUnavailable
+from quark_core.hosting.endpoint import extend_import_path, serve_parent
 from quark_core.hosting.messages import (
     CloseBackend,
     Message,
@@ -39,11 +36,10 @@ from quark_core.hosting.messages import (
     WriteBatches,
 )
 from quark_core.hosting.pipes import read_frame, write_frame
-from quark_core.process import ProcessIdentity, current_process, is_alive, lower_priority
+from quark_core.process import ProcessIdentity, current_process, is_alive
 
-__all__ = ["main"]
+__all__: list[str] = []
 
-_IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 _PREDECESSOR_WAIT_S = 5.0
 _POLL_S = 0.02
 # A type to msgspec, and to the checker one that a message may be taken for.
@@ -151,8 +147,7 @@ class _Worker:
                     self._presence.unlink(missing_ok=True)
 
     def _open(self, message: OpenBackend) -> None:
-        known = set(sys.path)
-        sys.path += [path for path in message.import_path if path and path not in known]
+        extend_import_path(message.import_path)
         log = logging.getLogger("quark")
         log.setLevel(message.log_level)
         log.addHandler(self._ear)
@@ -211,22 +206,5 @@ def _is_left_over(path: Path) -> bool:
     return bool(alive) and is_alive(found.parent) is False
 
 
-def main() -> int:
-    """Serve the process that started this one; returns the exit status."""
-    for name in _IGNORED:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    lower_priority()
-    source = os.fdopen(os.dup(0), "rb", buffering=0)
-    target = os.fdopen(os.dup(1), "wb", buffering=0)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    return _Worker(source, target).run()
-
-
 if __name__ == "__main__":
-    status = main()
-    sys.stderr.flush()
-    # Handlers of libraries at exit could wait for a server for ever.
-    os._exit(status)
+    serve_parent(lambda source, target: _Worker(source, target).run())
