@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import queue
+import shutil
 import sys
+import tempfile
 import threading
 from io import RawIOBase
 from pathlib import Path
@@ -44,9 +46,17 @@ class _Worker:
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._opening: OpenRun | None = None
         self._mirror: WandbMirror | None = None
+        self._scratch: Path | None = None
 
     def run(self) -> int:
         """Serve until told to finish, or until the training process is gone."""
+        try:
+            return self._answer()
+        finally:
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _answer(self) -> int:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         while True:
             message = self._messages.get()
@@ -109,6 +119,11 @@ class _Worker:
                 "unavailable", f"process {other.pid} still ends this run in W&B; the records wait"
             )
         (folder / "worker.json").write_bytes(msgspec.json.encode(current_process()))
+        # W&B removes its temporary folders in handlers at exit, which are not run here.
+        self._scratch = folder / "scratch"
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir()
+        tempfile.tempdir = str(self._scratch)
         try:
             wandb: Any = importlib.import_module("wandb")
         except Exception as error:  # noqa: BLE001 - a wrong protobuf ends in a TypeError, for one

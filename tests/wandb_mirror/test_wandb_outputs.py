@@ -149,5 +149,5 @@ def test_the_table_shows_the_newest_generation(train, deliver, read_mirror):
         target.write("phases", True, {"phase": [phase]})
     session.end_run()
     assert list_generations(read_mirror(session.run_path)) == ["phases.1", "phases.2"]
-    (table,) = session.run_path.glob("mirrors/wandb/**/quark/tables/phases*.table.json")
+    (table,) = session.run_path.glob("mirrors/wandb/*/wandb/**/quark/tables/phases*.table.json")
     assert json.loads(table.read_text())["data"] == [["Divergence", 0, 9, ""]]

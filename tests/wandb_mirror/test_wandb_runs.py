@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 
+import msgspec
 import pytest
 
 import quark
 from quark_core.names import encode_name
+from quark_core.process import ProcessIdentity, is_alive
 
 pytest.importorskip("wandb")
 
@@ -165,6 +168,24 @@ def test_a_resumed_run_goes_on_under_its_id(start, read_mirror, tmp_path):
     assert mirrored.exit_codes == [1, 0]
     assert {run.run_id for run in mirrored.of("run")} == {session.run_id}
     assert mirrored.config["quark_run"]["attempt"] == 1
+
+
+def test_no_temporary_folder_is_left(start, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with start() as session:
+        metrics = quark.MetricsLogger(session)
+        for step in range(10):
+            metrics.log("loss", 1.0, step=step)
+    (own,) = session.run_path.rglob("worker.json")
+    worker = msgspec.json.decode(own.read_bytes(), type=ProcessIdentity)
+    deadline = time.monotonic() + 60
+    # W&B's own process removes its folder a moment after ours has ended.
+    while is_alive(worker) or list(temporary.iterdir()):
+        assert time.monotonic() < deadline, list(temporary.iterdir())
+        time.sleep(0.02)
+    assert not list(session.run_path.rglob("scratch"))
 
 
 def test_names_of_w_and_b_only(start, read_mirror):
