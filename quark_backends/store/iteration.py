@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from quark_backends.store.stored_rows import StoredRows, WriterRow, hide_rows
+from quark_backends.store.stored_rows import ChunkEntry, StoredRows, WriterRow, hide_rows
 from quark_core.columns import Columns
 from quark_core.query import Query
 
@@ -34,12 +33,12 @@ def iterate_writer(
         firsts = [piece.next_sequence for piece in opened]
         firsts += [piece.first_sequence for piece in pieces[place : place + 1]]
         end = min(firsts) + width
+        begun = place
         while place < len(pieces) and pieces[place].first_sequence < end:
-            part = pieces[place].load()
             place += 1
-            if part is not None and part.count:
-                opened.append(_Opened(part))
-        parts = [found for piece in opened if (found := piece.take_before(end)).count]
+        found = _load_pieces(stored, writer, kind, pieces[begun:place])
+        opened += [_Opened(part) for part in found if part.count]
+        parts = [cut for piece in opened if (cut := piece.take_before(end)).count]
         opened = [piece for piece in opened if not piece.is_empty]
         joined = Columns.concatenate(kind, parts).order_by_sequence()
         chosen = hide_rows(joined, hidden).select(query)
@@ -49,12 +48,13 @@ def iterate_writer(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A chunk or batch that is not opened yet."""
+    """A chunk or batch that is not opened yet: the one or the number of the other."""
 
     first_sequence: int
     last_sequence: int
     count: int
-    load: Callable[[], Columns | None]
+    chunk: ChunkEntry | None = None
+    number: int = -1
 
 
 class _Opened:
@@ -93,17 +93,24 @@ def _choose_width(pieces: Sequence[_Piece], rows: int) -> int:
 def _find_pieces(stored: StoredRows, writer: WriterRow, kind: str, query: Query) -> list[_Piece]:
     """Every chunk and batch, by its first sequence."""
     pieces = [
-        _Piece(
-            entry.first_sequence,
-            entry.last_sequence,
-            entry.count,
-            partial(stored.load_chunk, writer, kind, entry),
-        )
+        _Piece(entry.first_sequence, entry.last_sequence, entry.count, chunk=entry)
         for entry in stored.find_chunks(writer, kind, query)
     ]
     for number, part in stored.iterate_batches(writer, kind):
         if part is not None:
             sequences = part["sequence"]
-            load = partial(stored.load_batch, writer, kind, number)
-            pieces.append(_Piece(int(sequences.min()), int(sequences.max()), part.count, load))
+            first, last = int(sequences.min()), int(sequences.max())
+            pieces.append(_Piece(first, last, part.count, number=number))
     return sorted(pieces, key=lambda piece: piece.first_sequence)
+
+
+def _load_pieces(
+    stored: StoredRows, writer: WriterRow, kind: str, pieces: Sequence[_Piece]
+) -> list[Columns]:
+    """Rows of pieces, asked for together: over a network each question takes its time."""
+    chunks = [piece.chunk for piece in pieces if piece.chunk is not None]
+    numbers = [piece.number for piece in pieces if piece.chunk is None]
+    return [
+        stored.read_chunks(writer, kind, chunks),
+        *stored.load_batches(writer, kind, numbers),
+    ]

@@ -151,15 +151,15 @@ class StoredRows:
         if found is not None:
             self._joined.move_to_end((writer.pk, kind, pks))
             return found
-        joined = self._join(writer, kind, entries)
+        joined = self.read_chunks(writer, kind, entries)
         if 0 < joined.count <= _CACHED_ROWS:
             self._joined[writer.pk, kind, pks] = joined
             while sum(part.count for part in self._joined.values()) > _CACHED_ROWS:
                 self._joined.popitem(last=False)
         return joined
 
-    def _join(self, writer: WriterRow, kind: str, entries: list[ChunkEntry]) -> Columns:
-        """Rows of chunks, those of one metric as one part, in order of their sequence."""
+    def read_chunks(self, writer: WriterRow, kind: str, entries: Sequence[ChunkEntry]) -> Columns:
+        """What `join_chunks` returns, not kept; a damaged chunk is left out and told once."""
         chunks: dict[int, list[Chunk]] = {}
         read: list[ChunkEntry] = []
         bodies = self._load_bodies(entries)
@@ -202,13 +202,6 @@ class StoredRows:
         else:
             self._blocks.move_to_end(pks)
         return found
-
-    def load_chunk(self, writer: WriterRow, kind: str, entry: ChunkEntry) -> Columns | None:
-        """Rows of one chunk, or None where it is damaged, which is told once."""
-        chunk = self._open_chunk(kind, entry, self._load_bodies([entry])[entry.pk])
-        if chunk is None:
-            return None
-        return join_chunks([chunk], writer.origin, self._name_constants(kind, entry.name_pk))
 
     def _load_bodies(self, entries: Sequence[ChunkEntry]) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
@@ -273,13 +266,21 @@ class StoredRows:
         for number, count, digest, body in rows:
             yield number, self._decode_batch(writer, number, count, digest, body)
 
-    def load_batch(self, writer: WriterRow, kind: str, number: int) -> Columns | None:
-        """Rows of one batch; None where it is damaged or not there."""
-        row = self.connection.execute(
-            "SELECT count, digest, body FROM batch WHERE writer_pk = ? AND kind = ? AND number = ?",
-            (writer.pk, kind, number),
-        ).fetchone()
-        return None if row is None else self._decode_batch(writer, number, *row)
+    def load_batches(
+        self, writer: WriterRow, kind: str, numbers: Sequence[int]
+    ) -> Iterator[Columns]:
+        """Rows of each of these batches; one that is damaged or not there is left out."""
+        for start in range(0, len(numbers), _MANY):
+            part = numbers[start : start + _MANY]
+            rows = self.connection.execute(
+                "SELECT number, count, digest, body FROM batch WHERE writer_pk = ? AND kind = ?"
+                f" AND number IN ({', '.join('?' * len(part))}) ORDER BY number",
+                (writer.pk, kind, *part),
+            )
+            for row in rows:
+                columns = self._decode_batch(writer, *row)
+                if columns is not None:
+                    yield columns
 
     def _decode_batch(
         self, writer: WriterRow, number: int, count: int, digest: bytes, body: bytes

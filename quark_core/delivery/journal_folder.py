@@ -178,11 +178,22 @@ class JournalFolder:
         if note:
             self._note_delivery(unknown or {})
         shutil.rmtree(self.path, ignore_errors=True)
-        for parent in (self.path.parent, self.path.parent.parent):
-            try:
-                parent.rmdir()
-            except OSError:
-                return
+        _remove_empty(self.path.parent, self.path.parent.parent)
+
+    def prune(self) -> None:
+        """Delete the bare folders that a lease makes again after another process's `remove`."""
+        if not (self.path / _MANIFEST).exists():
+            path = self.path
+            _remove_empty(path / _LANES, path, path.parent, path.parent.parent)
+
+
+def _remove_empty(*paths: Path) -> None:
+    """Remove folders, each within the next, up to the first that is not empty."""
+    for path in paths:
+        try:
+            path.rmdir()
+        except OSError:
+            return
 
 
 def journal_directory(run_path: Path, run_id: str) -> Path:

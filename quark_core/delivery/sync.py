@@ -170,6 +170,8 @@ def sync_folder(
             _log.warning("the journal %s is damaged; its files are kept", folder.path)
         else:
             folder.remove(unknown={result.backend: result.unknown for result in results})
+    else:
+        folder.prune()
     return results
 
 

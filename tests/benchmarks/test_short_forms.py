@@ -102,6 +102,7 @@ def test_writers(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_instrumentation(tmp_path):
     figures = run(tmp_path, "benchmarks/instrumentation.py")
     models = {row["model"] for row in figures["steps"]}

@@ -4,11 +4,14 @@ import csv
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from journaled import run_script
 
 import quark
 from quark_core import recovery
+from quark_core.delivery.sync import sync_folder
+from quark_core.process import current_process
 
 LEFT = """
 def stop(lane):
@@ -71,6 +74,17 @@ def test_sync_twice_delivers_once(tmp_path, left_behind):
     }
     assert sum(result.delivered for result in first) >= 6_000
     assert recovery.sync(tmp_path) == []
+    assert_all_once(tmp_path, left_behind, 3_000)
+
+
+def test_what_somebody_else_has_delivered_meanwhile_leaves_no_folder(tmp_path, left_behind):
+    (folder,) = recovery.find_folders(tmp_path)
+    # As rank 0 reads it of a rank that is about to end.
+    manifest = msgspec.structs.replace(folder.read_manifest(), process=current_process())
+    recovery.sync(tmp_path)
+    assert not folder.path.exists()
+    sync_folder(folder, manifest, recovery.open_lane)
+    assert not folder.path.exists()
     assert_all_once(tmp_path, left_behind, 3_000)
 
 
