@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import time
@@ -11,10 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["ProcessIdentity", "current_process", "find_age_s", "is_alive", "lower_priority"]
-
-
-_NICENESS = 5
+__all__ = ["ProcessIdentity", "current_process", "find_age_s", "is_alive"]
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
@@ -44,13 +40,6 @@ def is_alive(identity: ProcessIdentity) -> bool | None:
         return None
     state = _read_state(identity.pid)
     return state is not None and state[0] != "Z" and state[1] == identity.started
-
-
-def lower_priority() -> None:
-    """Let training go first where cores are scarce; for helper processes."""
-    if hasattr(os, "nice"):  # Windows has none
-        with contextlib.suppress(OSError):
-            os.nice(_NICENESS)
 
 
 def find_age_s() -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from quark_backends.csv.files import write_atomically
 from quark_backends.csv.wide import render_wide_tables
 from quark_core.forking import importing
-from quark_core.process import lower_priority
+from quark_core.hosting.priority import lower_priority
 
 __all__ = ["derive_aside", "main"]
 

@@ -13,6 +13,7 @@ from quark_backends.wandb.frames import OpenRun
 from quark_backends.wandb.keys import AXES
 from quark_backends.wandb.state import MirrorState
 from quark_core.errors import BackendUnauthorized, BackendUnavailable
+from quark_core.hosting.priority import lower_started
 from quark_core.redaction import redact_text
 
 __all__ = ["describe_start", "find_exit_code", "init_run", "make_wandb_id", "note_page"]
@@ -54,6 +55,7 @@ def init_run(wandb: Any, opening: OpenRun, state: MirrorState) -> Any:
                 continue
             raise _translate(wandb, error) from error
         state.wandb_id = wandb_id
+        lower_started()  # W&B's own process, which does about half of the work
         for key in AXES:
             run.define_metric(key, hidden=True, summary="none")
         # Otherwise W&B would add the newest step to rows that have none.

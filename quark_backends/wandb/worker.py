@@ -47,12 +47,17 @@ class _Worker:
         self._opening: OpenRun | None = None
         self._mirror: WandbMirror | None = None
         self._scratch: Path | None = None
+        self._cleaning = threading.Lock()
 
     def run(self) -> int:
         """Serve until told to finish, or until the training process is gone."""
-        try:
-            return self._answer()
-        finally:
+        status = self._answer()
+        self._clean()
+        return status
+
+    def _clean(self) -> None:
+        """Remove what W&B would in its handlers at exit, which are not run."""
+        with self._cleaning:
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -81,6 +86,7 @@ class _Worker:
         except (OSError, msgspec.DecodeError) as error:
             sys.stderr.write(f"the connection broke: {error}\n")
         if self._mirror is None or not self._mirror.has_run:
+            self._clean()
             os._exit(1)  # perhaps in the middle of asking a server that does not answer
         self._messages.put(None)
         assert self._opening is not None
@@ -119,7 +125,6 @@ class _Worker:
                 "unavailable", f"process {other.pid} still ends this run in W&B; the records wait"
             )
         (folder / "worker.json").write_bytes(msgspec.json.encode(current_process()))
-        # W&B removes its temporary folders in handlers at exit, which are not run here.
         self._scratch = folder / "scratch"
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir()

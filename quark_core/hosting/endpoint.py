@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from io import RawIOBase
 from typing import NoReturn
 
-from quark_core.process import lower_priority
+from quark_core.hosting.priority import lower_priority
 
 __all__ = ["extend_import_path", "serve_parent"]
 

@@ -89,6 +89,17 @@ def test_batches_are_stored_by_another_process_which_ends_at_the_close(config, m
     assert not list((config.run_path / "mirrors/processes/recorder").glob("*.json"))
 
 
+def test_training_goes_before_it(config, maker, lines):
+    backend = open_hosted(RECORDER, config)
+    backend.write(maker.start())
+    helper = psutil.Process(int(lines()[0][0]))
+    assert helper.nice() == min(19, psutil.Process().nice() + 10)
+    session = Path(f"/proc/{helper.pid}/autogroup")
+    if session.exists():  # "/autogroup-123 nice 10"
+        assert session.read_text().split()[-2:] == ["nice", "10"]
+    backend.close()
+
+
 def test_groups_and_payloads_go_the_same_way(config, maker, lines, tmp_path):
     backend = open_hosted(KEEPER, config)
     (tmp_path / "payload").write_text("content")

@@ -8,8 +8,10 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 import quark
@@ -168,6 +170,23 @@ def test_a_resumed_run_goes_on_under_its_id(start, read_mirror, tmp_path):
     assert mirrored.exit_codes == [1, 0]
     assert {run.run_id for run in mirrored.of("run")} == {session.run_id}
     assert mirrored.config["quark_run"]["attempt"] == 1
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/autogroup"), reason="cores are not shared by session here"
+)
+def test_w_and_bs_own_process_lets_training_go_first(start, deliver):
+    session = start()
+    quark.MetricsLogger(session).log("loss", 1.0, step=0)
+    deliver(session)
+    (own,) = session.run_path.rglob("worker.json")
+    worker = psutil.Process(json.loads(own.read_bytes())["pid"])
+    for process in (worker, *worker.children()):
+        assert process.nice() == min(19, psutil.Process().nice() + 10)
+        said = Path(f"/proc/{process.pid}/autogroup").read_text()
+        assert said.split()[-2:] == ["nice", "10"], process.cmdline()
+    assert worker.children()
+    session.end_run()
 
 
 def test_no_temporary_folder_is_left(start, tmp_path, monkeypatch):
