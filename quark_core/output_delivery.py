@@ -13,6 +13,7 @@ from quark_core.delivery.generation_journal import split_generation
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.journal_order import order_journals
 from quark_core.delivery.lane_files import lane_folder_name
+from quark_core.delivery.shared_lanes import SharedLanes
 from quark_core.delivery.sync import LaneSync, OpenLane, sync_folder
 from quark_core.errors import BackendUnavailable
 
@@ -116,10 +117,11 @@ class OutputDelivery:
             self._deliver(names)
 
     def _deliver(self, names: set[str]) -> None:
+        lanes = SharedLanes(self._open_after_run)
         for folder, manifest in order_journals(JournalFolder(self._directory / n) for n in names):
             name = folder.path.name
             try:
-                _note(sync_folder(folder, manifest, self._open_after_run))
+                _note(sync_folder(folder, manifest, lanes.open, keep_lane=lanes.keep))
             except Exception:  # noqa: BLE001 - this must not reach the run
                 _log.exception("the journal %s could not be delivered", folder.path)
             if not folder.path.exists():
@@ -127,6 +129,7 @@ class OutputDelivery:
                 continue
             wait_s = min(2.0 * self._waits.get(name, (0.0, _FIRST_WAIT_S / 2))[1], _LONGEST_WAIT_S)
             self._waits[name] = (time.monotonic() + wait_s, wait_s)
+        lanes.close()
 
     def _open_after_run(self, manifest: Manifest, entry: LaneEntry) -> tuple[Backend, bool]:
         """As `OpenLane` says, for a lane that the run itself has begun to go through."""
@@ -198,10 +201,10 @@ def _find_journals(directory: Path) -> list[tuple[JournalFolder, Manifest]]:
 def _deliver_all(
     outputs: list[tuple[JournalFolder, Manifest]], open_lane: OpenLane, reasons: list[str]
 ) -> None:
-    lanes = _SharedLanes(open_lane)
+    lanes = SharedLanes(open_lane)
     try:
         for folder, manifest in outputs:
-            results = sync_folder(folder, manifest, lanes.open, close_lane=lanes.keep)
+            results = sync_folder(folder, manifest, lanes.open, keep_lane=lanes.keep)
             _note(results)
             reasons += [f"{each.backend}: {each.reason}" for each in results if each.reason]
     except Exception as error:  # noqa: BLE001 - it is told as a reason
@@ -209,32 +212,6 @@ def _deliver_all(
         reasons.append(str(error))
     finally:
         lanes.close()
-
-
-class _SharedLanes:
-    """Backends that stay open for several journals: opening one may take seconds."""
-
-    def __init__(self, open_lane: OpenLane) -> None:
-        self._open_lane = open_lane
-        self._opened: dict[str, tuple[Backend, bool]] = {}
-
-    def open(self, manifest: Manifest, entry: LaneEntry) -> tuple[Backend, bool]:
-        """As `OpenLane` says."""
-        found = self._opened.get(entry.specification)
-        if found is None:
-            found = self._opened[entry.specification] = self._open_lane(manifest, entry)
-        return found
-
-    def keep(self, backend: Backend) -> None:
-        """Leave a backend open until `close`."""
-
-    def close(self) -> None:
-        """Give all of them up."""
-        for backend, _ in self._opened.values():
-            try:
-                backend.close()
-            except Exception as error:  # noqa: BLE001 - the others must still be closed
-                _log.warning("outputs of analyzers: %s", error)
 
 
 def _note(results: list[LaneSync]) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from quark_core.delivery.journal_folder import (
 from quark_core.delivery.journal_order import order_journals
 from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.shared_lanes import SharedLanes
 from quark_core.delivery.sync import (
     LaneSync,
     OpenLane,
@@ -45,6 +46,7 @@ __all__ = [
 _log = logging.getLogger("quark")
 
 _WRITERS_POLL_S = 0.02
+_LONGEST_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +120,34 @@ def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None)
         storage_dir: The storage root.
         on_progress: Told of each number of records that are done with.
     """
-    found = []
-    for folder, manifest in order_journals(find_folders(storage_dir)):
-        owner = find_owner(folder.path.parent) if manifest.generation else None
-        if owner is not None:
+    found: list[LaneSync] = []
+    lanes = SharedLanes(open_lane)
+    try:
+        for folder, manifest in order_journals(find_folders(storage_dir)):
+            _close_others(lanes, manifest.run_id, found)
+            owner = find_owner(folder.path.parent) if manifest.generation else None
+            if owner is None:
+                found += sync_folder(
+                    folder, manifest, lanes.open, on_progress=on_progress, keep_lane=lanes.keep
+                )
+                continue
             # A second process beside the one that has the mirrors open would only be in its way.
-            lanes = count_waiting(folder, manifest)
-            for lane in lanes:
+            held = count_waiting(folder, manifest)
+            for lane in held:
                 lane.state = "held"
                 lane.reason = f"process {owner.process.pid} has the run open, and delivers it"
-            found += lanes
-            continue
-        found += sync_folder(folder, manifest, open_lane, on_progress=on_progress)
+            found += held
+    finally:
+        _close_others(lanes, None, found)
     return found
+
+
+def _close_others(lanes: SharedLanes, run_id: str | None, results: list[LaneSync]) -> None:
+    """Close the mirrors of runs that are through, and say with them what could not be finished."""
+    failures = lanes.close(but_run_id=run_id)
+    for result in results if failures else ():
+        failure = failures.get((result.run_id, result.backend))
+        result.reason = result.reason or failure
 
 
 def adopt_orphans(storage_dir: Path) -> threading.Thread | None:
@@ -142,7 +159,7 @@ def adopt_orphans(storage_dir: Path) -> threading.Thread | None:
     orphans = [folder for folder in find_folders(storage_dir) if _is_orphan(folder)]
     if not orphans:
         return None
-    return _start(orphans, "quark-adopt")
+    return _start(_adopt, orphans, "quark-adopt")
 
 
 def adopt_run(storage_dir: Path, run_id: str, timeout_s: float) -> None:
@@ -154,7 +171,7 @@ def adopt_run(storage_dir: Path, run_id: str, timeout_s: float) -> None:
         and manifest.run_id == run_id
         and _is_orphan(folder)
     ]
-    thread = _start(orphans, "quark-adopt") if orphans else None
+    thread = _start(_adopt, orphans, "quark-adopt") if orphans else None
     if thread is not None:
         thread.join(timeout_s)
 
@@ -185,13 +202,20 @@ class ChildDelivery:
         self._leads = leads
         self._ranks: dict[str, int] = {}
         self._thread: threading.Thread | None = None
+        self._lanes = SharedLanes(open_lane, rests=True)
+        # When a journal that waits for a mirror is tried again, and how long that wait is.
+        self._waits: dict[str, tuple[float, float]] = {}
         # Mirrors may be out of reach for long, and what children log must not wait for that.
         self._outputs = OutputDelivery(directory, origin.writer_id, open_lane)
 
     def poll(self) -> None:
         """Begin to deliver what is there, on threads of its own, if none is at it already."""
         names = self._list_names()
-        self._deliver(self._find(names, own_rank=True))
+        found = self._find(names, own_rank=True)
+        now = time.monotonic()
+        due = [f for f in found if self._waits.get(f.path.name, (now, 0.0))[0] <= now]
+        if due or not found:
+            self._deliver(due)
         if self._leads:
             self._outputs.poll(names)
 
@@ -201,10 +225,24 @@ class ChildDelivery:
             self._outputs.poll(self._list_names())
 
     def _deliver(self, folders: list[JournalFolder]) -> None:
+        """Have a thread deliver journals, or with none of them close the mirrors."""
         if self._thread is not None and self._thread.is_alive():
             return
-        if folders:
-            self._thread = _start(folders, "quark-children", self.open_lane)
+        if folders or self._lanes.is_open:
+            self._thread = _start(self._run, folders, "quark-children")
+
+    def _run(self, folders: list[JournalFolder]) -> None:
+        """The thread."""
+        if not folders:
+            self._lanes.close()
+        for folder, results in _deliver_journals(folders, self._lanes):
+            name = folder.path.name
+            if all(result.state != "waiting" for result in results):
+                self._waits.pop(name, None)
+                continue
+            # To count what waits, all of the journal is read.
+            wait_s = min(2.0 * self._waits.get(name, (0.0, 0.5))[1], _LONGEST_WAIT_S)
+            self._waits[name] = time.monotonic() + wait_s, wait_s
 
     def finish(self, timeout_s: float, *, writers_timeout_s: float) -> None:
         """Deliver all that the run's other writers have journaled, before the run's end does.
@@ -217,6 +255,7 @@ class ChildDelivery:
         """
         deadline = time.monotonic() + timeout_s
         writers_deadline = time.monotonic() + min(timeout_s, writers_timeout_s)
+        self._lanes.hurry()
         if self._leads:
             self._outputs.hurry(self._list_names())
         while self._count_writing() and time.monotonic() < writers_deadline:
@@ -226,8 +265,10 @@ class ChildDelivery:
             if self._thread is not None:
                 self._thread.join(max(0.0, deadline - time.monotonic()))
             self._deliver(self._find_all())
-        if self._thread is not None:
-            self._thread.join(max(0.0, deadline - time.monotonic()))
+        for _ in range(2):
+            if self._thread is not None:
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+            self._deliver([])
         # Half of what is left is for the run's own records, with its end among them.
         self._outputs.join(max(0.0, deadline - time.monotonic()) / 2)
 
@@ -307,13 +348,13 @@ def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:
 
 
 def _start(
-    folders: list[JournalFolder], name: str, open_lane: OpenLane = open_lane
+    deliver: Callable[[list[JournalFolder]], None], folders: list[JournalFolder], name: str
 ) -> threading.Thread | None:
-    thread = threading.Thread(target=_adopt, args=(folders, open_lane), name=name, daemon=True)
+    thread = threading.Thread(target=deliver, args=(folders,), name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
-        _log.debug("journals are not adopted now: %s", error)
+        _log.debug("journals are not delivered now: %s", error)
         return None
     return thread
 
@@ -325,18 +366,28 @@ def _is_orphan(folder: JournalFolder) -> bool:
     return all(folder.lease(entry.name).is_stale() for entry in manifest.lanes)
 
 
-def _adopt(orphans: list[JournalFolder], open_lane: OpenLane) -> None:
-    for folder, manifest in order_journals(orphans):
+def _adopt(orphans: list[JournalFolder]) -> None:
+    lanes = SharedLanes(open_lane)
+    for _ in _deliver_journals(orphans, lanes):
+        pass
+    lanes.close()
+
+
+def _deliver_journals(
+    folders: list[JournalFolder], lanes: SharedLanes
+) -> Iterator[tuple[JournalFolder, list[LaneSync]]]:
+    for folder, manifest in order_journals(folders):
         try:
-            results = sync_folder(folder, manifest, open_lane)
-        except Exception:  # noqa: BLE001 - this must not reach the run that is starting
-            _log.exception("the journal %s could not be adopted", folder.path)
+            results = sync_folder(folder, manifest, lanes.open, keep_lane=lanes.keep)
+        except Exception:  # noqa: BLE001 - this must not reach the run
+            _log.exception("the journal %s could not be delivered", folder.path)
             continue
         for result in results:
             _log.info(
-                "adopted run %s, %s: %d records delivered, %d wait",
+                "journal of run %s, %s: %d records delivered, %d wait",
                 result.run_id,
                 result.backend,
                 result.delivered,
                 result.waiting,
             )
+        yield folder, results

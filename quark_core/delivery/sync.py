@@ -25,13 +25,16 @@ from quark_core.delivery.payload_delivery import (
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.errors import BackendRejected
 
-__all__ = ["LaneSync", "OpenLane", "count_boxed", "count_waiting", "sync_folder"]
+__all__ = ["KeepLane", "LaneSync", "OpenLane", "count_boxed", "count_waiting", "sync_folder"]
 
 _log = logging.getLogger("quark")
 _GROUP_LIMIT = 64
 
 OpenLane = Callable[[Manifest, LaneEntry], tuple[Backend, bool]]
 """Opens the backend of a lane; returns it and whether a batch may be sent to it twice."""
+
+KeepLane = Callable[[Backend, Exception | None], bool]
+"""Says whether a backend stays open after a journal, given what it failed with."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,7 +136,7 @@ def sync_folder(
     open_lane: OpenLane,
     *,
     on_progress: Callable[[int], None] | None = None,
-    close_lane: Callable[[Backend], None] | None = None,
+    keep_lane: KeepLane | None = None,
 ) -> list[LaneSync]:
     """Deliver one journal to all of its lanes that nobody else drives, and delete it when done.
 
@@ -144,7 +147,7 @@ def sync_folder(
         manifest: What it says of itself.
         open_lane: Opens backends.
         on_progress: Told of each number of records that are done with.
-        close_lane: Gives a backend up; by default it is closed.
+        keep_lane: Says whether a backend stays open; by default each is closed.
     """
     results = []
     # Asked before anything is read: what a living writer adds meanwhile must not be deleted unread.
@@ -162,7 +165,7 @@ def sync_folder(
             result.reason = f"process {holder.pid if holder else '?'} delivers it"
             continue
         try:
-            _sync_lane(folder, manifest, entry, open_lane, result, on_progress, close_lane)
+            _sync_lane(folder, manifest, entry, open_lane, result, on_progress, keep_lane)
         finally:
             lease.release()
     if is_final and all(result.state == "delivered" for result in results):
@@ -182,7 +185,7 @@ def _sync_lane(
     open_lane: OpenLane,
     result: LaneSync,
     on_progress: Callable[[int], None] | None,
-    close_lane: Callable[[Backend], None] | None,
+    keep_lane: KeepLane | None,
 ) -> None:
     mark = folder.mark(entry.name)
     reader = JournalReader(folder.path, on_damage=_note_damage(result))
@@ -190,6 +193,7 @@ def _sync_lane(
         Path(manifest.run_path) / "quarantine" / lane_folder_name(entry.name), entry.name
     )
     backend: Backend | None = None
+    failure: Exception | None = None
     try:
         batches = _fill_gaps(folder, manifest, reader.read(mark.done), mark.done, open_lane, result)
         first = next(batches, None)
@@ -214,14 +218,13 @@ def _sync_lane(
                     on_progress(sum(batch.count for batch in group))
         result.state = "delivered"
     except Exception as error:  # noqa: BLE001 - the other lanes must still be delivered
+        failure = error
         result.state = "waiting"
         result.reason = f"{type(error).__name__}: {error}"
         result.waiting = sum(batch.count for batch in reader.read(mark.done))
     finally:
         mark.close()
-        if backend is not None and close_lane is not None:
-            close_lane(backend)
-        elif backend is not None:
+        if backend is not None and not (keep_lane is not None and keep_lane(backend, failure)):
             _close(backend, result)
 
 
