@@ -141,7 +141,10 @@ def test_a_disk_that_never_works_costs_the_journal_only(tmp_path, caplog):
 
 
 TRAIN_IN_A_STORM = """
-import ctypes, errno
+import ctypes, errno, logging
+# libfiu shortens a write by dividing by its length, which ends the process where that is 0,
+# as in the tracebacks that logging prints when it cannot write either.
+logging.raiseExceptions = False
 fiu = ctypes.CDLL("libfiu.so.0")
 fiu.fiu_enable_random.argtypes = [
     ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_float
