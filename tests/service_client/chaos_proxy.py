@@ -21,7 +21,7 @@ import threading
 import zlib
 from collections import Counter
 
-__all__ = ["MODES", "ChaosProxy"]
+__all__ = ["MODES", "ChaosProxy", "hold_port"]
 
 MODES = (
     "refuse hang drip drip_body half_close reset garbage close redirect gzip_bomb endless"
@@ -34,6 +34,18 @@ _PAGE = (
 _BOMB_BYTES = 200 * 2**20
 _DRIP_S = 0.05
 _bomb = b""
+
+
+def hold_port():
+    """A socket that keeps a free port of 127.0.0.1 from others, and the port.
+
+    Nobody is answered there, but a server that also sets SO_REUSEADDR may come
+    and go without another process's connection taking its place meanwhile.
+    """
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind(("127.0.0.1", 0))
+    return place, place.getsockname()[1]
 
 
 class ChaosProxy:
@@ -69,10 +81,7 @@ class ChaosProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._place, self.port = hold_port()
         self._call(self._apply(mode))
 
     @property
@@ -97,6 +106,7 @@ class ChaosProxy:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
             self._loop.close()
+            self._place.close()
 
     def __enter__(self):
         return self

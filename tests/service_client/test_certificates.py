@@ -11,6 +11,7 @@ import time
 
 import pytest
 import trustme
+from chaos_proxy import hold_port
 from service_fixtures import serving
 
 import quark
@@ -29,9 +30,7 @@ class TlsFront:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._place, self.port = hold_port()
         self._server = None
         self.present(context)
 
@@ -48,6 +47,7 @@ class TlsFront:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+        self._place.close()
 
     def _call(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
