@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 from quark_core.backend import Backend
-from quark_core.delivery.journal_folder import LaneEntry, Manifest
+from quark_core.delivery.journal_folder import (
+    JournalFolder,
+    LaneEntry,
+    Manifest,
+    journal_directory,
+)
+from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.sync import OpenLane
 from quark_core.errors import BackendUnavailable
 
@@ -26,7 +33,9 @@ class SharedLanes:
 
     The primary is opened for each. A mirror that only cannot take records now
     stays open; one that fails otherwise is closed, and opened anew for the
-    next journal. For one thread at a time.
+    next journal. So is one whose journal another process was at meanwhile, such
+    as `quark sync`: what it remembers of the writer is older than its files
+    then. For one thread at a time, which holds the lease of the lane.
 
     Args:
         open_lane: Opens backends.
@@ -38,6 +47,9 @@ class SharedLanes:
         self._open_lane = open_lane
         self._rests = rests
         self._opened: dict[_Key, tuple[Backend, bool]] = {}
+        # How far each open mirror left each writer, and the journal that it is at.
+        self._left: dict[tuple[_Key, str], int] = {}
+        self._at: tuple[Manifest, LaneEntry] | None = None
         # When each may be asked again, how long that rest is, and what it failed with.
         self._resting: dict[_Key, tuple[float, float, Exception]] = {}
 
@@ -58,6 +70,10 @@ class SharedLanes:
         until, _, error = self._resting.get(key, (0.0, 0.0, None))
         if time.monotonic() < until:
             raise BackendUnavailable(str(error), backend=entry.name) from error
+        done = _find_done(manifest, entry)
+        if self._left.get((key, manifest.writer_id), done) != done:
+            self._close(key)
+        self._at = manifest, entry
         if key not in self._opened:
             try:
                 self._opened[key] = self._open_lane(manifest, entry)
@@ -74,16 +90,18 @@ class SharedLanes:
             error: What it failed with; None where it has the journal.
         """
         key = next((key for key, (kept, _) in self._opened.items() if kept is backend), None)
-        if key is None:
+        if key is None or self._at is None:
             return False
+        manifest, entry = self._at
+        self._left[key, manifest.writer_id] = _find_done(manifest, entry)
         if error is None:
             self._resting.pop(key, None)
             return True
         self._let_rest(key, error)
-        if isinstance(error, BackendUnavailable):
-            return True
-        del self._opened[key]
-        return False
+        if not isinstance(error, BackendUnavailable):
+            self._forget(key)
+            return False
+        return True
 
     def hurry(self) -> None:
         """Let no mirror rest any longer."""
@@ -95,18 +113,33 @@ class SharedLanes:
         Returns:
             Run and name -> what a mirror could not finish.
         """
-        failures = {}
-        for key in [key for key in self._opened if key[0] != but_run_id]:
-            backend, _ = self._opened.pop(key)
-            try:
+        found = {k: self._close(k) for k in list(self._opened) if k[0] != but_run_id}
+        return {key: failure for key, failure in found.items() if failure is not None}
+
+    def _close(self, key: _Key) -> str | None:
+        backend = self._forget(key)
+        try:
+            if backend is not None:
                 backend.close()
-            except Exception as error:  # noqa: BLE001 - the others must still be closed
-                _log.warning("backend %s: run %s: %s", key[1], key[0], error)
-                failures[key] = f"{type(error).__name__}: {error}"
-        return failures
+        except Exception as error:  # noqa: BLE001 - the others must still be closed
+            _log.warning("backend %s: run %s: %s", key[1], key[0], error)
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _forget(self, key: _Key) -> Backend | None:
+        backend, _ = self._opened.pop(key, (None, False))
+        self._left = {each: done for each, done in self._left.items() if each[0] != key}
+        return backend
 
     def _let_rest(self, key: _Key, error: Exception) -> None:
         if self._rests:
             _, last_s, _ = self._resting.get(key, (0.0, _FIRST_REST_S / 2, None))
             rest_s = min(2.0 * last_s, _LONGEST_REST_S)
             self._resting[key] = time.monotonic() + rest_s, rest_s, error
+
+
+def _find_done(manifest: Manifest, entry: LaneEntry) -> int:
+    """How far a lane of a journal is, as the disk has it."""
+    directory = journal_directory(Path(manifest.run_path), manifest.run_id)
+    folder = JournalFolder(directory / lane_folder_name(manifest.writer_id))
+    return folder.mark(entry.name).done

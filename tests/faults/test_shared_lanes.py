@@ -14,6 +14,7 @@ from quark_core import recovery
 from quark_core.backend import BackendDefinition, Capability
 from quark_core.delivery.journal_folder import LaneEntry, Manifest
 from quark_core.delivery.shared_lanes import SharedLanes
+from quark_core.delivery.sync import sync_folder
 from quark_core.errors import BackendUnavailable, InvalidRunStateError
 from quark_core.process import current_process
 from quark_core.registry import default_registry
@@ -157,6 +158,65 @@ def test_a_mirror_that_is_down_is_not_asked_by_every_journal_every_second(sessio
     session.end_run()
     assert len(mirror.writers()) == 1 + CHILDREN
     assert list(recovery.find_folders(session.context.storage_dir)) == []
+
+
+@needs_fork
+def test_what_another_process_has_delivered_meanwhile_is_not_taken_back(tmp_path):
+    """TensorBoard's files are cut off at what is acknowledged, which must not be an old figure."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    session = quark.start_run(project="p", storage_dir=tmp_path, backends="tensorboard")
+    children = session.open_run.children
+    turn, told = os.pipe()
+    done, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            metrics = quark.MetricsLogger(session)
+            for step in range(3):
+                os.read(turn, 1)
+                metrics.log("child", float(step), step=step)
+                session.flush("durable")
+                os.write(tell, b"x")
+        finally:
+            os._exit(0)
+    place = session.run_path / "tensorboard"
+
+    def points():
+        found = []
+        for folder in {path.parent for path in place.rglob("*tfevents*")}:
+            read = accumulator.EventAccumulator(str(folder)).Reload()
+            if "child" in read.Tags()["scalars"]:
+                found += [event.step for event in read.Scalars("child")]
+        return sorted(found)
+
+    def log_one(expected):
+        os.write(told, b"x")
+        os.read(done, 1)
+        wait_until(lambda: points() == expected)
+
+    try:
+        log_one([0])
+        wait_until(lambda: not children._thread.is_alive())
+        # From here on this training is slow, and somebody syncs.
+        deliver, children._deliver = children._deliver, lambda _: None
+        os.write(told, b"x")
+        os.read(done, 1)
+        (journal,) = (
+            folder
+            for folder in recovery.find_folders(tmp_path)
+            if folder.path.name != session.open_run.origin.writer_id
+        )
+        sync_folder(journal, journal.read_manifest(), recovery.open_lane)
+        assert points() == [0, 1]
+        children._deliver = deliver
+        log_one([0, 1, 2])
+    finally:
+        os.write(told, b"xxx")
+        os.waitpid(pid, 0)
+        for descriptor in (turn, told, done, tell):
+            os.close(descriptor)
+        session.end_run()
+    assert points() == [0, 1, 2]
 
 
 @needs_fork
