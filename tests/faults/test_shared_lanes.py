@@ -224,7 +224,15 @@ def test_what_was_left_behind_shares_one_opening_too(session, mirror, monkeypatc
     monkeypatch.setattr(recovery.ChildDelivery, "_deliver", lambda *_: None)
     wait_until(mirror.writers)
     children = Children(session, CHILDREN)
-    wait_until(lambda: len(list(recovery.find_folders(session.context.storage_dir))) == 4)
+    own = session.open_run.origin.writer_id
+
+    def count_journaled():
+        lanes = recovery.survey(session.context.storage_dir)
+        return sum(
+            lane.backend == "noted" and lane.writer_id != own and lane.waiting > 0 for lane in lanes
+        )
+
+    wait_until(lambda: count_journaled() == CHILDREN)
     children.kill()
     session.end_run()
     before = len(mirror.opened)
