@@ -9,6 +9,10 @@ if ! command -v "$python" >/dev/null 2>&1; then
     echo "There is no $python here. Install Python 3.11 or newer, or say: make PYTHON=/path/to/python" >&2
     exit 1
 fi
+if ! "$python" -c '' 2>/dev/null; then
+    echo "$python does not start: $("$python" -c '' 2>&1 | head -n 1). Say: make PYTHON=/path/to/python" >&2
+    exit 1
+fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "$python is $("$python" -V 2>&1); Quark needs Python 3.11 or newer. Say: make PYTHON=/path/to/python3.11" >&2
     exit 1

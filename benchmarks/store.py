@@ -1,4 +1,4 @@
-"""What the store costs and gives: ingest, reading, disk, lists of runs, kills, growth.
+"""What the store costs and gives: ingest, reading, disk, lists of runs, pages, kills, growth.
 
     python benchmarks/store.py [PART ...] [--quick] [--json FILE]
 
@@ -18,11 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from storage.backlog import measure_backlog
 from storage.disk import measure_disk
 from storage.growth import measure_growth
 from storage.ingest import measure_ingest
 from storage.kills import measure_kills
 from storage.layers import measure_layers
+from storage.page_reads import measure_page_reads
 from storage.run_list import measure_run_list
 from storage.series import measure_series
 
@@ -32,6 +34,8 @@ PARTS: dict[str, Callable[..., Any]] = {
     "disk": measure_disk,
     "runs": measure_run_list,
     "layers": measure_layers,
+    "backlog": measure_backlog,
+    "page": measure_page_reads,
     "kills": measure_kills,
     "growth": measure_growth,
 }

@@ -4,6 +4,8 @@ QuarkError
 ├── SchemaValidationError     (ValueError) fix the record or the argument
 ├── SchemaMigrationError      the store cannot be migrated safely
 ├── SessionStoreError         the primary store cannot serve the call
+│   ├── StoreUnavailableError     it is out of reach, and may be back at any time
+│   │   └── StoreUnauthorizedError    it refuses our credentials
 │   ├── RunNotFoundError      no such run in this store
 │   ├── InvalidRunStateError  the run's state does not allow this call
 │   ├── ArtifactNotFoundError no such artifact, or its payload is not there
@@ -12,7 +14,9 @@ QuarkError
 ├── TrainingHalted            a monitor stops the training; .alert says why
 └── BackendError              .backend says which one
     ├── BackendUnavailable    retry later
-    │   └── BackendUnauthorized   the credentials are refused; retry much later
+    │   ├── BackendUnusable       a person must give it something; retry much later
+    │   │   └── BackendUnauthorized   the credentials are refused
+    │   └── BackendOutcomeUnknown it may have the batch, and nobody can tell
     ├── BackendRejected       never retry this batch
     ├── BackendContractError  a bug in the plugin
     └── UnknownBackendError   (ValueError) nothing installed answers to that name
@@ -20,19 +24,18 @@ QuarkError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from quark_core.analysis_records import AlertRecord
+from typing import Protocol
 
 __all__ = [
     "ArtifactDamagedError",
     "ArtifactNotFoundError",
     "BackendContractError",
     "BackendError",
+    "BackendOutcomeUnknown",
     "BackendRejected",
     "BackendUnauthorized",
     "BackendUnavailable",
+    "BackendUnusable",
     "InvalidRunStateError",
     "QuarkError",
     "RetentionHookError",
@@ -40,6 +43,8 @@ __all__ = [
     "SchemaMigrationError",
     "SchemaValidationError",
     "SessionStoreError",
+    "StoreUnauthorizedError",
+    "StoreUnavailableError",
     "TrainingHalted",
     "UnknownBackendError",
 ]
@@ -68,6 +73,17 @@ class SessionStoreError(QuarkError):
     """
 
 
+class StoreUnavailableError(SessionStoreError):
+    """The store is out of reach now, and the same call may go well later.
+
+    A run that is restarted begins without it; see `quark_core.runs.primary_reach`.
+    """
+
+
+class StoreUnauthorizedError(StoreUnavailableError):
+    """The store refuses our credentials, which may be renewed without a restart."""
+
+
 class RunNotFoundError(SessionStoreError):
     """The store has no run of that id."""
 
@@ -88,20 +104,52 @@ class RetentionHookError(QuarkError):
     """A retention hook of an ArtifactStore raised; the artifact itself is stored."""
 
 
+class RaisedAlert(Protocol):
+    """What an alert says at least; it is an `AlertRecord`."""
+
+    @property
+    def rule_id(self) -> str:
+        """The rule that found it."""
+
+    @property
+    def severity(self) -> str:
+        """Its severity: info, warning, error or critical."""
+
+    @property
+    def title(self) -> str:
+        """What is wrong, in a few words."""
+
+    @property
+    def summary(self) -> str:
+        """The same in a sentence."""
+
+    @property
+    def fact(self) -> str:
+        """What was seen."""
+
+    @property
+    def step(self) -> int | None:
+        """Where it began."""
+
+    @property
+    def culprit(self) -> str | None:
+        """The layer or metric at fault."""
+
+
 class TrainingHalted(QuarkError):
     """A monitor that was told to (`halt_on`) stops the training, at a call that logs.
 
     What that call was to log is not accepted; the run takes records again.
 
     Attributes:
-        alert: Why.
+        alert: Why, an `AlertRecord`.
     """
 
-    def __init__(self, message: str, alert: AlertRecord) -> None:
+    def __init__(self, message: str, alert: RaisedAlert) -> None:
         super().__init__(message)
         self.alert = alert
 
-    def __reduce__(self) -> tuple[type[TrainingHalted], tuple[str, AlertRecord]]:
+    def __reduce__(self) -> tuple[type[TrainingHalted], tuple[str, RaisedAlert]]:
         # By its message alone it could not be made again in the process that it is sent to.
         return type(self), (str(self), self.alert)
 
@@ -134,8 +182,23 @@ class BackendUnavailable(BackendError):
         self.retry_after_s = retry_after_s
 
 
-class BackendUnauthorized(BackendUnavailable):
-    """The backend refuses our credentials; the lane pauses and asks again every few minutes."""
+class BackendOutcomeUnknown(BackendUnavailable):
+    """Nobody can tell whether the backend has this batch.
+
+    A backend that is idempotent gets it again. For another one it counts as
+    unknown, and is not sent again, since that could store it twice.
+    """
+
+
+class BackendUnusable(BackendUnavailable):
+    """The backend lacks what only a person can give it: a package, an address, a key.
+
+    The lane pauses and asks again every few minutes; no end of a run waits for it.
+    """
+
+
+class BackendUnauthorized(BackendUnusable):
+    """The backend refuses our credentials."""
 
 
 class BackendRejected(BackendError):

@@ -1,40 +1,11 @@
-"""The hooks through which plugins declare backends and hear of runs.
+"""The old place of `quark_core.backends.hookspecs`; it goes in 1.0."""
 
-A plugin is a module or an object, named by an entry point of the group
-`quark.backends`, whose functions carry the `hookimpl` marker.
-"""
+import warnings
 
-from __future__ import annotations
+from quark_core.backends.hookspecs import *  # noqa: F403 - whatever it offers
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-import pluggy
-
-if TYPE_CHECKING:
-    from quark_core.backend import BackendDefinition
-    from quark_core.context import RunContext
-    from quark_core.delivery.report import DeliveryReport
-
-__all__ = ["ENTRY_POINT_GROUP", "PROJECT_NAME", "hookimpl", "hookspec"]
-
-PROJECT_NAME = "quark"
-ENTRY_POINT_GROUP = "quark.backends"
-
-hookspec = pluggy.HookspecMarker(PROJECT_NAME)
-hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
-
-
-@hookspec
-def quark_register_backends() -> Iterable[BackendDefinition]:  # type: ignore[empty-body]
-    """Declare backends. Must be cheap: open nothing, import no client library."""
-
-
-@hookspec
-def quark_run_started(context: RunContext) -> None:
-    """Hear that a run was started or resumed in this process."""
-
-
-@hookspec
-def quark_run_ended(context: RunContext, report: DeliveryReport) -> None:
-    """Hear that a run has ended in this process, and what was delivered where."""
+warnings.warn(
+    "quark_core.hookspecs is quark_core.backends.hookspecs now; the old name goes in 1.0",
+    DeprecationWarning,
+    stacklevel=2,
+)

@@ -1,93 +1,11 @@
-"""The filters that every read takes."""
+"""The old place of `quark_core.records.query`; it goes in 1.0."""
 
-from __future__ import annotations
+import warnings
 
-import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from quark_core.records.query import *  # noqa: F403 - whatever it offers
 
-from quark_core.errors import SchemaValidationError
-
-__all__ = ["Query", "check_index"]
-
-_INT64_MAX = 2**63 - 1
-
-
-def check_index(value: object, argument: str) -> int | None:
-    """Return a step, an epoch or a limit as a plain int; None stays None.
-
-    Raises:
-        SchemaValidationError: Not an integer (bool is none), negative, or beyond 64 bits.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bool) or type(value).__name__ == "bool_":
-        raise SchemaValidationError(f"{argument} must be an integer, not bool")
-    try:
-        number = int(operator.index(value))  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001 - a foreign object may raise anything
-        raise SchemaValidationError(
-            f"{argument} must be a non-negative integer, not {type(value).__name__}"
-        ) from None
-    if number < 0:
-        raise SchemaValidationError(f"{argument} must not be negative")
-    if number > _INT64_MAX:
-        raise SchemaValidationError(
-            f"{argument} must fit in 64 bits, got one of {number.bit_length()} bits"
-        )
-    return number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """Filters of one read; all of them must hold.
-
-    Attributes:
-        equals: Column name -> the value it must have.
-        any_of: Column name -> the values one of which it must have.
-        step, step_min, step_max: Bounds are inclusive; a record without a
-            step fits none of them.
-        epoch, epoch_min, epoch_max: The same for epochs.
-        limit: Keep the newest N, returned in persistence order.
-        include_non_finite: Whether metrics and batches are returned whose value or loss
-            is NaN or infinite.
-        all_attempts: Whether points are returned that a later attempt, resumed
-            from an earlier step, has hidden.
-    """
-
-    equals: Mapping[str, str] = field(default_factory=dict)
-    any_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    step: int | None = None
-    step_min: int | None = None
-    step_max: int | None = None
-    epoch: int | None = None
-    epoch_min: int | None = None
-    epoch_max: int | None = None
-    limit: int | None = None
-    include_non_finite: bool = True
-    all_attempts: bool = False
-
-    @classmethod
-    def build(
-        cls,
-        *,
-        equals: Mapping[str, str | None] | None = None,
-        any_of: Mapping[str, tuple[str, ...] | None] | None = None,
-        include_non_finite: bool = True,
-        all_attempts: bool = False,
-        **bounds: Any,
-    ) -> Query:
-        """Make a query out of a reader's arguments, leaving out what is None.
-
-        Raises:
-            SchemaValidationError: A bound is no non-negative integer; the
-                message names it.
-        """
-        return cls(
-            equals={name: value for name, value in (equals or {}).items() if value is not None},
-            any_of={name: value for name, value in (any_of or {}).items() if value is not None},
-            include_non_finite=include_non_finite,
-            all_attempts=bool(all_attempts),
-            **{name: check_index(value, name) for name, value in bounds.items()},
-        )
+warnings.warn(
+    "quark_core.query is quark_core.records.query now; the old name goes in 1.0",
+    DeprecationWarning,
+    stacklevel=2,
+)

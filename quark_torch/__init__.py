@@ -1,1 +1,7 @@
 """PyTorch instrumentation: layers by hooks, parameters by snapshots, statistics in one read."""
+
+from quark_core.system.terminal_text import guard_logger
+
+__all__: list[str] = []
+
+guard_logger("quark.torch")

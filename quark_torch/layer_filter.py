@@ -53,7 +53,9 @@ class LayerFilterConfig:
             qualified ones such as `torch.nn.Linear`.
         include_name_patterns, exclude_name_patterns: Regular expressions that
             are searched for in the name, without the prefixes of wrappers.
-        leaf_modules_only: Leave out modules that have modules in them.
+        leaf_modules_only: Leave out modules that have modules in them. A
+            `MultiheadAttention` counts as one without: it never calls its
+            `out_proj`, whose weights it uses itself.
 
     Raises:
         SchemaValidationError: A bad value, such as a regular expression that
@@ -155,11 +157,15 @@ def select_modules(model: nn.Module, filters: LayerFilterConfig) -> list[Selecte
     for place in name_modules(model):
         places.setdefault(id(place.module), []).append(place)
     chosen: list[SelectedModule] = []
+    uncalled = {
+        id(child)
+        for found in places.values()
+        if _calls_no_child(found[0].module)
+        for child in found[0].module.children()
+    }
     for found in places.values():
         module = found[0].module
-        if filters.leaf_modules_only and any(
-            name != "parametrizations" for name, _ in module.named_children()
-        ):
+        if filters.leaf_modules_only and (id(module) in uncalled or not _is_leaf(module)):
             continue
         kinds = list_types(module)
         texts = {text for place in found for text in (place.name, place.path)}
@@ -174,6 +180,20 @@ def select_modules(model: nn.Module, filters: LayerFilterConfig) -> list[Selecte
         is_compiled = any(place.is_compiled for place in found)
         chosen.append(SelectedModule(stable[0], tuple(stable[1:]), module, is_compiled))
     return chosen
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    if _calls_no_child(module):
+        return True
+    return all(name == "parametrizations" for name, _ in module.named_children())
+
+
+def _calls_no_child(module: nn.Module) -> bool:
+    # In this order, since classes of scripted modules cannot be asked for their forward.
+    return (
+        isinstance(module, nn.MultiheadAttention)
+        and type(module).forward is nn.MultiheadAttention.forward
+    )
 
 
 def describe_type(module: nn.Module) -> str:

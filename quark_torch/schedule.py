@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quark_core.errors import SchemaValidationError
-from quark_core.query import check_index
+from quark_core.records.query import check_index
 
 __all__ = ["HookScheduleConfig"]
 

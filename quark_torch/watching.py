@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import nn
 
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
-from quark_core.query import check_index
+from quark_core.records.query import check_index
+from quark_core.runs.open_run import OpenRun
+from quark_core.runs.opening import resolve_target
 from quark_core.writers.step_scope import StepTelemetryScope
 from quark_core.writers.telemetry import SystemTelemetry
 from quark_core.writers.telemetry_config import SystemTelemetryConfig
-from quark_torch.hook_config import HookEngineConfig
-from quark_torch.hook_engine import HookEngine
+from quark_torch.closing import do_each
 from quark_torch.layer_filter import LayerFilterConfig
-from quark_torch.parameter_config import ParameterDiagnosticsConfig
-from quark_torch.parameter_diagnostics import ParameterDiagnostics
+from quark_torch.layers.config import HookEngineConfig
+from quark_torch.layers.hook_engine import HookEngine
+from quark_torch.notices import InstrumentationNotices
+from quark_torch.parameters.config import ParameterDiagnosticsConfig
+from quark_torch.parameters.diagnostics import ParameterDiagnostics
+from quark_torch.parameters.listing import list_optimizers
+from quark_torch.parameters.optimizer_pace import OptimizerPace
+from quark_torch.parameters.optimizers import list_foreign
 from quark_torch.schedule import HookScheduleConfig
 
 __all__ = ["TrainingWatch", "watch"]
@@ -34,26 +44,59 @@ class TrainingWatch:
 
     def __init__(
         self,
+        run: OpenRun,
         hooks: HookEngine | None,
         parameters: ParameterDiagnostics | None,
         telemetry: SystemTelemetry | None,
+        pace: OptimizerPace,
     ) -> None:
         self.hooks = hooks
         self.parameters = parameters
         self.telemetry = telemetry
+        self._pace = pace
+        if hooks is not None:
+            hooks.follow(pace.probes)
+            if parameters is not None:
+                parameters.finder.lead(hooks.finder)
+        self._notices = InstrumentationNotices(run, "TrainingWatch")
         self._closed = False
+        self._named: tuple[torch.optim.Optimizer, ...] | None = None
         self._step: int | None = None
         self._epoch: int | None = None
         self._metadata: Mapping[str, Any] | None = None
         self._scope: StepTelemetryScope | None = None
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizers that are followed now, as a tuple; set it where others take their place.
+
+        One that is made anew is found by itself at its first step, too, unless
+        that is compiled.
+
+        Raises:
+            SchemaValidationError: What is set is no optimizer.
+        """
+        if self._named is not None:
+            return self._named
+        parts = [part for part in (self.parameters, self.hooks) if part is not None]
+        return parts[0].optimizer if parts else ()
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self._named = list_optimizers(optimizer)
+        # What is still to be said of this step is of those that have stepped in it.
+        if self.parameters is None or not self.parameters.has_stepped:
+            self._follow_named()
 
     def step(
         self, step: int, *, epoch: int | None = None, metadata: Mapping[str, Any] | None = None
     ) -> None:
         """Begin a training step, and end the one before it; the first line of the loop's body.
 
-        A step's parameters are looked at when it ends, after its optimizer's
-        step and before the next `zero_grad`.
+        Parameters are looked at when a step ends, after its optimizer's step
+        and before the next `zero_grad`. Where the optimizer makes no step in
+        one that is due, as in a loop over micro-batches, they are looked at in
+        the first one after it in which the optimizer does.
 
         Args:
             step: Step counter.
@@ -82,14 +125,20 @@ class TrainingWatch:
             self._scope.mark_data_ready()
 
     def close(self) -> None:
-        """End the last step and close what watches; a second call does nothing."""
+        """End the last step and close what watches; a second call does nothing.
+
+        What fails on the way is told of by an event `instrumentation_failed`,
+        and leaves the rest closed: the run ends as its training did.
+
+        Raises:
+            Exception: In strict mode the first failure, once all is closed.
+        """
         if self._closed:
             return
-        self._closed = True
-        try:
-            self._end_step()
-        finally:
-            self._close_writers()
+        self._closed = self._pace.is_last = True
+        failure = do_each(self._end_step, *self._close_parts())
+        if failure is not None:
+            self._notices.fail("close", failure)
 
     def __enter__(self) -> Self:
         return self
@@ -103,27 +152,50 @@ class TrainingWatch:
         if error is None:
             self.close()
             return
+        if self._closed:
+            return
         # A step that was broken off says nothing of its parameters.
         self._closed = True
         self._step = None
-        self._close_writers()
+        failure = do_each(*self._close_parts())
+        if failure is not None:
+            # In a strict run too: the user's exception must not be replaced by ours.
+            do_each(partial(self._notices.fail, "close", failure))
 
     def _end_step(self) -> None:
+        """Do what is left of the step that was begun last, each part whatever the others raise."""
         if self._step is None:
             return
         step, self._step = self._step, None
-        if self.hooks is not None:
-            self.hooks.end_step()
-        if self.parameters is not None:
-            self.parameters.snapshot(step, epoch=self._epoch, metadata=self._metadata)
         scope, self._scope = self._scope, None
-        if scope is not None:
-            scope.finish()
+        try:
+            if self.hooks is not None:
+                self.hooks.end_step()
+        finally:
+            try:
+                if self.parameters is None:
+                    self._pace.end(step, (), bool)
+                else:
+                    self.parameters.keep_pace(
+                        self._pace, step, epoch=self._epoch, metadata=self._metadata
+                    )
+            finally:
+                if self._named is not None:
+                    self._follow_named()
+                if scope is not None:
+                    scope.finish()
 
-    def _close_writers(self) -> None:
-        for writer in (self.hooks, self.parameters, self.telemetry):
-            if writer is not None:
-                writer.close()
+    def _follow_named(self) -> None:
+        if self._named is None:
+            return
+        named, self._named = self._named, None
+        for part in (self.hooks, self.parameters):
+            if part is not None:
+                part.optimizer = named
+
+    def _close_parts(self) -> list[Callable[[], object]]:
+        parts = (self.hooks, self.parameters, self.telemetry)
+        return [part.close for part in parts if part is not None]
 
 
 def watch(
@@ -138,6 +210,8 @@ def watch(
     telemetry: bool = True,
     include_types: Sequence[str] = (),
     include_name_patterns: Sequence[str] = (),
+    include_eval: bool = False,
+    grad_scaler: Any = None,
 ) -> TrainingWatch:
     """Watch layers, parameters and telemetry of a training loop with one line in it.
 
@@ -149,51 +223,85 @@ def watch(
     Args:
         session: A TrainingSession, or the RunContext of one.
         model: The model that is trained.
-        optimizer: Its optimizer, or several.
-        every_n_steps: At which steps layers, parameters and the machine are looked at.
+        optimizer: Its optimizer, or several; those of other models are told of
+            by an event. One that is made anew later is
+            found by itself, or named by `watch.optimizer = …`.
+        every_n_steps: At which steps the machine is looked at: multiples of it.
+            Layers and parameters are there or, where the loop skips a multiple,
+            at the first step past it; they wait for a step in which the
+            optimizers step.
         layers: Whether activations and gradients of layers are summed up.
         parameters: Whether weights, gradients and updates are.
         distributions: Whether parameters also get histograms.
         telemetry: Whether steps are timed and the machine is read.
         include_types, include_name_patterns: As of `LayerFilterConfig`.
+        include_eval: Whether layers are also summed up where the model is not trained: in
+            `eval()` mode, or without gradients.
+        grad_scaler: The GradScaler in use, or a function that returns its
+            scale. Gradients of layers and parameters are divided by it, and
+            `grad_scale` in their metadata says by what. A GradScaler is found
+            by itself when it first makes a step; an event `grad_scaler_found`
+            tells where layers were probed before.
 
     Raises:
         SchemaValidationError: A bad argument; the message names it.
     """
-    flags = {
-        "layers": layers,
-        "parameters": parameters,
-        "distributions": distributions,
-        "telemetry": telemetry,
-    }
+    _check_flags(layers=layers, parameters=parameters, distributions=distributions)
+    _check_flags(telemetry=telemetry, include_eval=include_eval)
+    schedule = HookScheduleConfig(every_n_steps=every_n_steps)
+    engine = diagnostics = sampled = None
+    # What was made is closed where the next part cannot be made.
+    with ExitStack() as made:
+        if layers:
+            filters = LayerFilterConfig(
+                include_types=include_types,  # type: ignore[arg-type] # checked there
+                include_name_patterns=include_name_patterns,  # type: ignore[arg-type]
+            )
+            config = HookEngineConfig(
+                schedule=schedule,
+                filters=filters,
+                grad_scaler=grad_scaler,
+                include_eval=include_eval,
+            )
+            # Those of other models are told of once, by who looks at parameters.
+            hooked = _list_own(model, optimizer) if parameters else optimizer
+            engine = HookEngine(session, model, hooked, config=config)
+            made.callback(engine.close)
+        if parameters:
+            observed = _configure_parameters(schedule, grad_scaler, distributions=distributions)
+            diagnostics = ParameterDiagnostics(session, model, optimizer, config=observed)
+            made.callback(diagnostics.close)
+        if telemetry:
+            sampling = SystemTelemetryConfig(sample_every_n_steps=every_n_steps)
+            sampled = SystemTelemetry(session, config=sampling)
+        pace = OptimizerPace(every_n_steps)
+        made.pop_all()
+    return TrainingWatch(resolve_target(session), engine, diagnostics, sampled, pace)
+
+
+def _configure_parameters(
+    schedule: HookScheduleConfig, grad_scaler: Any, *, distributions: bool
+) -> ParameterDiagnosticsConfig:
+    return ParameterDiagnosticsConfig(
+        schedule=schedule,
+        capture_distributions=distributions,
+        distribution_types=("value", "gradient", "update"),
+        grad_scaler=grad_scaler,
+    )
+
+
+def _check_flags(**flags: object) -> None:
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise SchemaValidationError(
                 f"{name} must be True or False, not a {type(flag).__name__}"
             )
-    schedule = HookScheduleConfig(every_n_steps=every_n_steps)
-    engine = diagnostics = None
-    if layers:
-        filters = LayerFilterConfig(
-            include_types=include_types,  # type: ignore[arg-type] # checked there
-            include_name_patterns=include_name_patterns,  # type: ignore[arg-type]
-        )
-        config = HookEngineConfig(schedule=schedule, filters=filters)
-        engine = HookEngine(session, model, optimizer, config=config)
-    if parameters:
-        diagnostics = ParameterDiagnostics(
-            session,
-            model,
-            optimizer,
-            config=ParameterDiagnosticsConfig(
-                schedule=schedule,
-                capture_distributions=distributions,
-                distribution_types=("value", "gradient", "update"),
-            ),
-        )
-    sampled = None
-    if telemetry:
-        sampled = SystemTelemetry(
-            session, config=SystemTelemetryConfig(sample_every_n_steps=every_n_steps)
-        )
-    return TrainingWatch(engine, diagnostics, sampled)
+
+
+def _list_own(model: object, optimizer: Any) -> Any:
+    """The optimizers but for those of other models; as they are given where there is no model."""
+    if not isinstance(model, nn.Module):
+        return optimizer
+    given = list_optimizers(optimizer)
+    foreign = [one for _, one in list_foreign(model, given)]
+    return [one for one in given if one not in foreign]

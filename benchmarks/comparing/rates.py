@@ -17,7 +17,7 @@ from quark_core.analysis.comparison.directions import infer_direction
 from quark_core.analysis.comparison.metrics import Pairing, compare_metrics
 from quark_core.analysis.curves import Curve
 from quark_core.analysis.run_data import RunData
-from quark_core.columns import Columns
+from quark_core.records.columns import Columns
 
 SEEDS = 14
 GROUP = 5

@@ -68,8 +68,8 @@ def _measure(points: int, folder: Path) -> dict[str, Any]:
     in_memory = compare()
     for run_id in ids:
         opened = quark.open_run(run_id, folder)
-        AnalyzerEngine(opened).analyze()
-        PhaseAnalyzer(opened).analyze()
+        AnalyzerEngine(opened).analyze(store=True)
+        PhaseAnalyzer(opened).analyze(store=True)
     stored = compare()
     return {
         "points": points,

@@ -1,4 +1,4 @@
-"""python -m benchmarks.diagnosis make|score|list ...; run from the root of the project."""
+"""python -m benchmarks.diagnosis make|score|trace|list ...; run from the root of the project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.diagnosis.campaign import parse_seeds, run_campaign, silence
-from benchmarks.diagnosis.families import list_scenarios
+from benchmarks.diagnosis.families import FAMILIES, list_scenarios
 
 
 def main() -> int:
@@ -25,6 +25,8 @@ def main() -> int:
             only=arguments.only,
         )
         return 1 if any("error" in run for run in made) else 0
+    if arguments.command == "trace":
+        return _trace(arguments)
     # Late: scoring needs the analyzers, making runs does not.
     from benchmarks.diagnosis.reporting import print_report
     from benchmarks.diagnosis.scoring import score_folder
@@ -46,7 +48,7 @@ def _parse() -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--family", default="all", help="first, second or all (default)")
+    shared.add_argument("--family", default="all", help=f"{', '.join(FAMILIES)} or all (default)")
     shared.add_argument("--only", nargs="*", default=(), metavar="TEXT", help="in the name")
     shared.add_argument("--jobs", type=int, default=1, help="processes (1)")
     commands.add_parser("list", parents=[shared], help="the scenarios")
@@ -57,7 +59,24 @@ def _parse() -> argparse.Namespace:
     score = commands.add_parser("score", parents=[shared], help="score the analyzers on runs")
     score.add_argument("runs", type=Path, help="folder of the runs")
     score.add_argument("--json", type=Path, help="also write the figures here")
+    trace = commands.add_parser("trace", parents=[shared], help="do the sums of all texts again")
+    trace.add_argument("runs", type=Path, help="folder of the runs")
     return parser.parse_args()
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    from benchmarks.diagnosis.scoring import find_runs
+    from benchmarks.diagnosis.tracing import trace_run
+
+    runs = find_runs(arguments.runs, family=arguments.family, only=arguments.only)
+    figures, wrong = 0, 0
+    for run in runs:
+        count, said = trace_run(run)
+        figures, wrong = figures + count, wrong + len(said)
+        for line in said:
+            print(f"{run}: {line}")
+    print(f"{len(runs)} runs, {figures} figures in texts, {wrong} that no record bears out")
+    return 1 if wrong else 0
 
 
 def _list(family: str) -> int:

@@ -26,12 +26,15 @@ def print_report(figures: dict[str, Any]) -> None:
     print(f"specificity                 {_tell(figures['specificity'])}")
     print(f"100 sqrt(recall x spec.)    {_tell(figures['score'])}")
     print(f"faults with foreign alarms  {_tell(figures['faults_with_foreign_alarms'])}")
+    print(f"faults called healthy       {len(figures['broken_called_healthy'])}")
+    print(f"healthy, not called so      {_tell(figures['healthy_not_called_so'])}")
     phases = figures["phases"]
     print(f"phases: recall              {_tell(phases['recall'])} of {phases['expected']}")
     print(
         f"phases: forbidden ones in   {phases['runs_with_forbidden']} of "
         f"{phases['runs_that_forbid']} runs, {phases['healthy_with_forbidden']} of them healthy"
     )
+    _list(figures, "broken_called_healthy")
     _list(figures, "misses", "rule")
     _list(figures, "false_alarms", "rule", "severity", "step", "culprit", "title")
     _list(figures, "culprit_mistakes", "rule", "named")
@@ -46,7 +49,7 @@ def _list(figures: dict[str, Any], kind: str, *keys: str) -> None:
     print(f"\n{kind.replace('_', ' ')} ({len(entries)})")
     for entry in entries:
         told = ", ".join(str(entry[key]) for key in keys)
-        print(f"  {entry['scenario']} seed {entry['seed']}: {told}")
+        print(f"  {entry['scenario']} seed {entry['seed']}: {told}".removesuffix(": "))
         print(f"      {entry['truth']}\n      {entry['folder']}")
 
 

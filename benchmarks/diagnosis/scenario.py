@@ -26,6 +26,19 @@ RULES = (
     "divergence",
     "plateau",
     "update_ratio",
+    "memory_growth",
+    "mislabelled_data",
+    "constant_inputs",
+    "straggler_rank",
+    "idle_device",
+    "optimizer_not_stepping",
+    "gradients_not_cleared",
+    "training_mode_in_evaluation",
+    "mostly_frozen",
+    "replicas_differ",
+    "parameters_not_optimized",
+    "unshuffled_data",
+    "squashed_outputs",
 )
 PHASES = (
     "initialization_adaptation",
@@ -49,7 +62,8 @@ class Truth:
         kind: `unclear` where the evidence does not bear out what was intended
             (a fault without effect, a healthy run that went wrong): such a run
             is not scored.
-        expected: Rules that must fire, all of them.
+        expected: Rules that must fire, all of them; empty for a fault that no
+            rule is named for, which only must not be called healthy.
         tolerated: Rules that may fire as consequences, neither right nor wrong.
         culprits: Module names or metric keys, one of which an expected alert
             should name; empty where that is not judged.
@@ -72,8 +86,6 @@ class Truth:
             raise ValueError(f"there are no rules {sorted(unknown)}")
         if unknown := {*self.phases_expected, *self.phases_forbidden} - {*PHASES}:
             raise ValueError(f"there are no phases {sorted(unknown)}")
-        if self.kind == "fault" and not self.expected:
-            raise ValueError("a fault has at least one expected rule")
         if self.kind == "healthy" and self.expected:
             raise ValueError("a healthy run has no expected rule")
 

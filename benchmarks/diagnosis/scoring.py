@@ -47,16 +47,21 @@ def judge_run(folder: Path) -> dict[str, Any]:
     Returns:
         The truth file's content; `alarms` (rule, severity, step, culprit,
         title) of severity warning and above, the worst first; `notes`, those
-        of severity info; `phases`, names; `analysis_s`; `error` or None.
+        of severity info; `phases`, names; `status` and `known` of the overall
+        health; `analysis_s`; `error` or None.
     """
     import quark
 
     row: dict[str, Any] = json.loads((folder / TRUTH_FILE).read_text())
     row.update(folder=str(folder), alarms=[], notes=[], phases=[], error=None)
+    row.update(status=None, known=False)
     begun = time.perf_counter()
     try:
         session = quark.open_run(row["run_id"], folder)
-        for alert in quark.AnalyzerEngine(session).analyze().alerts:
+        analysis = quark.AnalyzerEngine(session).analyze()
+        overall = next(item for item in analysis.health_scores if item.score_key == "overall")
+        row.update(status=overall.status, known=overall.known)
+        for alert in analysis.alerts:
             said = {
                 "rule": alert.rule_id,
                 "severity": alert.severity,
@@ -95,7 +100,10 @@ def score_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         before the fault), `culprits` (share of hits that name one of the right
         layers) and `culprits_of`.
         `specificity`: share of healthy runs without an alarm that is not
-        tolerated. `score`: 100 sqrt(macro recall x specificity). `phases`:
+        tolerated. `score`: 100 sqrt(macro recall x specificity).
+        `broken_called_healthy`: faults whose overall health is known and said
+        to be healthy; `healthy_not_called_so`: the share of healthy runs where
+        that is not said. `phases`:
         recall, and how many runs show a forbidden phase. `misses`,
         `false_alarms`, `phase_mistakes`, `errors`: each with its folder.
         None stands for what no run tells.
@@ -120,6 +128,12 @@ def score_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "macro_recall": macro,
         "specificity": specificity,
         "faults_with_foreign_alarms": _share(loud, len(faults)),
+        "broken_called_healthy": [
+            _cite(row, truth) for row, truth in faults if _is_called_healthy(row)
+        ],
+        "healthy_not_called_so": _share(
+            sum(not _is_called_healthy(row) for row, _ in healthy), len(healthy)
+        ),
         "rules": rules,
         "phases": _score_phases(judged),
         "analysis_s": statistics.median(row["analysis_s"] for row in rows) if rows else None,
@@ -203,6 +217,10 @@ def _list_alarms(row: dict[str, Any], rule: str) -> list[dict[str, Any]]:
 def _list_foreign(row: dict[str, Any], truth: Truth) -> list[dict[str, Any]]:
     allowed = {*truth.expected, *truth.tolerated}
     return [alarm for alarm in row["alarms"] if alarm["rule"] not in allowed]
+
+
+def _is_called_healthy(row: dict[str, Any]) -> bool:
+    return row["error"] is None and row["known"] and row["status"] == "healthy"
 
 
 def _find_first_step(alarms: Sequence[dict[str, Any]]) -> int | None:

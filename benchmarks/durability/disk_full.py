@@ -20,7 +20,7 @@ from durability.points import (
     read_csv,
     read_store,
 )
-from quark_core import settings
+from quark_core.config import settings
 
 ROW_METRICS = tuple(f"train/metric{index}" for index in range(20))
 MIB = 1024 * 1024

@@ -24,7 +24,7 @@ from durability.points import (
     read_csv,
     read_store,
 )
-from quark_core import settings
+from quark_core.config import settings
 from quark_core.errors import BackendUnavailable
 
 STEP_METRICS = tuple(f"train/metric{index}" for index in range(5))

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from writing.figures import print_rows
 
-from quark_torch import kernel_reading
 from quark_torch.kernels.loader import find_kernel
-from quark_torch.statistics import Wanted, measure, measure_many, measure_update
+from quark_torch.measuring import kernel_reading
+from quark_torch.measuring.statistics import Wanted, measure, measure_many, measure_update
 
 SIZES = {"16 KB": 1 << 12, "256 KB": 1 << 16, "4 MB": 1 << 20, "64 MB": 1 << 24}
 WANTED = {

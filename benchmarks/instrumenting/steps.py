@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 from writing.figures import print_rows
 
 import quark
+from instrumenting.devices import find_wait
 
 Step = Callable[[int], None]
 
@@ -76,27 +77,33 @@ def make_transformer() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 MODELS = {"mlp": make_mlp, "conv": make_conv, "transformer": make_transformer}
 
 
-def measure_steps(*, quick: bool) -> list[dict[str, Any]]:
+def measure_steps(*, quick: bool, device: str = "cpu") -> list[dict[str, Any]]:
     """Forward and backward with and without the engine, in turns within one process."""
+    wait = find_wait(device)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = []
     for name, make in MODELS.items():
-        model, inputs, targets = make()
+        model, inputs, targets = (part.to(device) for part in make())
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
         def train(model: nn.Module = model, inputs: Any = inputs, targets: Any = targets) -> None:
             loss = nn.functional.cross_entropy(model(inputs), targets)
             model.zero_grad(set_to_none=True)
             loss.backward()
+            wait()
 
         rounds = {"mlp": 400, "conv": 40, "transformer": 12}[name] // (4 if quick else 1)
         rows.append(_measure(name, model, optimizer, train, max(3, rounds)))
     print_rows(
-        f"Forward and backward, one thread (least of the rounds; every {EVERY}th is probed)", rows
+        f"Forward and backward on {device}, one thread "
+        f"(least of the rounds; every {EVERY}th is probed)",
+        rows,
     )
     compiled = [
-        _measure_compiled(name, MODELS[name], (rounds if not quick else max(3, rounds // 4)))
+        _measure_compiled(
+            name, MODELS[name], (rounds if not quick else max(3, rounds // 4)), device
+        )
         for name, rounds in (("mlp", 1000), ("conv", 40))[: 1 if quick else None]
     ]
     print_rows(
@@ -157,11 +164,15 @@ def _measure(
 
 
 def _measure_compiled(
-    name: str, make: Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]], rounds: int
+    name: str,
+    make: Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]],
+    rounds: int,
+    device: str,
 ) -> dict[str, Any]:
     """A compiled model with hooks in it beside a compiled copy without any, in turns."""
     torch._dynamo.reset()
-    hooked, inputs, targets = make()
+    wait = find_wait(device)
+    hooked, inputs, targets = (part.to(device) for part in make())
     models = {"bare": copy.deepcopy(hooked), "again": copy.deepcopy(hooked), "unprobed": hooked}
     compiled: dict[str, Any] = {kind: torch.compile(model) for kind, model in models.items()}
     compiled["probed"] = compiled["unprobed"]
@@ -177,6 +188,7 @@ def _measure_compiled(
                 loss = nn.functional.cross_entropy(model(inputs), targets)
                 model.zero_grad(set_to_none=True)
                 loss.backward()
+                wait()
 
             def step(kind: str) -> None:
                 if kind in ("bare", "again"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_backends.tensorboard import plugin as tensorboard_plugin
 from quark_backends.wandb import plugin as wandb_plugin
-from quark_core.registry import default_registry
+from quark_core.backends.registry import default_registry
 
 __all__ = ["list_backends"]
 

@@ -16,7 +16,7 @@ from mirroring.backends import list_backends
 from mirroring.ledger import Ledger
 from mirroring.readers import read_everywhere
 from mirroring.tally import Tally, count
-from quark_core import recovery
+from quark_core.runs import recovery
 
 __all__ = ["Run", "kill_training", "log_everywhere"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import quark
 from mirroring.ledger import EPOCH_KEYS, KEYS, Point, Points, spell
-from quark_core.names import decode_name
+from quark_core.records.names import decode_name
 
 __all__ = ["READERS", "expect", "read_everywhere"]
 

@@ -11,7 +11,7 @@ import msgspec
 from durability.points import environment
 
 from quark_core.errors import BackendRejected
-from quark_core.query import Query
+from quark_core.records.query import Query
 from serving.servers import PostgresService, Service, open_services
 from serving.tally import Tally
 from serving.training import open_proxy, train

@@ -15,7 +15,7 @@ import psutil
 from durability.points import environment
 from storage.stores import make_losses, make_metric_batches
 
-from quark_core.query import Query
+from quark_core.records.query import Query
 from serving.journals import leave_journal
 from serving.servers import Service, open_services
 from serving.tally import Tally

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 from storage.stores import WRITER_ID
 
-from quark_core.backend import Batch
-from quark_core.backend_choice import choose_primary
+from quark_core.backends.contract import Batch
+from quark_core.backends.registry import default_registry
 from quark_core.delivery.journal import Journal
 from quark_core.delivery.journal_folder import (
     JournalFolder,
@@ -17,9 +17,9 @@ from quark_core.delivery.journal_folder import (
     Manifest,
     journal_directory,
 )
-from quark_core.delivery.origin import Origin
-from quark_core.process import current_process
-from quark_core.registry import default_registry
+from quark_core.delivery.segments import Origin
+from quark_core.runs.backend_choice import choose_primary
+from quark_core.system.process import current_process
 from serving.work import make_start
 
 __all__ = ["leave_journal"]

@@ -13,8 +13,8 @@ import numpy as np
 from storage.figures import Figure, print_figures, time_call
 from storage.stores import WRITER_ID, make_losses, make_metric_batches
 
-from quark_core.backend import Batch
-from quark_core.query import Query
+from quark_core.backends.contract import Batch
+from quark_core.records.query import Query
 from serving.servers import open_services
 from serving.work import make_start, open_backend
 

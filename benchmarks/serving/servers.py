@@ -152,7 +152,7 @@ class PostgresService(Service):
     def __init__(self, name: str, *, workers: int = 1) -> None:
         super().__init__(name, workers=workers)
         # What starts a PostgreSQL for the tests does so here too.
-        sys.path.append(str(_ROOT / "tests" / "postgres"))
+        sys.path.append(str(_ROOT / "tests" / "quark_backends" / "postgres"))
         from postgres_server import PostgresServer
 
         self.database: Any = PostgresServer()

@@ -17,7 +17,7 @@ from durability.outage import TrainingLoop, make_compute
 from durability.points import Points, count_extra, environment
 
 import quark
-from quark_core.query import Query
+from quark_core.records.query import Query
 from serving.servers import Service
 from serving.tally import Tally
 from serving.work import open_backend
@@ -30,7 +30,9 @@ _PAGE_BATCHES = 200
 
 def open_proxy(service: Service) -> Any:
     """The tests' chaos proxy in front of a service; a context manager."""
-    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "service_client"))
+    sys.path.append(
+        str(Path(__file__).resolve().parents[2] / "tests" / "quark_backends" / "service_client")
+    )
     from chaos_proxy import ChaosProxy
 
     return ChaosProxy(upstream=("127.0.0.1", service.port))

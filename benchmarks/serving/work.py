@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 from storage.stores import START_US, WRITER_ID, make_losses, make_metric_batches
 
-from quark_core.backend import Batch
-from quark_core.backend_choice import choose_primary
-from quark_core.codec import encode_records
-from quark_core.composition import open_primary
-from quark_core.json_object import JsonObject
-from quark_core.process import current_process
+from quark_core.backends.contract import Batch
+from quark_core.backends.registry import default_registry
 from quark_core.records import LifecycleRecord
-from quark_core.registry import default_registry
+from quark_core.records.codec import encode_records
+from quark_core.records.json_object import JsonObject
+from quark_core.runs.backend_choice import choose_primary
+from quark_core.runs.composition import open_primary
+from quark_core.system.process import current_process
 
 __all__ = ["KEYS", "ROWS", "make_batches", "make_start", "open_backend"]
 

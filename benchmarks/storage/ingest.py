@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from quark_core.backend import Batch
+from quark_core.backends.contract import Batch
 from storage.figures import Figure, print_figures
 from storage.rivals import RowTable, list_rows
 from storage.stores import (

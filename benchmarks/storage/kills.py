@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from quark_backends.store.database import connect
-from quark_core.query import Query
+from quark_backends.store.databases.sqlite import connect
+from quark_core.records.query import Query
 from storage.figures import Figure, print_figures
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
 
@@ -26,8 +26,8 @@ _LONGEST_LIFE_S = 0.05
 _COMPACT = """
 import sys
 from pathlib import Path
-from quark_backends.store import compaction
-from quark_backends.store.database import connect, find_store
+from quark_backends.store.upkeep import compaction
+from quark_backends.store.databases.sqlite import connect, find_store
 compaction._TURN_BATCHES = 3  # many turns, so that a kill comes in the middle of one
 connection = connect(find_store(Path(sys.argv[1])))
 compactor = compaction.Compactor(connection)
@@ -40,9 +40,9 @@ while True:
 _READ = """
 import mmap, sys
 from pathlib import Path
-from quark_backends.store.database import connect, find_store
-from quark_backends.store.reader import StoreReader
-from quark_core.query import Query
+from quark_backends.store.databases.sqlite import connect, find_store
+from quark_backends.store.reading.reader import StoreReader
+from quark_core.records.query import Query
 layout, run_id, keys = find_store(Path(sys.argv[1])), sys.argv[3], int(sys.argv[4])
 with open(sys.argv[2], "r+b") as file:
     shared = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")

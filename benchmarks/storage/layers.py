@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from quark_core.backend import Batch
-from quark_core.query import Query
+from quark_core.backends.contract import Batch
+from quark_core.backends.grids import GridQuery
+from quark_core.records.query import Query
 from storage.figures import Figure, print_figures, time_side_by_side
 from storage.stores import RUN_ID, START_US, STEP_US, BenchStore, make_batch
 
@@ -46,8 +47,17 @@ def measure_layers(*, quick: bool) -> dict[str, float]:
         (found_steps,) = read(("step",), module_name=layer)
         assert np.array_equal(found_steps, np.arange(steps))
         assert len(read(("norm",))[0]) == layers * steps
+
+        def read_grid() -> Any:
+            reader = store.open_reader()
+            grid = reader.read_grid(RUN_ID, GridQuery.build("layer", "norm"))
+            reader.close()
+            return grid
+
+        assert read_grid().values.shape == (layers, steps)
         taken_s = time_side_by_side(
             {
+                "grid": read_grid,
                 "one": lambda: read(("step", "norm"), module_name=layer),
                 "all": lambda: read(("module_name", "step", "norm")),
             },
@@ -60,6 +70,7 @@ def measure_layers(*, quick: bool) -> dict[str, float]:
         [
             Figure("one layer over all steps, ms", taken_s["one"] * 1000, at_most=100),
             Figure("heat map of one statistic, ms", taken_s["all"] * 1000, at_most=200),
+            Figure("grid of one statistic, ms", taken_s["grid"] * 1000, at_most=200),
             Figure("bytes a row before compaction", before_bytes / rows),
             Figure("bytes a row after compaction", after_bytes / rows),
             Figure("written, no fsync, rows/s", rows / written_s),

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 import quark
-from quark_backends.store.database import connect, ensure_store
-from quark_backends.store.search import RunFinder
-from quark_core.searching import build_search
+from quark_backends.store.databases.sqlite import connect, ensure_store
+from quark_backends.store.reading.search import RunFinder
+from quark_core.runs.searching import build_page_search, build_search
 from storage.figures import Figure, print_figures, time_call
 from storage.stores import START_US
 
@@ -22,6 +22,9 @@ __all__ = ["measure_run_list"]
 _METRICS = 50
 _PAGE = 100
 _GOAL_MS = 50
+_LONG_PAGE = 200
+_GOAL_PAGE_MS = 100
+_COLUMNS = ("val/metric7", "min(val/metric9)", "config.lr")
 _KEYS = [f"{('train', 'val')[index % 2]}/metric{index}" for index in range(_METRICS)]
 _ELSEWHERE = json.dumps({"host": "elsewhere", "pid": 1, "started": "1"})
 _SEARCHES: dict[str, dict[str, Any]] = {
@@ -64,10 +67,29 @@ def measure_run_list(*, quick: bool) -> dict[str, float]:
                 Figure(f"{what}: finder kept open, ms", kept_s * 1000, at_most=_GOAL_MS),
                 Figure(f"{what}: quark.search_runs, ms", whole_s * 1000, at_most=_GOAL_MS),
             ]
+        shown += _measure_pages(finder, times)
         finder.close()
     return print_figures(
         f"First page of {_PAGE} of {runs:,} runs with {_METRICS} metrics each, warm", shown
     )
+
+
+def _measure_pages(finder: RunFinder, times: int) -> list[Figure]:
+    """Pages of 200 runs with chosen columns, and names for completion."""
+    shown = []
+    for what, arguments in {**_SEARCHES, "with a count": {"count": True}}.items():
+        page = build_page_search(columns=_COLUMNS, limit=_LONG_PAGE, **arguments)
+        assert finder.search_page(page).rows
+        taken_s = time_call(lambda page=page: finder.search_page(page), times)
+        shown.append(
+            Figure(
+                f"{what}: page of {_LONG_PAGE}, {len(_COLUMNS)} columns, ms",
+                taken_s * 1000,
+                at_most=_GOAL_PAGE_MS,
+            )
+        )
+    taken_s = time_call(lambda: finder.list_names(None, "", 100), times)
+    return [*shown, Figure("names for completion, ms", taken_s * 1000, at_most=_GOAL_PAGE_MS)]
 
 
 def _fill(connection: sqlite3.Connection, runs: int) -> None:

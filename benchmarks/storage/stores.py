@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quark_backends.store.compaction import Compactor
-from quark_backends.store.database import connect, ensure_store
-from quark_backends.store.free_space import StepPace, give_space_back
-from quark_backends.store.ingest import BatchIngest
-from quark_backends.store.reader import StoreReader
-from quark_core.backend import Batch
-from quark_core.codec import encode_columns, encode_records
-from quark_core.json_object import JsonObject
-from quark_core.names import split_name
-from quark_core.process import current_process
+from quark_backends.store.databases.sqlite import connect, ensure_store
+from quark_backends.store.reading.reader import StoreReader
+from quark_backends.store.upkeep.compaction import Compactor
+from quark_backends.store.upkeep.free_space import StepPace, give_space_back
+from quark_backends.store.writing.ingest import BatchIngest
+from quark_core.backends.contract import Batch
 from quark_core.records import LifecycleRecord
+from quark_core.records.codec import encode_columns, encode_records
+from quark_core.records.json_object import JsonObject
+from quark_core.records.names import split_name
+from quark_core.system.process import current_process
 
 __all__ = ["Array", "BenchStore", "make_losses", "make_metric_batches", "make_times", "name_keys"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import quark
-from quark_core import recovery
+from quark_core.runs import recovery
 from writing.figures import print_rows
 
 PROGRAM = """

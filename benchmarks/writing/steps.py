@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from instrumenting.devices import find_wait
 
 import quark
 from writing.figures import print_rows
@@ -27,20 +28,25 @@ Around = Callable[[int, Callable[[], None]], None]
 """Runs a step of a number, with what is measured around it."""
 
 
-def make_step(step_ms: float) -> Callable[[], None]:
+def make_step(step_ms: float, device: str) -> Callable[[], None]:
     """A step of about so much computing, as training does it: mostly outside of Python."""
-    matrix = torch.randn(96, 96)
-    out = torch.empty(96, 96)
+    wait = find_wait(device)
+    size = 96 if device == "cpu" else 1024
+    matrix = torch.randn(size, size, device=device)
+    out = torch.empty(size, size, device=device)
     torch.mm(matrix, matrix, out=out)
+    wait()
     begin, count = time.perf_counter(), 200
     for _ in range(count):
         torch.mm(matrix, matrix, out=out)
+    wait()
     each_s = (time.perf_counter() - begin) / count
     repeats = max(1, round(step_ms / 1000 / each_s))
 
     def step() -> None:
         for _ in range(repeats):
             torch.mm(matrix, matrix, out=out)
+        wait()
 
     return step
 
@@ -61,25 +67,32 @@ def run_block(
     return taken
 
 
-def measure_steps(*, quick: bool) -> list[dict[str, Any]]:
+def measure_steps(*, quick: bool, device: str = "cpu") -> list[dict[str, Any]]:
     """Blocks with and without, in turns; ratios of the medians, and the calls' own time."""
     torch.set_num_threads(1)
     rows = []
     for step_ms in STEPS_MS:
-        work = make_step(step_ms)
+        work = make_step(step_ms, device)
         blocks = 4 if quick else 12
         steps = max(10, int((100 if quick else 600) / step_ms))
         for name, open_writer in WRITERS.items():
-            rows.append(_measure(name, open_writer, work, step_ms, blocks, steps))
+            rows.append(_measure(name, open_writer, work, step_ms, blocks, steps, device))
     print_rows(
-        f"Added time per step (load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)",
+        f"Added time per step on {device} "
+        f"(load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)",
         rows,
     )
     return rows
 
 
 def _measure(
-    name: str, open_writer: Any, work: Callable[[], None], step_ms: float, blocks: int, steps: int
+    name: str,
+    open_writer: Any,
+    work: Callable[[], None],
+    step_ms: float,
+    blocks: int,
+    steps: int,
+    device: str,
 ) -> dict[str, Any]:
     bare: list[float] = []
     logged: list[float] = []
@@ -87,7 +100,7 @@ def _measure(
         tempfile.TemporaryDirectory() as folder,
         quark.start_run(project="steps", storage_dir=folder) as session,
     ):
-        around, close = open_writer(session)
+        around, close = open_writer(session, device)
         run_block(20, 0, work, around)
         first = 20
         for _ in range(blocks):
@@ -135,8 +148,8 @@ def _nothing() -> None:
 
 
 def _open_telemetry(cadence: int) -> Any:
-    def open_writer(session: Any) -> Any:
-        config = quark.SystemTelemetryConfig(sample_every_n_steps=cadence)
+    def open_writer(session: Any, device: str) -> Any:
+        config = quark.SystemTelemetryConfig(sample_every_n_steps=cadence, device=device)
         telemetry = quark.SystemTelemetry(session, config=config)
 
         def around(number: int, work: Callable[[], None]) -> None:
@@ -149,10 +162,10 @@ def _open_telemetry(cadence: int) -> Any:
     return open_writer
 
 
-def _open_batches(session: Any) -> Any:
+def _open_batches(session: Any, device: str) -> Any:
     diagnostics = quark.DataDiagnostics(session)
-    labels = torch.randint(0, 10, (BATCH,))
-    lengths = torch.randint(1, 512, (BATCH,))
+    labels = torch.randint(0, 10, (BATCH,), device=device)
+    lengths = torch.randint(1, 512, (BATCH,), device=device)
     ids = list(range(BATCH))
 
     def around(number: int, work: Callable[[], None]) -> None:

@@ -15,9 +15,10 @@ from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
+    from quark_core.analysis.config import AnalyzerEngineConfig, PhaseAnalyzerConfig
     from quark_core.analysis.diagnosis import AnalyzerResult
     from quark_core.analysis.phases import PhaseAnalysisResult
-    from quark_core.session import TrainingSession
+    from quark_core.sessions.session import TrainingSession
 
 __all__ = ["FAILED_CHECK", "analyze", "show_warnings"]
 
@@ -57,6 +58,22 @@ _MIRRORS_TIMEOUT_S = 30.0
     metavar="ID|all",
     help="Say only why a rule, or each of them, fired or did not. Stores nothing.",
 )
+@click.option(
+    "--objective",
+    metavar="METRIC[:min|max]",
+    help="Judge the run by this metric; by default what it was started with, else its loss.",
+)
+@click.option(
+    "--allow-unknown",
+    is_flag=True,
+    help="With --fail-on: pass although nothing could be judged.",
+)
+@click.option(
+    "--against",
+    metavar="RUN",
+    multiple=True,
+    help="Hold RUN against this one, which went well; repeat for several.",
+)
 @click.option("--no-store", is_flag=True, help="Do not keep what is found in the run's store.")
 @json_option
 def analyze(
@@ -67,6 +84,9 @@ def analyze(
     mode: str,
     rules: tuple[str, ...],
     explain: str | None,
+    objective: str | None,
+    allow_unknown: bool,
+    against: tuple[str, ...],
     no_store: bool,
     as_json: bool,
 ) -> None:
@@ -75,30 +95,34 @@ def analyze(
     Shows health scores, alerts with what shows them, and the phases of the
     training, and stores them with the run in place of those of an earlier
     analysis, also in the run's mirrors. Works on a run that still goes on, too.
-    With --backend nothing is stored.
+    Healthy runs of the project that are trained alike are held against it, for
+    notes; --against names some, for alerts. With --backend nothing is stored.
+
+    A run whose loss is not recognised, or that is too short, has a health that
+    is not known: name its metric by --objective. With --fail-on that fails too.
 
     \b
     Exit status:
       0    analyzed; nothing is as severe as --fail-on, or it was not given
       1    the run or its store cannot be read, or not be written
       2    a mistake in the command line
-      3    an alert is as severe as --fail-on, or more
+      3    an alert is as severe as --fail-on, or more, or nothing could be judged
     """  # noqa: D301 - click wants the character
-    from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
     from quark_core.analysis.mirrored_outputs import gather_outputs
 
     source = RunSource(storage_dir, backend)
     stored = source.find(run)
     run_id = str(stored.run.id)
     session = source.open(run_id)
-    config = AnalyzerEngineConfig(
-        mode="absolute" if mode == "absolute" else "adaptive", rules=rules or None
-    )
+    if allow_unknown and fail_on is None:
+        raise click.UsageError("--allow-unknown goes with --fail-on")
+    config = _configure(mode, rules, objective)
     # Another tool's store takes no outputs, and that needs no word.
     is_partial = bool(rules) or explain is not None or backend is not None
     with show_warnings(), gather_outputs() as gathered:
         _check_rules(rules, explain, mode)
-        result, phases = _analyze(session, config, keep=not (no_store or is_partial))
+        good = [source.open(str(source.find(name).run.id)) for name in against]
+        result, phases = _analyze(session, config, good, keep=not (no_store or is_partial))
     if as_json:
         print_json(
             {
@@ -124,7 +148,7 @@ def analyze(
     with show_warnings():
         # After all is said: whoever reads it need not wait for them.
         gathered.deliver(_MIRRORS_TIMEOUT_S)
-    if fail_on is not None and _reaches(result, fail_on):
+    if fail_on is not None and not _passes(result, fail_on, rules, allow_unknown=allow_unknown):
         sys.exit(FAILED_CHECK)
 
 
@@ -170,26 +194,85 @@ def _check_rules(rules: tuple[str, ...], explain: str | None, mode: str) -> None
 
 
 def _analyze(
-    session: TrainingSession, config: object, *, keep: bool
+    session: TrainingSession,
+    config: object,
+    good: list[TrainingSession],
+    *,
+    keep: bool,
 ) -> tuple[AnalyzerResult, PhaseAnalysisResult]:
-    from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
+    from quark_core.analysis.config import AnalyzerEngineConfig
     from quark_core.analysis.diagnosis import analyze_run
-    from quark_core.analysis.engine import AnalyzerEngine
+    from quark_core.analysis.engine import AnalyzerEngine, load_baseline
     from quark_core.analysis.outputs import open_analysis
     from quark_core.analysis.phases import PhaseAnalyzer, analyze_phases
 
     assert isinstance(config, AnalyzerEngineConfig)
+    phases = _choose_phase_config(config)
     if not keep:
         data = open_analysis(session).load()
-        return analyze_run(data, config), analyze_phases(data)
-    result = AnalyzerEngine(session, config=config).analyze()
+        baseline = load_baseline(good) if good else None
+        return analyze_run(data, config, baseline=baseline), analyze_phases(data, phases)
+    result = AnalyzerEngine(session, config=config).analyze(store=True, against=good or None)
     if not result.stored:
-        return result, analyze_phases(open_analysis(session).load())
-    return result, PhaseAnalyzer(session).analyze()
+        return result, analyze_phases(open_analysis(session).load(), phases)
+    return result, PhaseAnalyzer(session, config=phases).analyze(store=True)
+
+
+def _choose_phase_config(config: AnalyzerEngineConfig) -> PhaseAnalyzerConfig:
+    """Phases of the same curves: a loss that was named comes before those of the conventions."""
+    from quark_core.analysis.config import PhaseAnalyzerConfig
+    from quark_core.analysis.metric_roles import prefer_objective
+
+    objective = config.objective, config.objective_mode
+    return PhaseAnalyzerConfig(
+        train_loss_metric_keys=prefer_objective(
+            config.train_loss_metric_keys, *objective, held_out=False
+        ),
+        val_loss_metric_keys=prefer_objective(
+            config.val_loss_metric_keys, *objective, held_out=True
+        ),
+    )
+
+
+def _configure(mode: str, rules: tuple[str, ...], objective: str | None) -> AnalyzerEngineConfig:
+    from quark_core.analysis.config import AnalyzerEngineConfig
+    from quark_core.config.objective import parse_objective
+    from quark_core.errors import SchemaValidationError
+
+    try:
+        named = None if objective is None else parse_objective(objective, "--objective")
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+    return AnalyzerEngineConfig(
+        mode="absolute" if mode == "absolute" else "adaptive",
+        rules=rules or None,
+        objective=None if named is None else named.metric,
+        objective_mode=None if named is None else named.mode,
+    )
+
+
+def _passes(
+    result: AnalyzerResult, fail_on: str, rules: tuple[str, ...], *, allow_unknown: bool
+) -> bool:
+    """Whether nothing is as severe as that, and something could be judged at all."""
+    unknown = None if allow_unknown else _find_unknown(result, is_asked=bool(rules))
+    if unknown is not None:
+        click.echo(f"quark: --fail-on {fail_on}: not known: {unknown}", err=True)
+    return unknown is None and not _reaches(result, fail_on)
+
+
+def _find_unknown(result: AnalyzerResult, *, is_asked: bool) -> str | None:
+    """Why nothing could be judged, or None; of rules that were asked for by name, those alone."""
+    if is_asked:
+        blind = [f"{name} lacks {', '.join(v.missing)}" for name, v in result.verdicts.items()
+                 if v.state == "no_data"]  # fmt: skip
+        return "; ".join(blind) if blind and len(blind) == len(result.verdicts) else None
+    overall = result.health_scores[0]
+    return None if overall.known else overall.unknown_reason
 
 
 def _reaches(result: AnalyzerResult, level: str) -> bool:
-    from quark_core.analysis_records import AlertSeverity
+    from quark_core.records.kinds.findings import AlertSeverity
 
     order = get_args(AlertSeverity)
     return any(order.index(alert.severity) >= order.index(level) for alert in result.alerts)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -48,10 +49,10 @@ def artifacts(
     With KEY only those under that key. With --output their payloads are copied
     out, each checked against its SHA-256; a file that exists is left alone.
     """
-    from rich.console import Console
     from rich.filesize import decimal
 
-    from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT
+    from quark.cli.texts import Console
+    from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT
     from quark_core.writers.artifacts import ArtifactStore
 
     source = RunSource(storage_dir, backend)
@@ -79,7 +80,8 @@ def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
     from rich import box
     from rich.filesize import decimal
     from rich.table import Table
-    from rich.text import Text
+
+    from quark.cli.texts import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("artifact", overflow="fold")
@@ -104,24 +106,29 @@ def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
 
 
 def _copy(store: ArtifactStore, records: Sequence[ArtifactRecord], output: Path) -> None:
+    from shutil import copyfileobj
+
+    from quark_core.artifacts.output_folder import OutputFolder
     from quark_core.errors import SessionStoreError
 
+    folder = OutputFolder(output)
     copied = failed = 0
     for record in records:
-        name = Path(record.payload_relative_path or record.id).name
-        target = output / record.artifact_type / record.artifact_key / name
-        if _holds(target, record):
-            copied += 1
-            continue
-        if target.exists():
-            click.echo(f"{target} exists and is left alone", err=True)
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
+        parts = _place(record)
+        target = output.joinpath(*parts)
         try:
-            store.load_file(record, target)
-        except SessionStoreError as error:
+            with folder.open(parts) or nullcontext() as found:
+                if found is not None:
+                    if _holds(found, record):
+                        copied += 1
+                    else:
+                        click.echo(f"{target} exists and is left alone", err=True)
+                    continue
+            with store.open(record) as source, folder.write(parts) as file:
+                copyfileobj(source, file, 1024 * 1024)
+        except (SessionStoreError, OSError) as error:
             failed += 1
-            click.echo(f"quark: {error}", err=True)
+            click.echo(f"quark: {target}: {error}", err=True)
         else:
             copied += 1
     click.echo(f"{copied} of {len(records)} payloads are in {output}", err=True)
@@ -129,11 +136,21 @@ def _copy(store: ArtifactStore, records: Sequence[ArtifactRecord], output: Path)
         raise SystemExit(1)
 
 
-def _holds(path: Path, record: ArtifactRecord) -> bool:
+def _place(record: ArtifactRecord) -> tuple[str, ...]:
+    """Folders and name of a payload; made of a record, which anybody may have written."""
+    from quark_core.artifacts.output_folder import make_file_name
+
+    name = (record.payload_relative_path or str(record.id)).rpartition("/")[2]
+    key = record.artifact_key.split("/")
+    return tuple(make_file_name(part) for part in (record.artifact_type, *key, name))
+
+
+def _holds(file: IO[bytes], record: ArtifactRecord) -> bool:
     """Whether a file is the payload already."""
     import hashlib
 
-    if not path.is_file() or path.stat().st_size != record.size_bytes:
+    file.seek(0, 2)
+    if file.tell() != record.size_bytes:
         return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest() == record.sha256  # type: ignore[arg-type]

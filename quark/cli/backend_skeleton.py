@@ -6,7 +6,99 @@ and @class@ for its class.
 
 from __future__ import annotations
 
-__all__ = ["FILES"]
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from quark_core.backends.registry import BackendRegistry
+from quark_core.errors import SchemaValidationError
+
+__all__ = ["FILES", "check_backend_name", "write_skeleton"]
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*")
+# Every distribution's begins so, by itself.
+_OWN_PREFIX = re.compile(r"^quark[-_.](?=.)")
+_MAX_LENGTH = 50
+# Words that `backends=` understands otherwise.
+_TAKEN = ("none", "new")
+
+
+def check_backend_name(name: str, registry: BackendRegistry) -> str:
+    """Return the name, or refuse what cannot be a new backend's.
+
+    One that begins as its distribution does, such as quark-my-store, is my-store.
+
+    Raises:
+        SchemaValidationError: Not lowercase words of letters and digits with
+            `-`, `_` or `.` between them, too long, or the name of an
+            installed backend or scheme.
+    """
+    name = _OWN_PREFIX.sub("", name)
+    if not _NAME.fullmatch(name):
+        raise SchemaValidationError(
+            f"NAME {name!r}: a backend's name begins with a lowercase letter and goes on with "
+            "lowercase letters and digits, with single '-', '_' or '.' between, such as my-store"
+        )
+    if len(name) > _MAX_LENGTH:
+        raise SchemaValidationError(f"NAME has {len(name)} characters; {_MAX_LENGTH} are allowed")
+    schemes = {scheme for definition in registry.definitions for scheme in definition.schemes}
+    left_out = {item.name for item in registry.left_out}
+    if name in {*registry.names, *schemes, *left_out, *_TAKEN}:
+        raise SchemaValidationError(f"NAME {name!r} is taken; `quark backends` lists what exists")
+    return name
+
+
+def write_skeleton(name: str, into: Path) -> Path:
+    """Write the files of a new backend; all of them or none.
+
+    Args:
+        name: A name that `check_backend_name` has passed.
+        into: Folder in which the backend's own folder is made.
+
+    Returns:
+        The backend's folder, `into/quark-NAME`.
+
+    Raises:
+        SchemaValidationError: There is something of that name already.
+        OSError: It cannot be written.
+    """
+    words = re.split(r"[-_.]", name)
+    named = {
+        "@name@": name,
+        "@package@": "_".join(["quark", *words]),
+        "@class@": "".join(word.capitalize() for word in words) + "Backend",
+    }
+    target = into / f"quark-{name}"
+    if os.path.lexists(target):
+        raise SchemaValidationError(f"{target} exists already, and nothing in it was changed")
+    into.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".quark-{name}-", dir=into))
+    try:
+        scratch.chmod(0o777 & ~_read_umask())
+        for path, text in FILES.items():
+            file = scratch / _fill(path, named)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(_fill(text, named), encoding="utf-8", newline="\n")
+        # Over an empty folder that came meanwhile this succeeds, over anything else it raises.
+        os.rename(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _fill(text: str, named: dict[str, str]) -> str:
+    for mark, word in named.items():
+        text = text.replace(mark, word)
+    return text
+
+
+def _read_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
 
 _PYPROJECT = """\
 [build-system]
@@ -50,8 +142,8 @@ that uses it. So nothing heavy is imported here, and nothing is opened.
 
 from __future__ import annotations
 
-from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability
-from quark_core.hookspecs import hookimpl
+from quark_core.backends.contract import Backend, BackendConfig, BackendDefinition, Capability
+from quark_core.backends.hookspecs import hookimpl
 
 __all__ = ["quark_register_backends"]
 
@@ -69,7 +161,7 @@ def quark_register_backends() -> list[BackendDefinition]:
     return [
         BackendDefinition(
             name="@name@",
-            summary="JSON lines, in the run's folder or in @name@:DIR",
+            summary="JSON lines, in storage_dir/@name@ or in @name@:DIR",
             open=open_backend,
             # Declare what `@class@` does, no more and no less: the kit compares.
             capabilities=frozenset({Capability.READ, Capability.IDEMPOTENT}),
@@ -91,7 +183,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_core.backend import BackendConfig, Batch, StoredRun
+from quark_core.backends.contract import BackendConfig, Batch, StoredRun
 from quark_core.errors import (
     BackendRejected,
     BackendUnavailable,
@@ -99,11 +191,11 @@ from quark_core.errors import (
     SchemaValidationError,
     SessionStoreError,
 )
-from quark_core.kept_batches import describe_run, dump_batch, restore_batch, select_rows
+from quark_core.backends.kept_batches import describe_run, dump_batch, restore_batch, select_rows
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
-    from quark_core.query import Query
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
 
 __all__ = ["@class@"]
 
@@ -118,7 +210,7 @@ class @class@:
     """
 
     def __init__(self, config: BackendConfig) -> None:
-        default = config.storage_dir / ".quark" / "@name@"
+        default = config.storage_dir / "@name@"
         self._root = config.storage_dir / config.location if config.location else default
         self._read_only = config.read_only
         # File -> the batches that it has, each by its number.
@@ -213,7 +305,7 @@ import json
 import pytest
 
 from @package@.plugin import quark_register_backends
-from quark_core.backend import BackendConfig
+from quark_core.backends.contract import BackendConfig
 from quark_core.testing.conformance import BackendConformance
 
 
@@ -277,7 +369,7 @@ import pytest
 
 import quark
 from @package@ import plugin
-from quark_core.registry import default_registry
+from quark_core.backends.registry import default_registry
 
 
 @pytest.fixture(autouse=True)
@@ -307,7 +399,7 @@ A storage backend for Quark (the distribution `quark-tracker`).
 
     pip install quark-@name@
 
-    quark.start_run(project="vision", backends="@name@")          # in the run's folder
+    quark.start_run(project="vision", backends="@name@")          # in the folder @name@
     quark.start_run(project="vision", backends="@name@:./out")    # in a folder
     quark.open_run(run_id, backend="@name@:./out")                # read it back
 

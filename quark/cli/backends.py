@@ -12,7 +12,7 @@ import click
 from quark.cli.store_access import json_option, print_json
 
 if TYPE_CHECKING:
-    from quark_core.registry import BackendRegistry
+    from quark_core.backends.registry import BackendRegistry
 
 __all__ = ["backends"]
 
@@ -35,21 +35,27 @@ def backends(context: click.Context, as_json: bool) -> None:
     help="Folder in which quark-NAME is made [default: the working directory].",
 )
 def new(name: str, into: Path) -> None:
-    """Write a new backend: a distribution that works, with its tests."""
-    from quark.cli.new_backend import check_backend_name, write_skeleton
+    """Write a new backend: a distribution that works, with its tests.
 
-    target = write_skeleton(check_backend_name(name, _discover()), into)
+    NAME is what users write in `backends=`; the distribution is called quark-NAME, which
+    may be given as well.
+    """
+    from quark.cli.backend_skeleton import check_backend_name, write_skeleton
+
+    name = check_backend_name(name, _discover())
+    target = write_skeleton(name, into)
     for path in sorted(path for path in target.rglob("*") if path.is_file()):
         click.echo(f"  {path}")
     click.echo(
-        f"Its tests pass as it is:  cd {shlex.quote(str(target))} && python -m pytest\n"
+        f"This is the backend {name}, in the distribution quark-{name}. Its tests pass as it is:\n"
+        f'  cd {shlex.quote(str(target))} && pip install -e ".[test]" && python -m pytest\n'
         "Then put your store in place of the files in backend.py; "
         "docs/how-to/write-a-backend.md goes through it."
     )
 
 
 def _discover() -> BackendRegistry:
-    from quark_core.registry import default_registry
+    from quark_core.backends.registry import default_registry
 
     with warnings.catch_warnings():
         # The table says the same, in its place.
@@ -83,9 +89,9 @@ def _list(as_json: bool) -> None:
         return
 
     from rich import box
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from quark.cli.texts import Console, Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("backend", style="bold", no_wrap=True)
@@ -96,7 +102,7 @@ def _list(as_json: bool) -> None:
         can = ", ".join(["write", *sorted(definition.capabilities)])
         table.add_row(
             definition.name,
-            Text.assemble(definition.summary, (f"\n{can}", "dim")),
+            Text.assemble(definition.summary, Text(f"\n{can}", "dim", lines=True)),
             str(definition.rank_policy),
             registry.origin(definition.name),
         )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quark_core.analysis.comparison.config import ComparisonEngineConfig
-    from quark_core.session import TrainingSession
+    from quark_core.sessions.session import TrainingSession
 
 __all__ = ["compare"]
 

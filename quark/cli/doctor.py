@@ -8,12 +8,15 @@ from pathlib import Path
 
 import click
 
+from quark.cli.du import describe_bytes
 from quark.cli.store_access import describe_place, json_option, print_json, storage_option
 from quark.cli.sync import print_lanes
-from quark_core.backend import SupportsPrimary
+from quark_backends.store.databases.layout import StoreLayout
+from quark_backends.store.databases.write_ahead_log import find_log, measure_log
+from quark_core.backends.contract import SupportsPrimary
+from quark_core.backends.removal import DamagedRecords
+from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SessionStoreError
-from quark_core.keeping import DamagedRecords
-from quark_core.run_arguments import resolve_storage_dir
 
 __all__ = ["doctor"]
 
@@ -23,8 +26,8 @@ __all__ = ["doctor"]
 @json_option
 def doctor(storage_dir: Path | None, as_json: bool) -> None:
     """Say what waits in the journals, what is in quarantine or damaged, and why."""
-    from quark_core import recovery
-    from quark_core.composition import open_reader
+    from quark_core.runs import recovery
+    from quark_core.runs.composition import open_reader
 
     root = resolve_storage_dir(storage_dir)
     unreadable: str | None = None
@@ -39,8 +42,11 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
             raise
         # What waits can be said, and may be all that there is to know.
         unreadable = str(error)
+    layout = StoreLayout(root)
+    log_bytes = measure_log(layout.db_path)
     lanes = [lane for lane in recovery.survey(root) if lane.state != "delivered" or lane.damage]
     refused = recovery.count_quarantined(root)
+    lost = recovery.list_lost(root)
     if as_json:
         print_json(
             {
@@ -48,8 +54,10 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
                     "path": place,
                     "readable": unreadable is None,
                     "reason": unreadable,
+                    "log_bytes": log_bytes,
                 },
                 "journals": [lane.to_dict() for lane in lanes],
+                "damaged_journals": [item.to_dict() for item in lost],
                 "quarantine": [item.to_dict() for item in refused],
                 "damaged": [item.to_dict() for item in damaged],
             }
@@ -59,6 +67,13 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
         click.echo(f"Store {place}: readable.")
     else:
         click.echo(f"Store {place}: cannot be read: {unreadable}")
+    if log_bytes:
+        click.echo(
+            f"{layout.db_path.name} alone is not the store: up to {describe_bytes(log_bytes)} of "
+            f"the newest are in {find_log(layout.db_path).name}. To copy a store that is in use: "
+            f"quark backup DIR; after its last run has ended or was killed, quark sync "
+            f"{shlex.quote(str(root))} makes the file whole."
+        )
     print_lanes(lanes, nothing="Nothing waits in a journal.")
     if any(lane.state == "pending" for lane in lanes):
         click.echo(f"Deliver it with: quark sync {shlex.quote(str(root))}")
@@ -69,6 +84,12 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
         )
     else:
         click.echo("Nothing is in quarantine.")
+    if lost:
+        click.echo("Journals that were damaged; what could be read is delivered, the files stay:")
+        for item in lost:
+            click.echo(f"  {item.path}")
+            for what in (*item.missing, *item.damage):
+                click.echo(f"    {what}")
     if damaged:
         click.echo("Damaged in the store, set aside, and left out of every read:")
         _print_table(
@@ -82,7 +103,7 @@ def _list_damaged(store: SupportsPrimary) -> list[DamagedRecords]:
     Raises:
         SessionStoreError: It cannot be read.
     """
-    from quark_core.keeping import SupportsRemoval
+    from quark_core.backends.removal import SupportsRemoval
 
     store.list_runs(limit=1)  # whether it can be read shows when it is
     removal: object = store
@@ -91,9 +112,9 @@ def _list_damaged(store: SupportsPrimary) -> list[DamagedRecords]:
 
 def _print_table(what: str, rows: Sequence[tuple[str, str, int, str]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from quark.cli.texts import Console, Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("run", no_wrap=True, style="bold")

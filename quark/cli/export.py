@@ -14,11 +14,12 @@ import click
 from quark.cli.export_files import FORMATS, FileSet, check_format
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import storage_option
+from quark_core.config.arguments import check_run_id
 
 if TYPE_CHECKING:
-    from quark_core.backend import StoredRun, SupportsRead
-    from quark_core.columns import Columns
-    from quark_core.query import Query
+    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
 
 __all__ = ["export"]
 
@@ -83,8 +84,8 @@ def export(
     """
     from rich.filesize import decimal
 
-    from quark_core.query import Query
-    from quark_core.reading import iterate
+    from quark_core.records.query import Query
+    from quark_core.runs.reading import iterate
 
     check_format(file_format)
     targets = _Targets.choose(output, file_format, kinds)
@@ -93,7 +94,8 @@ def export(
     run_id = str(stored.run.id)
     if line := source.describe_unstored(run_id):
         click.echo(line, err=True)
-    directory = targets.directory or Path(run_id)
+    # Whose id it is, the store says, which may be anybody's.
+    directory = targets.directory or Path(check_run_id(run_id))
     query = Query(all_attempts=all_attempts)
     try:
         with FileSet(directory, force=force) as files, _Progress(store, run_id, query) as progress:
@@ -173,8 +175,9 @@ class _Progress:
     """A bar on stderr that counts rows; none where stderr is no terminal."""
 
     def __init__(self, store: SupportsRead, run_id: str, query: Query) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TimeElapsedColumn
+
+        from quark.cli.texts import Console, TextColumn
 
         self._store = store
         self._run_id = run_id
@@ -217,7 +220,7 @@ class _Progress:
 
 def _count_metrics(store: SupportsRead, run_id: str) -> int | None:
     """How many points a run has, where the store knows it without reading them."""
-    from quark_core.backend import SupportsSearch
+    from quark_core.backends.contract import SupportsSearch
 
     reader: object = store
     if not isinstance(reader, SupportsSearch):
@@ -233,6 +236,6 @@ def _list_kinds() -> tuple[str, ...]:
 
 
 def _describe(stored: StoredRun, rows: dict[str, int]) -> dict[str, Any]:
-    from quark_core.schema import CURRENT_SCHEMA_VERSION
+    from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 
     return {"schema_version": CURRENT_SCHEMA_VERSION, **stored.to_dict(), "rows": rows}

@@ -16,8 +16,8 @@ import click
 import msgspec
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
-    from quark_core.frames import TableField
+    from quark_core.records.columns import Columns
+    from quark_core.records.dataframes import TableField
 
 __all__ = ["FORMATS", "FileSet", "check_format"]
 
@@ -38,7 +38,7 @@ class ParquetFile:
     """Parquet: the Arrow table of the columns, in row groups of about `PART_ROWS`."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        from quark_core.frames import build_arrow_schema
+        from quark_core.records.dataframes import build_arrow_schema
 
         parquet = _import_parquet()
         self._writer = parquet.ParquetWriter(path, build_arrow_schema(kind), compression="zstd")
@@ -48,7 +48,7 @@ class ParquetFile:
 
     def write(self, columns: Columns) -> None:
         """Append rows; a store may give them in parts that are too small for row groups."""
-        from quark_core.reading import PART_ROWS
+        from quark_core.runs.reading import PART_ROWS
 
         self._waiting.append(columns)
         self._waiting_rows += columns.count
@@ -63,7 +63,7 @@ class ParquetFile:
             self._writer.close()
 
     def _write_group(self) -> None:
-        from quark_core.columns import Columns
+        from quark_core.records.columns import Columns
 
         if self._waiting:
             rows = Columns.concatenate(self._kind, self._waiting)
@@ -75,7 +75,7 @@ class CsvFile:
     """CSV as RFC 4180 has it, with a header; None is an empty cell."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        from quark_core.frames import table_fields
+        from quark_core.records.dataframes import table_fields
 
         self._fields = table_fields(kind)
         self._file = path.open("w", buffering=_BUFFER_BYTES, encoding="utf-8", newline="")
@@ -96,7 +96,7 @@ class JsonLinesFile:
     """One `to_dict()` of a record a line; NaN and the infinities are strings."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        from quark_core.frames import table_fields
+        from quark_core.records.dataframes import table_fields
 
         self._floats = [field.name for field in table_fields(kind) if field.encoding == "f"]
         self._file = path.open("wb", buffering=_BUFFER_BYTES)
@@ -233,7 +233,7 @@ def _list_cells(columns: Columns, field: TableField) -> list[Any]:
     """The cells of a field in CSV."""
     import numpy as np
 
-    from quark_core.frames import encode_canonical
+    from quark_core.records.dataframes import encode_canonical
 
     values = columns[field.source]
     if field.encoding == "u":
@@ -260,6 +260,6 @@ def _spell(value: float | None) -> float | str | None:
 
 
 def _import_parquet() -> Any:
-    from quark_core.frames import import_library
+    from quark_core.records.dataframes import import_library
 
     return import_library("pyarrow.parquet", "arrow", "--format parquet")

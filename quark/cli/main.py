@@ -1,38 +1,41 @@
-"""Root of the `quark` command: one module per group of commands."""
+"""Root of the `quark` command: each command is in the module of its name."""
 
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
-from io import TextIOWrapper
 
 import click
 
+from quark.cli.terminal import guard_streams
 from quark_core.errors import QuarkError
 from quark_core.version import __version__
 
 __all__ = ["cli", "main"]
 
 _COMMANDS = {
-    "analyze": ("analyze", "Say what is wrong with a run, and how well it does."),
-    "artifacts": ("artifacts", "List the artifacts of a run, or copy them out."),
-    "backends": ("backends", "List the storage backends and plugins, or begin one."),
-    "compare": ("compare", "Say what differs between runs, and whether it matters."),
-    "db": ("service_databases", "Migrate the databases of a persistence service."),
-    "doctor": ("doctor", "Say what waits, is refused or is damaged."),
-    "du": ("usage", "Say what takes up the disk."),
-    "export": ("export", "Write a run to files."),
-    "gc": ("removal", "Remove what is in the trash for good."),
-    "keys": ("service_keys", "Make, list, rotate and revoke keys of a persistence service."),
-    "mirror": ("mirror", "Say what a run's mirrors have, compare them, fill them."),
-    "restore": ("removal", "Put runs back out of the trash."),
-    "rm": ("removal", "Put runs into the trash."),
-    "runs": ("runs", "List, search and sort runs."),
-    "serve": ("serve", "Serve runs to many users and machines."),
-    "show": ("show", "Show one run."),
-    "sync": ("sync", "Deliver what waits in journals."),
+    "analyze": "Say what is wrong with a run, and how well it does.",
+    "artifacts": "List the artifacts of a run, or copy them out.",
+    "backends": "List the storage backends and plugins, or begin one.",
+    "backup": "Copy a store with all that is in it, or check a copy.",
+    "compare": "Say what differs between runs, and whether it matters.",
+    "db": "Migrate, back up or restore a persistence service.",
+    "doctor": "Say what waits, is refused or is damaged.",
+    "du": "Say what takes up the disk.",
+    "export": "Write a run to files.",
+    "gc": "Remove what is in the trash for good.",
+    "keys": "Make, list, rotate and revoke keys of a persistence service.",
+    "mirror": "Say what a run's mirrors have, compare them, fill them.",
+    "restore": "Put runs back out of the trash.",
+    "rm": "Put runs into the trash.",
+    "runs": "List, search and sort runs.",
+    "serve": "Serve runs to many users and machines.",
+    "show": "Show one run.",
+    "sync": "Deliver what waits in journals.",
+    "ui": "Look at runs in the browser.",
 }
-"""Name of a command, which its function bears too -> its module, and what it does."""
+"""Name of a command, which its module and its function bear too -> what it does."""
 
 
 class _Commands(click.Group):
@@ -44,10 +47,21 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        module, _ = _COMMANDS[cmd_name]
-        command = getattr(import_module(f"quark.cli.{module}"), cmd_name)
+        command = getattr(import_module(f"quark.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], _COMMANDS, n=1)
+            if not near:
+                raise
+            said = f"{error.message} Did you mean {near[0]!r}?"
+            raise click.UsageError(said, error.ctx) from None
 
     def format_commands(
         self,
@@ -55,7 +69,7 @@ class _Commands(click.Group):
         formatter: click.HelpFormatter,
     ) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+            formatter.write_dl(list(_COMMANDS.items()))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,10 +80,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: an error of Quark's, or of the system's, is one line and exit status 1."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            # What a terminal cannot show becomes "?", which is better than no answer.
-            stream.reconfigure(errors="replace")
+    guard_streams()
     try:
         cli()
     except BrokenPipeError:

@@ -18,16 +18,16 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark_core.run_arguments import resolve_storage_dir
+from quark_core.config.arguments import resolve_storage_dir
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quark_core.backend import StoredRun, SupportsPrimary, SupportsRead
-    from quark_core.backend_choice import BackendChoice
+    from quark_core.backends.contract import StoredRun, SupportsPrimary, SupportsRead
     from quark_core.mirrors.comparison import Comparison
     from quark_core.mirrors.replay import Replay
     from quark_core.mirrors.survey import MirrorState
+    from quark_core.runs.backend_choice import BackendChoice
 
 __all__ = ["mirror"]
 
@@ -50,7 +50,7 @@ def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
     Exit status 1 where something waits, was refused, is unknown, or was found
     by an analyzer and never sent.
     """
-    from quark_core.mirrors.generations import load_generations, note_outputs
+    from quark_core.mirrors.survey import load_generations, note_outputs
 
     store = open_store(storage_dir)
     stored = find_run(store, run)
@@ -97,8 +97,10 @@ def verify(
     )
     counts = count_records(store, str(stored.run.id))
     sent = _find_sent(store, stored, storage_dir)
+    root = resolve_storage_dir(storage_dir)
     found = [
-        _compare(counts, place, stored, storage_dir, sent.get(place, set())) for place in places
+        _compare(counts, place, stored, root, sent.get(place, set()), asked=bool(others))
+        for place in places
     ]
     if as_json:
         print_json([comparison.to_dict() for comparison in found])
@@ -142,7 +144,7 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
     stored = find_run(store, run)
     run_id = str(stored.run.id)
     if stored.state != "running":
-        from quark_core.composition import open_lane
+        from quark_core.runs.composition import open_lane
 
         # What waits in journals comes first, or the order of things would be another one.
         for folder, manifest in find_journals(root, run_id):
@@ -151,7 +153,10 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
     wanted = places or tuple(state.specification for state in states)
     if not wanted:
         raise click.UsageError(f"run {run_id} had no mirror; name one: --to csv:./out")
-    done = [_replay(store, stored, place, states, root) for place in wanted]
+    done = [
+        _replay(store, stored, _choose(place, root, asked=bool(places)), place, states, root)
+        for place in wanted
+    ]
     if as_json:
         print_json([each.to_dict() for each in done])
     else:
@@ -164,8 +169,8 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
 def _survey(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> list[MirrorState]:
-    from quark_core.composition import find_local_path
     from quark_core.mirrors.survey import survey_mirrors
+    from quark_core.runs.composition import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
     return survey_mirrors(root, find_local_path(store, root, run_id), run_id)
@@ -174,28 +179,37 @@ def _survey(
 def _find_sent(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> dict[str, set[str]]:
-    from quark_core.composition import find_local_path
-    from quark_core.mirrors.generations import find_sent
+    from quark_core.mirrors.survey import find_sent
+    from quark_core.runs.composition import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
     return find_sent(root, find_local_path(store, root, run_id), run_id)
 
 
-def _choose(place: str) -> BackendChoice:
-    from quark_core.backend_choice import choose_backend
-    from quark_core.registry import default_registry
+def _choose(place: str, root: Path, *, asked: bool) -> BackendChoice:
+    """The backend that was asked for, or that the run's folder names and this user has chosen.
 
-    return choose_backend(place, default_registry())
+    Raises:
+        BackendUnavailable: This user has not.
+        UnknownBackendError: Nothing installed answers to it.
+    """
+    from quark_core.backends.registry import default_registry
+    from quark_core.runs.backend_choice import choose_backend
+    from quark_core.runs.chosen_backends import find_chosen
+
+    if asked:
+        return choose_backend(place, default_registry())
+    return find_chosen(place, root, default_registry())[0]
 
 
 def _compare(
-    counts: Any, place: str, stored: StoredRun, storage_dir: Path | None, sent: set[str]
+    counts: Any, place: str, stored: StoredRun, root: Path, sent: set[str], *, asked: bool
 ) -> Comparison:
     from quark_core.errors import BackendError, SessionStoreError
     from quark_core.mirrors.comparison import Comparison, compare_counts
 
     try:
-        with _open_mirror(_choose(place), stored, storage_dir) as reader:
+        with _open_mirror(_choose(place, root, asked=asked), stored, root) as reader:
             if reader is None:
                 return Comparison(backend=place, refusal="it cannot be read back")
             return compare_counts(counts, reader, str(stored.run.id), place, sent)
@@ -205,17 +219,16 @@ def _compare(
 
 @contextmanager
 def _open_mirror(
-    choice: BackendChoice, stored: StoredRun, storage_dir: Path | None
+    choice: BackendChoice, stored: StoredRun, root: Path
 ) -> Iterator[SupportsRead | None]:
     """A mirror opened for reading; None where it cannot be read."""
-    from quark_core.backend import Backend, Capability, SupportsRead
-    from quark_core.capability_check import check_capabilities
+    from quark_core.backends.checks import check_capabilities
+    from quark_core.backends.contract import Backend, Capability, SupportsRead
 
     definition = choice.definition
     if Capability.READ not in definition.capabilities:
         yield None
         return
-    root = resolve_storage_dir(storage_dir)
     config = replace(choice.configure(root, project=stored.project.name), read_only=True)
     opened: Backend = check_capabilities(definition, definition.open(config))
     assert isinstance(opened, SupportsRead)
@@ -226,15 +239,19 @@ def _open_mirror(
 
 
 def _replay(
-    store: SupportsPrimary, stored: StoredRun, place: str, states: list[MirrorState], root: Path
+    store: SupportsPrimary,
+    stored: StoredRun,
+    choice: BackendChoice,
+    place: str,
+    states: list[MirrorState],
+    root: Path,
 ) -> Replay:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress
 
+    from quark.cli.texts import Console, TextColumn
+    from quark_core.config.redaction import redact_text
     from quark_core.mirrors.replay import replay_run
-    from quark_core.redaction import redact_text
 
-    choice = _choose(place)
     named = (place, redact_text(place))
     known = next((s for s in states if s.specification in named or s.backend == place), None)
     console = Console(stderr=True)
@@ -253,7 +270,7 @@ def _replay(
 
 
 def _make_status_table(states: list[MirrorState]) -> Table:
-    from rich.text import Text
+    from quark.cli.texts import Text
 
     table = _make_table()
     table.add_column("backend", style="bold", overflow="fold")
@@ -281,7 +298,7 @@ def _make_status_table(states: list[MirrorState]) -> Table:
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    from rich.text import Text
+    from quark.cli.texts import Text
 
     name = (comparison.backend, "bold")
     if comparison.refusal is not None:
@@ -310,7 +327,7 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 def _print_replay(replay: Replay, run_id: str) -> None:
-    from rich.text import Text
+    from quark.cli.texts import Text
 
     parts = [f"{replay.sent} records sent"]
     parts += [f"{replay.present} were there already"] if replay.present else []
@@ -334,6 +351,6 @@ def _make_table() -> Table:
 
 
 def _print(what: Any) -> None:
-    from rich.console import Console
+    from quark.cli.texts import Console
 
     Console().print(what, soft_wrap=False)

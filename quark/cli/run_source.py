@@ -12,8 +12,8 @@ import click
 from quark.cli.store_access import describe_analysis, describe_unstored, find_run, open_store
 
 if TYPE_CHECKING:
-    from quark_core.backend import StoredRun, SupportsRead
-    from quark_core.session import TrainingSession
+    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.sessions.session import TrainingSession
 
 __all__ = ["RunSource", "backend_option"]
 
@@ -49,7 +49,7 @@ class RunSource:
         if backend is None:
             self.reader: SupportsRead = open_store(storage_dir)
             return
-        from quark_core.foreign_runs import open_foreign_store
+        from quark_core.runs.foreign_runs import open_foreign_store
 
         self._foreign = open_foreign_store(storage_dir, backend)
         self.reader = self._foreign.reader
@@ -73,9 +73,9 @@ class RunSource:
         Raises:
             RunNotFoundError: There is no such run.
         """
-        from quark_core.run_arguments import resolve_storage_dir
-        from quark_core.session import TrainingSession
-        from quark_core.shortcuts import open_run
+        from quark_core.config.arguments import resolve_storage_dir
+        from quark_core.sessions.session import TrainingSession
+        from quark_core.sessions.shortcuts import open_run
 
         if self._backend is None:
             return open_run(run_id, resolve_storage_dir(self._storage_dir))

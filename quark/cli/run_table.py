@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from quark.cli.texts import (
+    Text,
     describe_age,
     describe_duration,
     describe_number,
@@ -19,14 +20,17 @@ from quark.cli.texts import (
 )
 
 if TYPE_CHECKING:
-    from quark_core.run_summary import MetricSummary, RunSummary
-    from quark_core.search.expression import Field
+    from quark_core.backends.run_summary import MetricSummary, RunSummary
+    from quark_core.records.expression import Field
 
-__all__ = ["find_loss", "make_table"]
+__all__ = ["MANY_RUNS", "find_loss", "list_blocks", "make_table"]
 
-_LOSS_KEYS = ("train/loss", "training/loss", "loss", "val/loss", "validation/loss")
 # Fields of a run that have a column of their own anyway.
 _SHOWN = frozenset({"created", "duration", "id", "name", "project", "state", "status", "tags"})
+MANY_RUNS = 200
+"""More runs are printed as plain lines: a table of Rich's takes a millisecond a cell."""
+
+_BLOCK_ROWS = 100
 _NOT_FINITE = "not finite"
 _MAX_CELL = 40
 _GAP = 2
@@ -74,7 +78,7 @@ def make_table(runs: Sequence[RunSummary], asked: Sequence[Field], width: int) -
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(
-            Text(column.label),
+            Text(column.label, lines=True),
             justify="right" if column.right else "left",
             no_wrap=index == 0 or (fits and not column.flexible),
             min_width=column.least if fits else None,
@@ -86,12 +90,69 @@ def make_table(runs: Sequence[RunSummary], asked: Sequence[Field], width: int) -
     return table
 
 
+def list_blocks(
+    runs: Sequence[RunSummary], asked: Sequence[Field], width: int, rule: str
+) -> Iterator[Text]:
+    """The table of many runs as lines, one for each run, in blocks of some.
+
+    Args:
+        runs: The runs.
+        asked: As of `make_table`.
+        width: Columns of the terminal; what is flexible is cut for it.
+        rule: What the line below the head is made of.
+    """
+    columns = _fit(_list_columns(runs, asked), width, has_extra=bool(asked))
+    widths = [column.width for column in columns]
+    too_wide = sum(widths) + _GAP * len(widths) - width
+    for place, column in enumerate(columns):
+        if column.flexible and too_wide > 0:
+            cut = min(too_wide, widths[place] - column.least)
+            widths[place] -= cut
+            too_wide -= cut
+    heads = [Text(" ".join(column.label.split())) for column in columns]
+    for head, size in zip(heads, widths, strict=True):
+        head.stylize("bold")
+        head.truncate(max(size, head.cell_len))
+    widths = [max(size, head.cell_len) for head, size in zip(heads, widths, strict=True)]
+    first = _join_cells(columns, widths, heads)
+    first.append("\n " + rule * (sum(widths) + _GAP * (len(widths) - 1)), lines=True)
+    yield first
+    rows = zip(*(column.cells for column in columns), strict=True)
+    while block := [_join_cells(columns, widths, row) for row in islice(rows, _BLOCK_ROWS)]:
+        yield _join_lines(block)
+
+
+def _join_cells(columns: Sequence[_Column], widths: Sequence[int], row: Sequence[Text]) -> Text:
+    line = Text(" ")
+    for place, (column, size, cell) in enumerate(zip(columns, widths, row, strict=True)):
+        if cell.cell_len > size:
+            cell.truncate(size, overflow="ellipsis")
+        space = " " * (size - cell.cell_len)
+        gap = " " * (_GAP if place else 0)
+        line.append(gap + (space if column.right else ""))
+        line.append(cell)
+        line.append("" if column.right else space)
+    return line
+
+
+def _join_lines(lines: Sequence[Text]) -> Text:
+    block = Text()
+    for place, line in enumerate(lines):
+        block.append("\n" if place else "", lines=True)
+        block.append(line)
+    return block
+
+
 def find_loss(run: RunSummary) -> MetricSummary | None:
-    """The first conventional loss that a run has."""
-    for key in _LOSS_KEYS:
-        if key in run.metrics:
-            return run.metrics[key]
-    return None
+    """The metric that a run is judged by: what the user named, else its loss by the names."""
+    from quark_core.analysis.metric_roles import choose_loss
+    from quark_core.config.objective import read_objective
+
+    named = read_objective(run.config)
+    if named is not None:
+        return run.metrics.get(named.metric)
+    found = choose_loss({key: metric.count for key, metric in run.metrics.items()})
+    return None if found is None else run.metrics[found]
 
 
 def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_Column]:

@@ -13,8 +13,8 @@ from quark.cli.store_access import json_option, print_json, storage_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quark_core.run_summary import RunSummary
-    from quark_core.search.expression import Field, RunSearch
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.records.expression import Field, RunSearch
 
 __all__ = ["runs"]
 
@@ -77,7 +77,7 @@ def runs(
     """
     from quark.cli.texts import find_duration_s
     from quark_core.errors import SchemaValidationError
-    from quark_core.searching import build_search, find_runs
+    from quark_core.runs.searching import build_search, find_runs
 
     try:
         search = build_search(
@@ -110,8 +110,10 @@ def runs(
             {
                 **run.stored.run.to_dict(),
                 "state": run.state,
+                "exit_code": run.stored.exit_code,
                 "duration_s": find_duration_s(run.stored, run.last_metric_at),
                 "last_loss": None if (loss := find_loss(run)) is None else loss.last,
+                "loss_metric": None if loss is None else loss.key,
                 "newest_step": run.newest_step,
                 "config": run.config,
                 "metrics": run.to_dict()["metrics"],
@@ -124,7 +126,7 @@ def runs(
 def _add_filters(search: RunSearch, status: str | None, tags: Sequence[str]) -> RunSearch:
     from dataclasses import replace
 
-    from quark_core.search.expression import And, Comparison, Expression, Field, HasTag
+    from quark_core.records.expression import And, Comparison, Expression, Field, HasTag
 
     terms: list[Expression] = [HasTag(tag) for tag in tags]
     if status is not None:
@@ -148,15 +150,19 @@ def _quote(text: str) -> str:
 
 
 def _print_table(runs: Sequence[RunSummary], asked: Sequence[Field], *, has_more: bool) -> None:
-    from rich.console import Console
-
-    from quark.cli.run_table import make_table
+    from quark.cli.run_table import MANY_RUNS, list_blocks, make_table
+    from quark.cli.texts import Console
 
     console = Console()
     if not runs:
         console.print("There are runs; --limit shows them." if has_more else "No runs here fit.")
         return
-    console.print(make_table(runs, asked, console.width))
+    if len(runs) <= MANY_RUNS:
+        console.print(make_table(runs, asked, console.width))
+    else:
+        rule = "-" if console.options.ascii_only else "─"
+        for block in list_blocks(runs, asked, console.width, rule):
+            console.print(block, soft_wrap=True)
     if has_more:
         these = "this one" if len(runs) == 1 else f"these {len(runs)}"
         console.print(f"There are more than {these}; --limit shows them.", style="dim")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.service_options import require_service
+from quark.cli.service_options import make_files_private, require_service
 
 if TYPE_CHECKING:
     from quark_backends.service.server.config import ServiceConfig
-    from quark_backends.service.server.deployment import Deployment
+    from quark_backends.service.server.workspaces.deployment import Deployment
 
 __all__ = ["serve"]
 
@@ -33,6 +34,14 @@ __all__ = ["serve"]
 @click.option(
     "--artifacts", metavar="URL", help="Folder of payloads [default: beside a SQLite store]."
 )
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A name that clients call this server by, such as that of the proxy before it; repeat "
+    "for several, * for any [default: this machine's names for itself, and its addresses].",
+)
 @click.option("--workers", type=int, help="Processes [default: 1].")
 @click.option("--migrate", is_flag=True, help="Bring databases of an older version to this one.")
 @click.option(
@@ -47,17 +56,22 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
 
     Every setting can be an environment variable too, such as QUARK_SERVE_STORE or
     QUARK_SERVE_LIMITS_BODY_BYTES. A first start makes the workspace `default`, and an
-    admin key for it. SIGTERM ends the server once it has finished what it accepted.
+    admin key for whoever runs the server. SIGTERM ends it once it has finished what it
+    accepted.
     """
     require_service()
-    from quark_backends.service.server.deployment import Deployment
+    make_files_private()
+    from quark_backends.service.server.config import load_config
+    from quark_backends.service.server.http.middleware import find_own_name
     from quark_backends.service.server.process import bind_socket, run_server
-    from quark_backends.service.server.settings import load_config
+    from quark_backends.service.server.workspaces.deployment import Deployment
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = load_config(options, os.environ, config_path)
     deployment = Deployment(config)
     try:
+        # A place that cannot be is told before anything is made.
+        _ = deployment.payload_root
         first_key = _prepare(
             deployment, migrate=migrate, show=show_first_key or sys.stdout.isatty()
         )
@@ -72,7 +86,13 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
             "cross the network as they are: put a proxy that speaks TLS before this server",
             err=True,
         )
-    _tell_key(first_key, url, config)
+        if not config.allowed_hosts:
+            click.echo(
+                "quark: clients may call this server by its addresses and by "
+                f"{find_own_name(config.host)}; --allowed-host NAME lets in another name",
+                err=True,
+            )
+    _tell_key(first_key, f"http://{_show_host(find_own_name(config.host))}:{port}", config)
     click.echo(
         f"Quark serves on {url} (store: {_show_store(config.store_url)}; "
         f"processes: {config.workers}; API: {url}/docs)"
@@ -83,40 +103,51 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
 
 def _prepare(deployment: Deployment, *, migrate: bool, show: bool) -> str | None:
     """Make or check the databases; returns the first key of a new server, "" where it is hidden."""
-    from quark_backends.service.server.deployment import DEFAULT_WORKSPACE
-    from quark_backends.service.server.keys import make_key
+    from quark_backends.service.server.workspaces.deployment import DEFAULT_WORKSPACE
+    from quark_backends.service.server.workspaces.keys import make_key
 
     control = deployment.control
     if migrate or control.read_version() == 0:
         deployment.upgrade()
     deployment.check()
+    for said in deployment.make_private():
+        click.echo(f"quark: warning: {said}", err=True)
     if control.list_workspaces():
         return None
     deployment.add_workspace(DEFAULT_WORKSPACE)
     if not show:
         # Nobody would ever see it.
         return ""
-    key, _ = make_key(control, workspace=DEFAULT_WORKSPACE, name="first", scopes=["admin"])
+    key, _ = make_key(control, workspace=DEFAULT_WORKSPACE, name="operator", scopes=["admin"])
     return key
 
 
 def _tell_key(key: str | None, url: str, config: ServiceConfig) -> None:
     if key is None:
         return
+    create = f"  quark keys create --store {shlex.quote(_show_store(config.store_url))}"
     if key:
-        click.echo("This key is shown once. On the machines that train:")
-        click.echo(f"  export QUARK_PERSISTENCE_URL={url}")
-        click.echo(f"  export QUARK_USER_KEY={key}")
-        return
+        click.echo(
+            "This key is for you, and is shown once. It may make and revoke keys: keep it\n"
+            "off the machines that train.\n"
+            f"  {key}"
+        )
+    else:
+        click.echo(
+            f"The workspace `default` is new. Make a key for yourself:\n{create} --scope admin"
+        )
     click.echo(
-        "The workspace `default` is new. Make a key for it with:\n"
-        f"  quark keys create --store {_show_store(config.store_url)} --scope admin"
+        "For a training, make a key that may write and read runs, and nothing else:\n"
+        f"{create} --name training\n"
+        "and on the machine that trains:\n"
+        f"  export QUARK_PERSISTENCE_URL={url}\n"
+        "  export QUARK_USER_KEY=<the key that it prints>"
     )
 
 
 def _show_store(store_url: str) -> str:
     """A store's URL that means the same in every folder, without its password."""
-    from quark_backends.service.server.control import parse_store_url
+    from quark_backends.service.server.workspaces.control_database import parse_store_url
 
     url = parse_store_url(store_url)
     if url.drivername == "sqlite":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -11,13 +12,20 @@ import click
 from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_backends.service.server.deployment import Deployment
+    from quark_backends.service.server.workspaces.deployment import Deployment
 
-__all__ = ["open_deployment", "require_service", "store_option"]
+__all__ = [
+    "artifacts_option",
+    "make_files_private",
+    "open_deployment",
+    "require_service",
+    "store_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STORE = "QUARK_SERVE_STORE"
+_ARTIFACTS = "QUARK_SERVE_ARTIFACTS"
 # The server's default; naming it here spares every command the server's imports.
 _DEFAULT_STORE = "sqlite:///quark-service/service.db"
 
@@ -32,6 +40,18 @@ def store_option(command: F) -> F:
         default=_DEFAULT_STORE,
         show_default=True,
         help="Store of the service: sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE.",
+    )(command)
+
+
+def artifacts_option(command: F) -> F:
+    """Add --artifacts to a command."""
+    return click.option(
+        "--artifacts",
+        metavar="URL",
+        envvar=_ARTIFACTS,
+        show_envvar=True,
+        default="",
+        help="Folder of payloads, as the server has it [default: beside a SQLite store].",
     )(command)
 
 
@@ -52,11 +72,18 @@ def require_service() -> None:
         ) from None
 
 
-def open_deployment(store: str, *, make: bool = False) -> Deployment:
+def make_files_private() -> None:
+    """Have what the command makes from now on belong to its user alone."""
+    before = os.umask(0o077)
+    click.get_current_context().call_on_close(partial(os.umask, before))
+
+
+def open_deployment(store: str, *, artifacts: str = "", make: bool = False) -> Deployment:
     """The databases of a service.
 
     Args:
         store: Their URL.
+        artifacts: Where payloads lie, for what needs them; empty for where they do by default.
         make: Whether a SQLite store that is not there will be made.
 
     Raises:
@@ -64,11 +91,11 @@ def open_deployment(store: str, *, make: bool = False) -> Deployment:
         SessionStoreError: There is no such store, or PostgreSQL's driver is missing.
     """
     from quark_backends.service.server.config import ServiceConfig
-    from quark_backends.service.server.deployment import Deployment
+    from quark_backends.service.server.workspaces.deployment import Deployment
 
     require_service()
-    # Where payloads lie matters to the server only.
-    config = ServiceConfig(store_url=store, artifact_url=os.curdir)
+    make_files_private()
+    config = ServiceConfig(store_url=store, artifact_url=artifacts)
     try:
         deployment = Deployment(config)
         if not make:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,19 @@ from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
-    from quark.cli.run_summary import MetricSummary
-    from quark_core.backend import StoredRun, SupportsRead
-    from quark_core.columns import Columns
-    from quark_core.session import TrainingSession
+    from quark.cli.run_view import MetricSummary
+    from quark.cli.texts import Console
+    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.records.columns import Columns
+    from quark_core.sessions.session import TrainingSession
 
 __all__ = ["print_run", "print_session", "show"]
 
 _LOG_LINES = 8
+_METRICS = 100
 _CONFIG_LINES = 40
 _PLOTS = 8
 _PAYLOAD_CHARACTERS = 160
@@ -39,15 +43,31 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
     show_default=True,
     help="Events to show, the newest of them; 0 for none.",
 )
+@click.option(
+    "--metrics",
+    type=click.IntRange(min=0),
+    default=_METRICS,
+    show_default=True,
+    help="Metrics to show, sorted by name.",
+)
+@click.option("--after", metavar="NAME", help="Only metrics whose names come after this one.")
 @json_option
-def show(run: str, storage_dir: Path | None, backend: str | None, logs: int, as_json: bool) -> None:
+def show(
+    run: str,
+    storage_dir: Path | None,
+    backend: str | None,
+    logs: int,
+    metrics: int,
+    after: str | None,
+    as_json: bool,
+) -> None:
     """Show RUN (its id, the beginning of it, or its name): summary, config, metrics, logs."""
     source = RunSource(storage_dir, backend)
     stored = source.find(run)
     if as_json:
         _print_as_json(source.reader, stored, logs)
         return
-    print_run(source.reader, stored, logs=logs)
+    print_run(source.reader, stored, logs=logs, metrics=metrics, after=after)
     for line in source.describe_state(str(stored.run.id)):
         click.echo(line)
 
@@ -57,6 +77,8 @@ def print_run(
     stored: StoredRun,
     *,
     logs: int = _LOG_LINES,
+    metrics: int = _METRICS,
+    after: str | None = None,
     console: Console | None = None,
 ) -> None:
     """Print a run to the terminal: summary, config, metrics with small plots, last logs.
@@ -65,20 +87,19 @@ def print_run(
         reader: What the run is read from.
         stored: The run.
         logs: How many events, the newest of them.
+        metrics: How many metrics, sorted by key.
+        after: Only metrics whose keys come after this.
         console: Where to; stdout by default.
     """
-    from rich.console import Console
-
-    from quark.cli.rank_table import print_ranks
-    from quark.cli.run_contents import print_contents
-    from quark.cli.run_summary import summarize_metrics
-    from quark_core.rank_paces import measure_paces
-    from quark_core.searching import summarize_run
+    from quark.cli.run_view import print_contents, print_ranks, summarize_metrics
+    from quark.cli.texts import Console
+    from quark_core.runs.rank_paces import measure_paces
+    from quark_core.runs.searching import summarize_run
 
     console = console or Console()
     run_id = str(stored.run.id)
     summary = summarize_run(reader, run_id)
-    summaries = summarize_metrics(reader, summary)
+    summaries = summarize_metrics(reader, summary, after=after, limit=metrics)
     console.print(_summary_panel(stored, summary.last_metric_at))
     if stored.config is not None and stored.config.values:
         console.print(_config_table(stored))
@@ -86,6 +107,9 @@ def print_run(
         console.print(_metrics_table(summaries))
         if not console.options.ascii_only:
             _print_plots(console, summaries)
+        _print_rest(console, summary, summaries[-1].key)
+    elif summary.metrics:
+        console.print(f"{len(summary.metrics)} metrics; --metrics shows them.", style="dim")
     else:
         console.print("No metrics yet.")
     print_contents(console, reader, run_id)
@@ -104,17 +128,16 @@ def print_session(session: TrainingSession) -> None:
 
 
 def _read_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
-    from quark_core.query import Query
     from quark_core.records import EventRecord
+    from quark_core.records.query import Query
 
     return reader.read(run_id, EventRecord.KIND, Query(limit=limit))
 
 
 def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
-    from quark.cli.run_contents import describe_contents
-    from quark.cli.run_summary import summarize_metrics
-    from quark_core.rank_paces import measure_paces
-    from quark_core.searching import summarize_run
+    from quark.cli.run_view import describe_contents, summarize_metrics
+    from quark_core.runs.rank_paces import measure_paces
+    from quark_core.runs.searching import summarize_run
 
     run_id = str(stored.run.id)
     summary = summarize_run(reader, run_id)
@@ -134,9 +157,8 @@ def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
 def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableType:
     from rich.panel import Panel
     from rich.table import Table
-    from rich.text import Text
 
-    from quark.cli.texts import describe_duration, describe_state, find_duration_s
+    from quark.cli.texts import Text, describe_duration, describe_state, find_duration_s
 
     run = stored.run
     environment: dict[str, Any] = dict(stored.environment.values) if stored.environment else {}
@@ -162,6 +184,7 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
         ("name", run.name),
         ("tags", ", ".join(run.tags)),
         ("notes", run.notes),
+        ("exit code", None if stored.exit_code is None else str(stored.exit_code)),
         ("resumed", _count_times(run.resume_count)),
         ("parent", run.parent_run_id),
         ("git", commit),
@@ -171,7 +194,8 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
     ]
     for label, value in rows:
         if value:
-            grid.add_row(label, value if isinstance(value, Text) else Text(value))
+            told = value if isinstance(value, Text) else Text(value, lines=label == "notes")
+            grid.add_row(label, told)
     title = Text.assemble((f"{stored.project.name} ", "bold"), (str(run.id), "bold cyan"))
     return Panel(grid, title=title, title_align="left", expand=False)
 
@@ -196,7 +220,8 @@ def _count_times(count: int) -> str | None:
 def _config_table(stored: StoredRun) -> RenderableType:
     from rich import box
     from rich.table import Table
-    from rich.text import Text
+
+    from quark.cli.texts import Text
 
     assert stored.config is not None
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
@@ -238,9 +263,8 @@ def _round(value: Any) -> Any:
 def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
-    from quark.cli.texts import describe_number
+    from quark.cli.texts import Text, describe_number
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("metric", overflow="fold")
@@ -264,22 +288,25 @@ def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
 
 def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
     from rich.columns import Columns as SideBySide
-    from rich.text import Text
 
     from quark.cli.plots import draw_curve
-    from quark.cli.texts import describe_number
+    from quark.cli.texts import Text, describe_number
 
     # Those with a direction first: losses and scores are what one wants to see.
-    chosen = [s for s in summaries if s.count > 1 and s.low is not None]
+    chosen = [s for s in summaries if s.count > 1 and s.low is not None and len(s.x)]
+    if not chosen:
+        return
     chosen.sort(key=lambda summary: summary.direction is None)
     blocks = []
     for item in chosen[:_PLOTS]:
-        text = Text(f"{item.key}\n", style="bold", no_wrap=True)
-        text.append(draw_curve(item.x, item.y), style="not bold cyan")
+        text = Text(item.key, style="bold", no_wrap=True)
+        curve = draw_curve(item.x, item.y)
+        text.append(f"\n{curve}", style="not bold cyan", lines=True)
         text.append(
             f"\n{describe_number(item.low)} … {describe_number(item.high)}"
             f"   steps {int(item.x.min())} … {int(item.x.max())}\n",
             style="not bold dim",
+            lines=True,
         )
         blocks.append(text)
     console.print(SideBySide(blocks, padding=(0, 4)))
@@ -287,8 +314,22 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
         console.print(f"{len(chosen) - _PLOTS} more curves are not drawn.", style="dim")
 
 
+def _print_rest(console: Console, run: RunSummary, shown: str) -> None:
+    """Say how many metrics come after the last one that is shown, and how to see them."""
+    import shlex
+
+    keys = list(run.metrics)
+    left = len(keys) - bisect_right(keys, shown)
+    if left:
+        console.print(
+            f"{left} more metrics: --after {shlex.quote(shown)} shows the next, --json all.",
+            style="dim",
+            soft_wrap=True,
+        )
+
+
 def _print_logs(console: Console, events: Columns) -> None:
-    from rich.text import Text
+    from quark.cli.texts import Text
 
     if events.count == 0:
         return

@@ -10,16 +10,23 @@ from typing import Any, TypeVar
 
 import click
 
-from quark_core.backend import StoredRun, SupportsGenerations, SupportsPrimary, SupportsRead
-from quark_core.composition import open_reader
+from quark_core.backends.contract import (
+    StoredRun,
+    SupportsGenerations,
+    SupportsPrimary,
+    SupportsRead,
+)
+from quark_core.backends.removal import SupportsRemoval
+from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError
-from quark_core.keeping import SupportsRemoval
-from quark_core.run_arguments import check_run_id, resolve_storage_dir
+from quark_core.runs.composition import open_reader
+from quark_core.system.terminal_text import escape_json
 
 __all__ = [
     "describe_analysis",
     "describe_place",
     "describe_unstored",
+    "find_by_id",
     "find_run",
     "json_option",
     "open_store",
@@ -76,14 +83,14 @@ def find_run(store: SupportsRead, prefix: str) -> StoredRun:
     """
     reader: object = store
     if not isinstance(reader, SupportsPrimary):
-        known = _find_by_id(store, prefix)
+        known = find_by_id(store, prefix)
         if known is not None:
             return known
     runs = store.list_runs()
     found = [stored for stored in runs if prefix in (stored.run.id, stored.run.name)]
     if not found:
         found = [stored for stored in runs if (stored.run.id or "").startswith(prefix)]
-    if not found and (elsewhere := _find_by_id(store, prefix)) is not None:
+    if not found and (elsewhere := find_by_id(store, prefix)) is not None:
         return elsewhere
     if not found:
         if trashed := _find_in_trash(store, prefix):
@@ -104,7 +111,7 @@ def describe_unstored(store: SupportsRead, storage_dir: Path | None, run_id: str
 
     What a living process, or another `quark sync`, is about to deliver is not meant.
     """
-    from quark_core.recovery import count_unstored
+    from quark_core.runs.recovery import count_unstored
 
     root = resolve_storage_dir(storage_dir)
     keeps_journal = bool(getattr(store, "keeps_journal", False))
@@ -131,10 +138,14 @@ def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
     ]
     told = f"{len(severities)} ({', '.join(counted)})" if counted else "none"
     number = str(scores["writer_id"][-1]).rpartition(".")[2]
+    records: Any = scores.to_records()
+    unknown = [record.score_key for record in records if not record.is_known]
+    if unknown:
+        told += f"; health not known: {', '.join(dict.fromkeys(unknown))}"
     return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
 
 
-def _find_by_id(store: SupportsRead, run_id: str) -> StoredRun | None:
+def find_by_id(store: SupportsRead, run_id: str) -> StoredRun | None:
     """A run that lists leave out, such as one of another project store of a service."""
     try:
         return store.load_run(check_run_id(run_id)) if run_id else None
@@ -152,8 +163,12 @@ def _find_in_trash(store: object, prefix: str) -> list[str]:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; what is not finite becomes null, since JSON has no word for it."""
-    click.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    """Print a value as JSON, exactly.
+
+    What is not finite becomes null, since JSON has no word for it; what is not fit for a
+    terminal is escaped, which reads as the same.
+    """
+    click.echo(escape_json(json.dumps(_finite(value), indent=2, ensure_ascii=False)))
 
 
 def _finite(value: Any) -> Any:

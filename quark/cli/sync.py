@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.store_access import json_option, print_json
-from quark_core.run_arguments import resolve_storage_dir
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:
     from quark_core.delivery.sync import LaneSync
@@ -20,16 +21,31 @@ __all__ = ["print_lanes", "sync"]
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("--dry-run", is_flag=True, help="Only say what waits where.")
+@click.option(
+    "--allow-backend",
+    "allowed",
+    multiple=True,
+    metavar="BACKEND",
+    help="Deliver to this backend, a name or URI, too. This is remembered for your user.",
+)
 @json_option
-def sync(directory: Path | None, dry_run: bool, as_json: bool) -> None:
+def sync(directory: Path | None, dry_run: bool, allowed: tuple[str, ...], as_json: bool) -> None:
     """Deliver every journal under DIRECTORY [default: the working directory].
 
+    What its store has not compacted yet, because a process was killed, is compacted.
     Journals of runs that are still being written are left to their process.
-    May be repeated at any time. Exit status 1 where something still waits.
+    What a killed process left in the database's log is brought into quark.db.
+    May be repeated at any time. Exit status 1 where something still waits, or
+    where a journal turns out to be damaged: it says which batches are missing.
+
+    A folder says itself where its records go. They are delivered to its own
+    store, and to backends that the environment names or that you have used or
+    allowed before; what is for another one waits.
     """
-    from quark_core import recovery
+    from quark_core.runs import recovery
 
     root = resolve_storage_dir(directory)
+    _allow(allowed, root)
     if not recovery.has_journals(root):
         # A mistyped folder, or one that a newer Quark wrote, has nothing that waits either.
         _check_store(root)
@@ -39,12 +55,39 @@ def sync(directory: Path | None, dry_run: bool, as_json: bool) -> None:
         results = recovery.sync(root)
     else:
         results = _sync_with_progress(root)
+    if not dry_run:
+        from quark_backends.embedded.compaction_helper import compact_root
+
+        compact_root(root)
     if as_json:
         print_json([result.to_dict() for result in results])
     else:
         print_lanes(results, nothing="Nothing waits here.")
-    if not dry_run and any(result.state == "waiting" for result in results):
+    if not dry_run:
+        _settle(root)
+    if any(result.damage or (result.state == "waiting" and not dry_run) for result in results):
         sys.exit(1)
+
+
+def _allow(places: tuple[str, ...], root: Path) -> None:
+    """Note backends that the user trusts.
+
+    Raises:
+        UnknownBackendError: Nothing installed answers to one.
+    """
+    if not places:
+        return
+    from quark_core.backends.registry import default_registry
+    from quark_core.runs.backend_choice import choose_backend
+    from quark_core.runs.chosen_backends import remember
+
+    choices = [choose_backend(place, default_registry()) for place in places]
+    if not remember(choices, root):
+        click.echo(
+            "quark: this is allowed now, but cannot be remembered: "
+            "there is no home directory that can be written (HOME, XDG_CONFIG_HOME)",
+            err=True,
+        )
 
 
 def _check_store(root: Path) -> None:
@@ -53,16 +96,36 @@ def _check_store(root: Path) -> None:
     Raises:
         SessionStoreError: There is none, or it cannot be read.
     """
-    from quark_core.composition import open_reader
+    from quark_core.runs.composition import open_reader
 
     open_reader(root).list_runs(limit=1)
 
 
-def _sync_with_progress(root: Path) -> list[LaneSync]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+def _settle(root: Path) -> None:
+    """Make the database file whole by itself, and say where that cannot be done now."""
+    from quark.cli.du import describe_bytes
+    from quark_backends.store.databases.layout import StoreLayout
+    from quark_backends.store.databases.sqlite import checkpoint_file
 
-    from quark_core import recovery
+    layout = StoreLayout(root)
+    try:
+        left_bytes = checkpoint_file(layout) if layout.db_path.exists() else 0
+    except SessionStoreError as error:
+        click.echo(f"quark: {error}", err=True)
+        return
+    if left_bytes:
+        click.echo(
+            f"{layout.db_path} is in use: its newest {describe_bytes(left_bytes)} are beside it, "
+            "in its log, until that ends",
+            err=True,
+        )
+
+
+def _sync_with_progress(root: Path) -> list[LaneSync]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+
+    from quark.cli.texts import Console, TextColumn
+    from quark_core.runs import recovery
 
     waiting = sum(lane.waiting for lane in recovery.survey(root) if lane.state != "held")
     console = Console(stderr=True)
@@ -77,9 +140,9 @@ def _sync_with_progress(root: Path) -> list[LaneSync]:
 def print_lanes(lanes: list[LaneSync], *, nothing: str) -> None:
     """Print a table of lanes, or a line where there are none."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from quark.cli.texts import Console, Text
 
     console = Console()
     if not lanes:

@@ -1,20 +1,110 @@
-"""How values look in the terminal."""
+"""Styled text on the terminal, and how values look in it.
+
+This is the only place where Quark's commands have Rich's from. What a text says
+is made fit for the terminal, and none of it is markup, an emoji code or a link: a
+name such as `[red]x` is those six characters.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import IO, Any
 
-from rich.text import Text
+import rich.console
+import rich.progress
+import rich.text
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
 
-from quark_core.backend import StoredRun
+from quark.cli.terminal import find_styled
+from quark_core.backends.contract import StoredRun
+from quark_core.system.terminal_text import clean_line, clean_text
 
 __all__ = [
+    "Console",
+    "Text",
+    "TextColumn",
     "describe_age",
     "describe_duration",
     "describe_number",
     "describe_state",
     "find_duration_s",
 ]
+
+
+class Text(rich.text.Text):
+    """A text with styles, in one line unless it says otherwise.
+
+    Args:
+        text: What it says.
+        style: How.
+        lines: Whether ends of lines in it are what they are.
+        options: As of Rich's own.
+    """
+
+    def __init__(
+        self, text: str = "", style: Any = "", *, lines: bool = False, **options: Any
+    ) -> None:
+        super().__init__(clean_text(text) if lines else clean_line(text), style, **options)
+
+    @classmethod
+    def assemble(cls, *parts: Any, **options: Any) -> Text:
+        """A text of several parts: texts, or pairs of a text and its style."""
+        text = cls(**options)
+        for part in parts:
+            if isinstance(part, tuple):
+                text.append(*part)
+            else:
+                text.append(part)
+        return text
+
+    def append(self, text: rich.text.Text | str, style: Any = None, *, lines: bool = False) -> Text:
+        """Add a text."""
+        if isinstance(text, str):
+            text = clean_text(text) if lines else clean_line(text)
+        super().append(text, style)
+        return self
+
+
+class Console(rich.console.Console):
+    """Prints to the terminal with styles; `stderr=True` to standard error."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, **options})
+
+    @property
+    def file(self) -> IO[str]:
+        """The stream that it prints to."""
+        found: IO[str] = find_styled(super().file)
+        return found
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
+
+    def render_str(self, text: str, **options: Any) -> rich.text.Text:
+        """See Rich's own: what is printed, or stands in a table, as a str."""
+        return super().render_str(clean_line(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """See Rich's own. Whatever a renderable is made of, its segments are fit."""
+        for text, style, control in super().render(renderable, options):
+            if control:
+                yield Segment(text, style, control)
+                continue
+            unlinked = style.update_link(None) if style is not None and style.link else style
+            yield Segment(clean_text(text), unlinked)
+
+
+class TextColumn(rich.progress.TextColumn):
+    """A column of a progress bar in which nothing is markup."""
+
+    def __init__(self, text_format: str) -> None:
+        super().__init__(text_format, markup=False)
+
 
 _STYLES = {
     "completed": "green",

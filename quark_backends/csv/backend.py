@@ -7,7 +7,8 @@ Files of a run:
     events.csv, telemetry.csv, layers.csv, parameters.csv,
     parameter_distributions.csv, batches.csv, artifacts.csv, alerts.csv,
     health_scores.csv, phases.csv, lifecycle.csv
-                      one row per record of that kind, append-only
+                      one row per record of that kind, append-only; any further
+                      kind has the table that its type names
     artifacts/        payloads of artifacts, laid out as in the run's directory
     tables/           the newest table of each key, as CSV; derived
     config.json       the newest attempt's configuration
@@ -28,34 +29,34 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import msgspec
-import xxhash
-
 from quark_backends.csv.files import (
     AppendOnlyTable,
+    CsvState,
+    CsvWriter,
     FolderClaim,
-    MirrorState,
-    WriterState,
-    write_atomically,
+    load_csv_state,
 )
-from quark_backends.csv.payloads import name_payloads
-from quark_backends.csv.published import find_tables, publish_config, publish_table
+from quark_backends.csv.published import find_tables, name_payloads, publish_config, publish_table
 from quark_backends.csv.reader import CsvReader
 from quark_backends.csv.rows import TABLES, find_form
 from quark_backends.csv.run_file import RunFile
-from quark_backends.csv.wide import write_wide_tables
-from quark_backends.csv.wide_process import derive_aside
-from quark_backends.payload_links import keep_payload
-from quark_core import settings
+from quark_backends.csv.wide import derive_aside, write_wide_tables
+from quark_backends.mirroring.saved_state import digest_batch, is_new, keep_payload, save_state
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backend import BackendConfig, Batch, StoredRun
+from quark_core.backends.contract import BackendConfig, Batch, StoredRun
+from quark_core.config import settings
 from quark_core.errors import BackendRejected, BackendUnavailable
-from quark_core.records import ArtifactRecord, EventRecord, LifecycleRecord, MetricRecord
+from quark_core.records import (
+    ArtifactRecord,
+    EventRecord,
+    LifecycleRecord,
+    MetricRecord,
+)
 
 if TYPE_CHECKING:
-    from quark_core.artifacts.contract import Payload
-    from quark_core.columns import Columns
-    from quark_core.query import Query
+    from quark_core.backends.contract import Payload
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
 
 __all__ = ["EVENT_HEADER", "METRIC_HEADER", "CsvBackend"]
 
@@ -90,7 +91,7 @@ class CsvBackend:
             self._claim = FolderClaim(self._folder)
             suffix = self._claim.suffix
             self._state_path = self._folder / f"state{suffix}.json"
-            MirrorState.load(self._state_path)
+            load_csv_state(self._state_path)
         except OSError as error:
             raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
         self._tables = {
@@ -162,13 +163,13 @@ class CsvBackend:
 
     def _write(self, folder: Path, batches: Sequence[Batch]) -> None:
         # Read anew: another lane of this process may have written in between.
-        state = MirrorState.load(self._state_path)
+        state = load_csv_state(self._state_path)
         rows: dict[str, list[Sequence[Any]]] = {}
         derived: list[tuple[str, list[Any]]] = []
         for batch in batches:
-            digest = xxhash.xxh3_64_hexdigest(batch.body)
             writer = state.writers.get(batch.writer_id)
-            if not _is_new(batch, writer, digest):
+            number, digest = (writer.head, writer.digest) if writer else (-1, "")
+            if not is_new(batch, number, digest, backend="csv"):
                 continue
             if batch.kind not in TABLES:
                 raise BackendRejected(
@@ -183,14 +184,14 @@ class CsvBackend:
             except (ValueError, OverflowError) as error:
                 raise BackendRejected(str(error), backend="csv") from error
             started_us = writer.started_us if writer else min(times_us)
-            state.writers[batch.writer_id] = WriterState(
-                batch.attempt, batch.rank, started_us, batch.number, digest
+            state.writers[batch.writer_id] = CsvWriter(
+                batch.attempt, batch.rank, started_us, batch.number, digest_batch(batch)
             )
         if not rows:
             return
         folder.mkdir(parents=True, exist_ok=True)
         self._fit_tables(rows)
-        saved = MirrorState.load(self._state_path)
+        saved = load_csv_state(self._state_path)
         sizes_bytes, widths = dict(saved.sizes_bytes), dict(saved.widths)
         for kind, added in rows.items():
             table = self._tables[kind]
@@ -199,21 +200,21 @@ class CsvBackend:
             widths[kind] = table.width
         for kind, records in derived:
             self._derive_from(folder, kind, records)
-        state = MirrorState(state.writers, sizes_bytes, widths)
-        write_atomically(self._state_path, msgspec.json.encode(state))
+        state = CsvState(state.writers, sizes_bytes, widths)
+        save_state(self._state_path, state, is_synced=True)
 
     def _fit_tables(self, kinds: Iterable[str]) -> None:
         """See that the tables have all columns that we have, as far as they are acknowledged."""
         for kind in kinds:
             if kind in self._fitted:
                 continue
-            state = MirrorState.load(self._state_path)
+            state = load_csv_state(self._state_path)
             table = self._tables[kind]
             table.size_bytes = state.sizes_bytes.get(kind, 0)
             table.width = state.widths.get(kind, 0)
             while table.widen():
                 state.sizes_bytes[kind], state.widths[kind] = table.size_bytes, table.width
-                write_atomically(self._state_path, msgspec.json.encode(state))
+                save_state(self._state_path, state, is_synced=True)
             self._fitted.add(kind)
 
     def _derive_from(self, folder: Path, kind: str, records: list[Any]) -> None:
@@ -260,17 +261,6 @@ def _as_outage(act: Callable[..., None], *arguments: Any) -> None:
         act(*arguments)
     except OSError as error:
         raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
-
-
-def _is_new(batch: Batch, writer: WriterState | None, digest: str) -> bool:
-    if writer is None or batch.number > writer.head:
-        return True
-    if batch.number == writer.head and digest != writer.digest:
-        raise BackendRejected(
-            f"batch {batch.number} of writer {batch.writer_id} came again with other content",
-            backend="csv",
-        )
-    return False
 
 
 def _encode(batch: Batch) -> Iterable[Sequence[Any]]:

@@ -13,15 +13,16 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from quark_core.process import ProcessIdentity, current_process, is_alive
+from quark_backends.mirroring.saved_state import load_state, replace_file
+from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
 __all__ = [
     "AppendOnlyTable",
+    "CsvState",
+    "CsvWriter",
     "FolderClaim",
-    "MirrorState",
-    "WriterState",
     "encode_rows",
-    "write_atomically",
+    "load_csv_state",
 ]
 
 _OWNER = "owner.json"
@@ -29,7 +30,7 @@ _OWNER = "owner.json"
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
-class WriterState(msgspec.Struct):
+class CsvWriter(msgspec.Struct):
     """A writer that has sent batches, and the newest that is acknowledged."""
 
     attempt: int
@@ -39,20 +40,22 @@ class WriterState(msgspec.Struct):
     digest: str = ""
 
 
-class MirrorState(msgspec.Struct):
+class CsvState(msgspec.Struct):
     """What is acknowledged: one entry per writer; length and number of columns of each file."""
 
-    writers: dict[str, WriterState] = {}
+    writers: dict[str, CsvWriter] = {}
     sizes_bytes: dict[str, int] = {}
     widths: dict[str, int] = {}
 
-    @classmethod
-    def load(cls, path: Path) -> MirrorState:
-        """The state as it was last acknowledged; a new one where there is none."""
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except FileNotFoundError:
-            return cls()
+
+def load_csv_state(path: Path) -> CsvState:
+    """What was last acknowledged; a damaged file must not cost the rows that it speaks of.
+
+    Raises:
+        OSError: The file cannot be read.
+        msgspec.DecodeError: It is damaged.
+    """
+    return load_state(path, CsvState, forgives=False)
 
 
 class AppendOnlyTable:
@@ -111,7 +114,7 @@ class AppendOnlyTable:
         next(rows)
         wider = ([*row[:-1], *("" for _ in blanks), row[-1]] for row in rows)
         data = encode_rows([self._written, *wider])
-        write_atomically(self.path, data)
+        replace_file(self.path, data, is_synced=True)
         self.size_bytes, self.width = len(data), len(self._written)
         return True
 
@@ -289,14 +292,3 @@ def _add(path: Path, data: bytes) -> bool:
     finally:
         scratch.unlink(missing_ok=True)
     return True
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file whole: a reader sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.part{os.getpid()}")
-    with scratch.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)

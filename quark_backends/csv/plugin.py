@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability, RankPolicy
-from quark_core.forking import importing
-from quark_core.hookspecs import hookimpl
+from quark_backends.declaration import declare, load_late, open_late
+from quark_core.backends.contract import (
+    BackendDefinition,
+    Capability,
+    RankPolicy,
+    TrackerForm,
+)
 
 __all__ = ["quark_register_backends"]
 
+_open = open_late(__name__, "quark_backends.csv.backend:CsvBackend")
 
-def _open(config: BackendConfig) -> Backend:
-    with importing():
-        from quark_backends.csv.backend import CsvBackend
-
-    return CsvBackend(config)
-
-
-@hookimpl
-def quark_register_backends() -> list[BackendDefinition]:
-    """The CSV mirror."""
-    return [
-        BackendDefinition(
-            name="csv",
-            summary="records of every kind as CSV and JSON, in the run's folder or csv:DIR",
-            open=_open,
-            capabilities=frozenset(
-                {
-                    Capability.READ,
-                    Capability.IDEMPOTENT,
-                    Capability.GROUPS,
-                    Capability.ARTIFACTS,
-                }
-            ),
-            rank_policy=RankPolicy.SESSION,
-        )
-    ]
+quark_register_backends = declare(
+    BackendDefinition(
+        name="csv",
+        summary="records of every kind as CSV and JSON, in the run's folder or csv:DIR",
+        open=_open,
+        capabilities=frozenset(
+            {
+                Capability.READ,
+                Capability.IDEMPOTENT,
+                Capability.GROUPS,
+                Capability.ARTIFACTS,
+            }
+        ),
+        rank_policy=RankPolicy.SESSION,
+        stays_inside=True,
+        own_process=False,
+        describe_run=load_late("quark_backends.csv.tracker_backend:describe_run"),
+        tracker=TrackerForm(make=load_late("quark_backends.csv.tracker_backend:make_backend")),
+    )
+)

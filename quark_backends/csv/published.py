@@ -6,24 +6,39 @@
 
 All of it is derived from the mirror's own files. A later run that publishes
 into the same folder replaces metrics.csv and tables, and merges its config.
+
+Payloads, which lie under their hashes, get names for people in the mirror's own
+folder too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quark_backends.csv.files import encode_rows, write_atomically
-from quark_core.artifacts.layout import object_path
-from quark_core.json_object import decode_json
-from quark_core.names import decode_name
-from quark_core.records import ArtifactRecord
+import msgspec
 
-__all__ = ["find_tables", "publish_config", "publish_table"]
+from quark_backends.csv.files import encode_rows
+from quark_backends.mirroring.saved_state import replace_file
+from quark_core.artifacts.payload_folder import PayloadFolder
+from quark_core.records import ArtifactRecord
+from quark_core.records.artifact_layout import (
+    ARTIFACT_STORAGE_LAYOUT,
+    is_sha256,
+    object_path,
+    split_path,
+)
+from quark_core.records.json_object import decode_json
+from quark_core.records.names import decode_name
+
+__all__ = ["find_tables", "name_payloads", "publish_config", "publish_table"]
 
 _OURS = ("metrics",)
+_ROOT = ARTIFACT_STORAGE_LAYOUT["root"]
 
 
 def publish_config(directory: Path, values: Mapping[str, Any]) -> None:
@@ -41,7 +56,7 @@ def publish_config(directory: Path, values: Mapping[str, Any]) -> None:
         pass
     merged.update(values)
     text = json.dumps(merged, indent=2, ensure_ascii=False) + "\n"
-    write_atomically(path, text.encode("utf-8", "replace"))
+    replace_file(path, text.encode("utf-8", "replace"), is_synced=True)
 
 
 def publish_table(
@@ -54,7 +69,8 @@ def publish_table(
     """
     name = f"table-{key}" if key.lower() in _OURS else key
     path = directory.joinpath(*f"{name}.csv".split("/"))
-    write_atomically(path, encode_rows([columns, *(list(map(_spell, row)) for row in rows)]))
+    data = encode_rows([columns, *(list(map(_spell, row)) for row in rows)])
+    replace_file(path, data, is_synced=True)
 
 
 def find_tables(
@@ -67,10 +83,12 @@ def find_tables(
     """
     found = []
     for record in records:
-        path = folder / object_path(record.sha256)
         if record.artifact_type != "table" or record.payload_format != "json":
             continue
-        if record.payload_relative_path is None or not path.is_file():
+        if record.payload_relative_path is None or split_path(record.artifact_key) is None:
+            continue
+        path = PayloadFolder(folder).find(record.sha256)
+        if path is None:
             continue
         try:
             table = decode_json(path.read_bytes())
@@ -85,12 +103,42 @@ def find_tables(
 def _to_file_key(key: str) -> str:
     """The key as it was given, where that is a path that leads nowhere else."""
     given = decode_name(key)
-    harmless = given.isprintable() and "\\" not in given and not given.startswith("/")
-    parts = given.split("/")
-    return given if harmless and all(part.strip(". ") for part in parts) else key
+    parts = split_path(given) or ("",)
+    return given if all(part.strip(". ") for part in parts) else key
 
 
 def _spell(value: Any) -> Any:
     if isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False)
     return value
+
+
+def name_payloads(folder: Path, records: Sequence[ArtifactRecord]) -> None:
+    """Give payloads the names that their records have in the run's own directory.
+
+    Raises:
+        OSError: The disk takes no more.
+    """
+    for record in records:
+        if not is_sha256(record.sha256):
+            continue
+        target = folder / object_path(record.sha256)
+        path = _resolve(folder, record.payload_relative_path)
+        if path is not None and path != target and target.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_symlink():
+                # Without links the payload lies under its hash alone, as in the run's directory.
+                with contextlib.suppress(FileExistsError, NotImplementedError, PermissionError):
+                    os.symlink(os.path.relpath(target, path.parent), path)
+        path = _resolve(folder, record.metadata_relative_path)
+        if path is not None and not path.exists():
+            text = msgspec.json.format(msgspec.json.encode(record.to_dict()), indent=2)
+            replace_file(path, text, is_synced=True)
+
+
+def _resolve(folder: Path, relative: str | None) -> Path | None:
+    """A path of a record's, unless it leads out of the artifacts."""
+    if relative is None:
+        return None
+    parts = split_path(relative)
+    return None if parts is None or parts[0] != _ROOT else folder.joinpath(*parts)

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark_backends.csv.files import MirrorState
+from quark_backends.csv.files import load_csv_state
 from quark_backends.csv.rows import TABLES, find_form
 from quark_backends.csv.run_file import RunFile
-from quark_core.backend import StoredRun
+from quark_core.backends.contract import StoredRun
 from quark_core.errors import RunNotFoundError, SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
-    from quark_core.query import Query
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
 
 __all__ = ["CsvReader", "read_in_order", "read_rows"]
 
@@ -46,8 +46,8 @@ class CsvReader:
             RunNotFoundError: No such run here.
             SessionStoreError: A file cannot be read.
         """
-        from quark_core.attempts import hide_superseded
-        from quark_core.columns import Columns
+        from quark_core.records.attempts import hide_superseded
+        from quark_core.records.columns import Columns
 
         folder = self.folder_of(run_id)
         if not folder.is_dir():
@@ -126,6 +126,6 @@ def read_in_order(folder: Path, name: str) -> list[dict[str, str]]:
 def _find_starts(folder: Path) -> dict[str, int]:
     starts: dict[str, int] = {}
     for path in folder.glob("state*.json"):
-        for writer_id, writer in MirrorState.load(path).writers.items():
+        for writer_id, writer in load_csv_state(path).writers.items():
             starts[writer_id] = writer.started_us
     return starts

@@ -16,51 +16,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from quark_core.codec import DecodedBody
-from quark_core.fields import (
+from quark_core.records import (
+    RECORD_TYPES,
+    EventRecord,
+    MetricRecord,
+    StreamRecord,
+    format_time,
+    parse_time,
+)
+from quark_core.records.codec import DecodedBody
+from quark_core.records.fields import (
     boolean_fields,
     column_types,
     default_value,
     optional_fields,
     restorers,
 )
-from quark_core.json_object import decode_json, encode_json
-from quark_core.names import split_name
-from quark_core.records import (
-    RECORD_TYPES,
-    AlertRecord,
-    ArtifactRecord,
-    BatchDiagnosticRecord,
-    EventRecord,
-    HealthScoreRecord,
-    LayerSummaryRecord,
-    LifecycleRecord,
-    MetricRecord,
-    ParameterDistributionRecord,
-    ParameterSummaryRecord,
-    PhaseRecord,
-    StreamRecord,
-    SystemTelemetryRecord,
-    format_time,
-    parse_time,
-)
+from quark_core.records.json_object import decode_json, encode_json
+from quark_core.records.names import split_name
 
 __all__ = ["TABLES", "RowForm", "find_form"]
 
-TABLES = {
-    MetricRecord.KIND: "metrics_long",
-    EventRecord.KIND: "events",
-    SystemTelemetryRecord.KIND: "telemetry",
-    LayerSummaryRecord.KIND: "layers",
-    ParameterSummaryRecord.KIND: "parameters",
-    ParameterDistributionRecord.KIND: "parameter_distributions",
-    BatchDiagnosticRecord.KIND: "batches",
-    ArtifactRecord.KIND: "artifacts",
-    AlertRecord.KIND: "alerts",
-    HealthScoreRecord.KIND: "health_scores",
-    PhaseRecord.KIND: "phases",
-    LifecycleRecord.KIND: "lifecycle",
-}
+TABLES = {kind: record_type.TABLE for kind, record_type in RECORD_TYPES.items()}
 """Kind of record -> name of its table, without `.csv`."""
 
 _WRITER = "writer"

@@ -9,11 +9,8 @@ from typing import Any
 
 import msgspec
 
-from quark_backends.csv.files import write_atomically
-from quark_core.backend import StoredRun
-from quark_core.json_object import JsonObject
-from quark_core.liveness import find_lost_reason
-from quark_core.process import ProcessIdentity
+from quark_backends.mirroring.saved_state import replace_file
+from quark_core.backends.contract import StoredRun
 from quark_core.records import (
     ConfigSnapshot,
     EnvironmentSnapshot,
@@ -22,6 +19,8 @@ from quark_core.records import (
     RunRecord,
     format_time,
 )
+from quark_core.records.json_object import JsonObject
+from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 __all__ = ["RunFile"]
 
@@ -62,6 +61,7 @@ class RunFile:
                 "attempt": record.attempt,
                 "created_us": created_us,
                 "ended_us": None,
+                "exit_code": None,
                 "environment": known.get("environment"),
                 "from_steps": from_steps,
             }
@@ -76,6 +76,7 @@ class RunFile:
         elif record.action == "status":
             known["status"] = data["status"]
             known["ended_us"] = record.time_us
+            known["exit_code"] = data.get("exit_code")
         elif record.action == "environment":
             known["environment"] = data
         elif record.action == "config":
@@ -131,6 +132,7 @@ class RunFile:
             environment=EnvironmentSnapshot(JsonObject(environment)) if environment else None,
             heartbeat_at=format_time(known["heartbeat_us"]),
             lost_reason=lost_reason,
+            exit_code=known.get("exit_code"),
         )
 
     def _load(self, name: str = _RUN) -> dict[str, Any]:
@@ -142,4 +144,4 @@ class RunFile:
 
     def _save(self, name: str, data: dict[str, Any]) -> None:
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-        write_atomically(self._folder / name, text.encode())
+        replace_file(self._folder / name, text.encode(), is_synced=True)

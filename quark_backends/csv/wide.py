@@ -1,14 +1,25 @@
-"""metrics.csv: one row per step, one column per metric, derived from the long table."""
+"""metrics.csv: one row per step, one column per metric, derived from the long table.
+
+    python -m quark_backends.csv.wide PARENT_PID FOLDER [PUBLISHED]
+
+derives it in a process of its own: it reads every row, for which training would wait.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-from quark_backends.csv.files import encode_rows, write_atomically
+from quark_backends.csv.files import encode_rows
 from quark_backends.csv.reader import read_in_order
-from quark_core.names import decode_name
+from quark_backends.mirroring.saved_state import replace_file
+from quark_core.hosting.endpoint import lower_priority
+from quark_core.records.names import decode_name
+from quark_core.system.process import importing
 
-__all__ = ["render_wide_tables", "write_wide_tables"]
+__all__ = ["derive_aside", "main", "render_wide_tables", "write_wide_tables"]
 
 _AXES = ("step", "epoch")
 
@@ -20,7 +31,7 @@ def write_wide_tables(folder: Path, published: Path | None = None) -> None:
         OSError: A file cannot be read or written.
     """
     for path, data in render_wide_tables(folder, published):
-        write_atomically(path, data)
+        replace_file(path, data, is_synced=True)
 
 
 def render_wide_tables(folder: Path, published: Path | None = None) -> list[tuple[Path, bytes]]:
@@ -69,3 +80,48 @@ def render_wide_tables(folder: Path, published: Path | None = None) -> list[tupl
         has_epochs = bool(epochs) or "epoch" in keys
         rendered.append((published / "metrics.csv", render(names, epoch=has_epochs, shown=shown)))
     return rendered
+
+
+_TIMEOUT_S = 300.0
+
+
+def derive_aside(folder: Path, published: Path | None = None) -> bool:
+    """As `write_wide_tables`, in another process; whether that has gone well."""
+    arguments = [str(os.getpid()), str(folder), *([] if published is None else [str(published)])]
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+    try:
+        with importing():
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quark_backends.csv.wide", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        return process.wait(_TIMEOUT_S) == 0
+    except OSError:
+        return False
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+
+
+def main(arguments: list[str]) -> int:
+    """Derive the tables, unless who asked for them is gone; returns the exit status."""
+    parent, folder, *published = arguments
+    rendered = render_wide_tables(Path(folder), Path(published[0]) if published else None)
+    if os.getppid() != int(parent):
+        # Its successor may have derived newer ones meanwhile.
+        return 1
+    for path, data in rendered:
+        replace_file(path, data, is_synced=True)
+    return 0
+
+
+if __name__ == "__main__":
+    lower_priority()
+    raise SystemExit(main(sys.argv[1:]))

@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark_backends.store.background import BackgroundCompaction, WriteGate
-from quark_backends.store.database import connect, ensure_store, find_store, no_database
-from quark_backends.store.generations import write_generation
-from quark_backends.store.ingest import BatchIngest
-from quark_backends.store.payloads import KeepsPayloads
-from quark_backends.store.reader import StoreReader
-from quark_backends.store.trash import RunTrash, SupportsTrash
-from quark_core.backend import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_backends.removal import SupportsTrash
+from quark_backends.store.databases.connection import SqliteConnection
+from quark_backends.store.databases.layout import StoreLayout
+from quark_backends.store.databases.sqlite import (
+    connect,
+    ensure_store,
+    find_store,
+    no_database,
+    remake_store,
+)
+from quark_backends.store.reading.generations import write_generation
+from quark_backends.store.reading.reader_pool import ReaderPool
+from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
+from quark_backends.store.upkeep.trash import RunTrash
+from quark_backends.store.writing.ingest import BatchIngest
+from quark_backends.store.writing.payloads import KeepsPayloads
+from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.errors import BackendUnavailable, SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_backends.store.search import RunFinder
-    from quark_core.columns import Columns
-    from quark_core.query import Query
-    from quark_core.run_summary import RunSummary
-    from quark_core.search.expression import RunSearch
-    from quark_core.series import Series
+    from quark_backends.store.reading.reader import StoreReader
+    from quark_backends.store.reading.search import RunFinder
+    from quark_core.backends.curves import (
+        Cursor,
+        CurveSet,
+        RankChoice,
+        RunChanges,
+        RunHeads,
+        Window,
+    )
+    from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.series import Series
+    from quark_core.records.columns import Columns
+    from quark_core.records.expression import RunSearch
+    from quark_core.records.query import Query
 
-__all__ = ["EmbeddedBackend"]
+__all__ = ["EmbeddedBackend", "OpenFiles"]
+
+_log = logging.getLogger("quark")
+
+_SETTLE_S = 0.2
 
 
 class EmbeddedBackend(SupportsTrash, KeepsPayloads):
@@ -48,17 +77,22 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
                 )
             if not found.db_path.exists():
                 raise no_database(found)
+        self._read_only = config.read_only
         self._layout = found if config.read_only and found else ensure_store(config.storage_dir)
         self._trash = RunTrash(self._layout, read_only=config.read_only)
-        self._reader = StoreReader(lambda: connect(self._layout, read_only=True))
+        self._connect_reader = partial(connect, self._layout, read_only=True)
+        self._readers = ReaderPool(
+            self._connect_reader, self._layout.db_path, follows=config.read_only
+        )
         self._finder: RunFinder | None = None
-        self._connection: sqlite3.Connection | None = None
+        self._connection: SqliteConnection | None = None
         self._ingest: BatchIngest | None = None
         self._gate = WriteGate()
-        self._compaction = BackgroundCompaction(lambda: connect(self._layout), self._gate)
+        self._compaction = self._make_compaction()
+        self._run_ids: set[str] = set()
+        self._told = False
         if not config.read_only:
-            self._connection = connect(self._layout)
-            self._ingest = BatchIngest(self._connection)
+            self._open()
 
     def write(self, batch: Batch) -> None:
         """Store one batch and sync it."""
@@ -66,18 +100,122 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
 
     def write_group(self, batches: Sequence[Batch]) -> None:
         """Store several batches in one transaction and sync them."""
+        records = sum(batch.count for batch in batches)
+        self._compaction.wait_for_room(records)
+        with self._gate.write():
+            self._look_after_files()
+            assert self._ingest is not None
+            self._ingest.write(batches)
+            self._files.note()
+        self._run_ids.update(batch.run_id for batch in batches)
+        self._compaction.note(len(batches), records)
+
+    def _open(self) -> None:
+        self._connection = connect(self._layout)
+        self._files = OpenFiles(self._layout)
+        self._ingest = BatchIngest(self._connection)
+
+    def _look_after_files(self) -> None:
+        """See that what is written comes to where everybody looks for it.
+
+        Raises:
+            BackendUnavailable: It does not, and cannot be made to now.
+        """
         if self._ingest is None:
             raise BackendUnavailable("the store was opened for reading only", backend="embedded")
-        with self._gate.write():
-            self._ingest.write(batches)
-        self._compaction.note(len(batches))
+        lost = self._files.find_lost()
+        if lost:
+            self._begin_anew(lost)
+
+    def _begin_anew(self, lost: list[Path]) -> None:
+        """Go on in a store at the path where somebody has deleted ours.
+
+        Raises:
+            BackendUnavailable: None can be made now; the next write tries again.
+        """
+        runs = sorted(self._run_ids)
+        if not self._told:
+            _log.error(
+                "%s: deleted, or another file now, while run %s is open. The store is made anew "
+                "and filled with what there still is of the run; what else it held is gone.",
+                ", ".join(map(str, lost)),
+                ", ".join(runs) or "of this process",
+            )
+            self._told = True
+        # Only new connections see the files that are there now.
+        self._compaction.close(0.0)
+        self._compaction = self._make_compaction()
+        self._readers.close()
+        if self._finder is not None:
+            self._finder.close()
+            self._finder = None
+        try:
+            self._remake(runs)
+        except (sqlite3.Error, SessionStoreError) as error:
+            raise BackendUnavailable(
+                f"the store {self._layout.root} was deleted and cannot be made anew: {error}",
+                backend="embedded",
+            ) from error
+        self._told = False
+
+    def _remake(self, runs: list[str]) -> None:
+        from quark_backends.embedded.refill import restore_run
+
+        old, files = self._connection, self._files
+        assert files is not None
+        source = old
+        if files.has_database:
+            # A folder is deleted file by file, and the database may be next.
+            time.sleep(_SETTLE_S)
+        if old is not None and files.has_database:
+            # With the database in place, two connections of one process would share what is
+            # known of a log that is gone: the old one ends before the new one begins.
+            files.merge_log(old)
+            old.close()
+            source = self._connection = None
+        remake_store(self._layout)
+        with closing(connect(self._layout)) as connection:
+            for run_id in runs:
+                restore_run(source, connection, self._layout.root.parent, run_id)
+        self._open()
+        if source is not None:
+            source.close()
 
     def close(self) -> None:
-        """End compaction, wherever it is, and give up the writing connection."""
-        self._compaction.close()
+        """End compaction, and give up the writing connection; a helper does what is left."""
+        if self._ingest is not None:
+            try:
+                with self._gate.write():
+                    # Deleted since the last write: nobody would look after it any more.
+                    self._look_after_files()
+            except BackendUnavailable as error:
+                _log.error("%s", error)
+        finished = self._compaction.close()
         if self._connection is not None:
             self._connection.close()
-            self._connection = self._ingest = None
+            self._connection = None
+        self._ingest = None
+        if not finished:
+            _find_helper(self._layout, start=True)
+
+    def _make_compaction(self) -> BackgroundCompaction:
+        return BackgroundCompaction(
+            partial(connect, self._layout), self._gate, partial(_find_helper, self._layout)
+        )
+
+    @contextmanager
+    def _reading(self) -> Iterator[StoreReader]:
+        """A reader; it has what was left compacted, where that would have made it quicker."""
+        with self._readers.take() as reader:
+            yield reader
+        if self._read_only and self._readers.met_backlog():
+            _find_helper(self._layout, start=True)
+
+    def describe_upkeep(self) -> str | None:
+        """A sentence while a process of its own compacts the store, or None."""
+        if not _find_helper(self._layout, start=False):
+            return None
+        return "runs that have ended are being compacted; until then their curves are slow"
 
     def locate(self, run_id: str) -> RunLocation:
         """Where a run lies."""
@@ -89,19 +227,83 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """See `SupportsRead`."""
-        return self._reader.read(run_id, kind, query)
+        with self._reading() as reader:
+            return reader.read(run_id, kind, query)
 
     def read_series(
-        self, run_id: str, key: str, *, max_points: int | None, all_attempts: bool = False
+        self,
+        run_id: str,
+        key: str,
+        *,
+        max_points: int | None,
+        all_attempts: bool = False,
+        rank: int | None = None,
     ) -> Series:
         """See `SupportsSeries`."""
-        return self._reader.read_series(
-            run_id, key, max_points=max_points, all_attempts=all_attempts
-        )
+        with self._reading() as reader:
+            return reader.read_series(
+                run_id, key, max_points=max_points, all_attempts=all_attempts, rank=rank
+            )
 
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """See `SupportsSeries`."""
-        return self._reader.iterate(run_id, kind, query, rows=rows)
+        return self._readers.any.iterate(run_id, kind, query, rows=rows)
+
+    def read_series_many(
+        self,
+        run_id: str,
+        keys: Sequence[str],
+        *,
+        entries: int | None,
+        window: Window,
+        ranks: RankChoice = None,
+        all_attempts: bool = False,
+    ) -> CurveSet:
+        """See `SupportsChanges`."""
+        with self._reading() as reader:
+            return reader.read_series_many(
+                run_id,
+                keys,
+                entries=entries,
+                window=window,
+                ranks=ranks,
+                all_attempts=all_attempts,
+            )
+
+    def read_heads(self, run_id: str) -> RunHeads:
+        """See `SupportsChanges`."""
+        with self._reading() as reader:
+            return reader.read_heads(run_id)
+
+    def read_changes(
+        self,
+        run_id: str,
+        cursor: Cursor,
+        *,
+        kinds: Sequence[str],
+        keys: Sequence[str] | None = None,
+        all_attempts: bool = False,
+        max_rows: int,
+    ) -> RunChanges:
+        """See `SupportsChanges`."""
+        with self._reading() as reader:
+            return reader.read_changes(
+                run_id,
+                cursor,
+                kinds=kinds,
+                keys=keys,
+                all_attempts=all_attempts,
+                max_rows=max_rows,
+            )
+
+    def read_mark(self, run_id: str) -> str:
+        """See `SupportsChanges`."""
+        return self._readers.read_mark(run_id)
+
+    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
+        """See `SupportsGrid`."""
+        with self._reading() as reader:
+            return reader.read_grid(run_id, query)
 
     def search(self, search: RunSearch) -> list[RunSummary]:
         """See `SupportsSearch`."""
@@ -112,17 +314,26 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         """See `SupportsSearch`."""
         return self._layout.place_summary(self._find().summarize(run_id))
 
+    def search_page(self, search: PageSearch) -> RunPage:
+        """See `SupportsPages`."""
+        return self._find().search_page(search)
+
+    def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
+        """See `SupportsPages`."""
+        return self._find().list_names(project, text, limit)
+
     def _find(self) -> RunFinder:
         if self._finder is None:
             # SQLAlchemy is loaded by who searches only.
-            from quark_backends.store.search import RunFinder
+            from quark_backends.store.reading.search import RunFinder
 
-            self._finder = RunFinder(lambda: connect(self._layout, read_only=True))
+            self._finder = RunFinder(self._connect_reader)
         return self._finder
 
     def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
         """See `SupportsReplay`."""
-        return self._reader.read_batches(run_id, writer_id, start, limit)
+        with self._readers.take() as reader:
+            return reader.read_batches(run_id, writer_id, start, limit)
 
     def write_generation(self, generation: Generation) -> int:
         """See `SupportsGenerations`."""
@@ -133,13 +344,83 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """See `SupportsGenerations`."""
-        return self._reader.read_outputs(run_id, kind, analyzer)
+        with self._readers.take() as reader:
+            return reader.read_outputs(run_id, kind, analyzer)
 
     def load_run(self, run_id: str) -> StoredRun:
         """See `SupportsRead`."""
-        return self._layout.place(self._reader.load_run(run_id))
+        with self._readers.take() as reader:
+            return self._layout.place(reader.load_run(run_id))
 
     def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
         """See `SupportsRead`."""
-        runs = self._reader.list_runs(project=project, limit=limit)
+        with self._readers.take() as reader:
+            runs = reader.list_runs(project=project, limit=limit)
         return [self._layout.place(stored) for stored in runs]
+
+
+def _find_helper(layout: StoreLayout, start: bool) -> bool:
+    """Whether a process of its own compacts the store now; it may be started for that."""
+    from quark_backends.embedded.compaction_helper import find_helper
+
+    return find_helper(layout, start=start)
+
+
+_WITH_DATABASE = ("", "-wal", "-shm")
+_DELETED = (-1, -1)
+
+
+class OpenFiles:
+    """Which files an open connection writes to, as their paths were then.
+
+    A file that was deleted stays open, and takes every write: only its path
+    tells that nobody else will ever see them. A look costs a few microseconds.
+
+    Args:
+        layout: The store, right after it was opened.
+    """
+
+    def __init__(self, layout: StoreLayout) -> None:
+        path = str(layout.db_path)
+        self._known = {path + suffix: identify(path + suffix) for suffix in _WITH_DATABASE}
+        if self._known[path] is None:
+            self._known[path] = _DELETED  # since it was opened
+        self._layout = layout
+
+    def note(self) -> None:
+        """Know the files that SQLite makes at the first write."""
+        for path, known in self._known.items():
+            if known is None:
+                self._known[path] = identify(path)
+
+    def find_lost(self) -> list[Path]:
+        """Those that are gone, or of which another one has taken the place."""
+        return [
+            Path(path)
+            for path, known in self._known.items()
+            if known is not None and identify(path) != known
+        ]
+
+    def merge_log(self, connection: SqliteConnection) -> None:
+        """Bring into the database what is in its deleted log only.
+
+        Where another process has begun a new log meanwhile, that would harm what
+        is in there: what is lost then is in the journals of its runs.
+        """
+        if identify(f"{self._layout.db_path}-wal") is None:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    @property
+    def has_database(self) -> bool:
+        """Whether the database itself is the one that was opened."""
+        path = str(self._layout.db_path)
+        return identify(path) == self._known[path]
+
+
+def identify(path: str) -> tuple[int, int] | None:
+    """Which file a path leads to; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

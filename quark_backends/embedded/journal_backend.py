@@ -8,35 +8,124 @@ on a local disk, makes an ordinary store of it.
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
-from quark_backends.embedded.generation_files import GenerationFiles
-from quark_backends.store.connection import SqliteConnection
-from quark_backends.store.database import connect_memory, ensure_marker, find_store
-from quark_backends.store.ingest import BatchIngest
-from quark_backends.store.layout import StoreLayout
-from quark_backends.store.payloads import KeepsPayloads
-from quark_backends.store.reader import StoreReader, find_run
-from quark_backends.store.trash import JournalTrash, SupportsTrash
-from quark_core.backend import BackendConfig, Batch, Generation, RunLocation, StoredRun
-from quark_core.delivery.journal import JournalReader
-from quark_core.delivery.journal_folder import find_folders
-from quark_core.delivery.journal_order import order_journals
-from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
+import msgspec
+
+from quark_backends.embedded.journal_player import JournalPlayer
+from quark_backends.embedded.segment_index import LEAST_BYTES
+from quark_backends.removal import SupportsTrash
+from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
+from quark_backends.store.databases.layout import StoreLayout
+from quark_backends.store.databases.sqlite import ensure_marker, find_store, remake_store
+from quark_backends.store.reading.generations import Bodies, add_generation, encode_outputs
+from quark_backends.store.reading.reader import StoreReader, find_run
+from quark_backends.store.upkeep.trash import JournalTrash
+from quark_backends.store.writing.payloads import KeepsPayloads
+from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.delivery.journal import SEGMENT_BYTES
+from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_backends.store.search import RunFinder
-    from quark_core.columns import Columns
-    from quark_core.query import Query
-    from quark_core.run_summary import RunSummary
-    from quark_core.search.expression import RunSearch
-    from quark_core.series import Series
+    from quark_backends.store.reading.search import RunFinder
+    from quark_core.backends.curves import (
+        Cursor,
+        CurveSet,
+        RankChoice,
+        RunChanges,
+        RunHeads,
+        Window,
+    )
+    from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.series import Series
+    from quark_core.records.columns import Columns
+    from quark_core.records.expression import RunSearch
+    from quark_core.records.query import Query
 
-__all__ = ["JournalBackend"]
+__all__ = ["GenerationFiles", "JournalBackend"]
+
+_FOLDER = "generations"
+_SUFFIX = ".qg"
+
+
+class _File(msgspec.Struct, frozen=True):
+    analyzer: str
+    number: int
+    replaces: bool
+    bodies: Bodies
+
+
+class GenerationFiles:
+    """The generations of one run, a file each, which is there as a whole or not at all.
+
+    Args:
+        run_path: The run's own directory.
+    """
+
+    def __init__(self, run_path: Path) -> None:
+        self._folder = run_path / _FOLDER
+
+    def write(self, generation: Generation) -> int:
+        """Store a generation; returns its number, 1 for the first of its analyzer.
+
+        Raises:
+            SchemaValidationError: Records of another run, or under another kind's name.
+            BackendUnavailable: The file cannot be written.
+        """
+        bodies = encode_outputs(generation)
+        name = quote(generation.analyzer, safe="")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            number = 1 + sum(path.name.startswith(f"{name}.") for path in self._list())
+            while True:
+                file = _File(generation.analyzer, number, generation.replaces, bodies)
+                scratch = self._folder / f"{name}.{number}.{os.getpid()}.part"
+                scratch.write_bytes(msgspec.msgpack.encode(file))
+                try:
+                    # Unlike a rename, this fails where another process has the number.
+                    os.link(scratch, self._folder / f"{name}.{number}{_SUFFIX}")
+                except FileExistsError:
+                    number += 1
+                    continue
+                finally:
+                    scratch.unlink()
+                return number
+        except OSError as error:
+            raise BackendUnavailable(f"{self._folder}: {error}", backend="embedded") from error
+
+    def play(self, connection: StoreConnection, run_pk: int, known: set[Path]) -> None:
+        """Add to a database the generations that are not among the known ones.
+
+        Raises:
+            BackendUnavailable: A file cannot be read.
+        """
+        for path in self._list():
+            if path in known:
+                continue
+            try:
+                file = msgspec.msgpack.decode(path.read_bytes(), type=_File)
+            except (OSError, msgspec.DecodeError, SchemaValidationError) as error:
+                raise BackendUnavailable(f"{path}: {error}", backend="embedded") from error
+            add_generation(
+                connection, run_pk, file.analyzer, file.number, file.replaces, file.bodies
+            )
+            known.add(path)
+
+    def _list(self) -> list[Path]:
+        return sorted(self._folder.glob(f"*{_SUFFIX}"))
+
+
+_log = logging.getLogger("quark")
+
+T = TypeVar("T")
 
 
 class JournalBackend(SupportsTrash, KeepsPayloads):
@@ -62,11 +151,12 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
             ensure_marker(config.storage_dir)
         self._layout = StoreLayout(config.storage_dir)
         self._trash = JournalTrash(self._layout)
-        self._played: dict[Path, int] = {}
+        self._unindexed_bytes = 0
+        self._player = JournalPlayer(config.storage_dir)
+        self._connection: SqliteConnection | None = None
         self._generations: set[Path] = set()
         self._finder: RunFinder | None = None
         self._lock = threading.Lock()
-        self._connection: SqliteConnection | None = None
         self._reader = StoreReader(self._connect)
 
     def write(self, batch: Batch) -> None:
@@ -74,12 +164,34 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         self.write_group([batch])
 
     def write_group(self, batches: Sequence[Batch]) -> None:
-        """Nothing to do, as in `write`."""
+        """Nothing to do, as in `write`, but to see that the folder is still known as a store."""
         if self._read_only and batches:
             raise BackendUnavailable("the store was opened for reading only", backend="embedded")
+        if not self._layout.marker.exists():
+            _log.error(
+                "the store %s was deleted while a run has it open; it is made anew, and what "
+                "was journaled there before is gone",
+                self._layout.root,
+            )
+            try:
+                remake_store(self._layout, with_database=False)
+            except SessionStoreError as error:
+                raise BackendUnavailable(str(error), backend="embedded") from error
+        self._unindexed_bytes += sum(len(batch.body) for batch in batches)
+        if self._unindexed_bytes >= SEGMENT_BYTES:
+            self._have_indexed()
 
     def close(self) -> None:
-        """Reading goes on; there is nothing else to give up."""
+        """Reading goes on; a helper makes the indexes that are lacking yet."""
+        if self._unindexed_bytes >= LEAST_BYTES:
+            self._have_indexed()
+
+    def _have_indexed(self) -> None:
+        """Have a process of its own look for what was sealed, where there is none that does."""
+        from quark_backends.embedded.compaction_helper import find_helper
+
+        self._unindexed_bytes = 0
+        find_helper(self._layout, start=True)
 
     def locate(self, run_id: str) -> RunLocation:
         """Where a run lies."""
@@ -91,19 +203,24 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """See `SupportsRead`."""
-        with self._lock:
-            self._play()
-            return self._reader.read(run_id, kind, query)
+        return self._read(run_id, lambda: self._reader.read(run_id, kind, query))
 
     def read_series(
-        self, run_id: str, key: str, *, max_points: int | None, all_attempts: bool = False
+        self,
+        run_id: str,
+        key: str,
+        *,
+        max_points: int | None,
+        all_attempts: bool = False,
+        rank: int | None = None,
     ) -> Series:
         """See `SupportsSeries`."""
-        with self._lock:
-            self._play()
-            return self._reader.read_series(
-                run_id, key, max_points=max_points, all_attempts=all_attempts
-            )
+        return self._read(
+            run_id,
+            lambda: self._reader.read_series(
+                run_id, key, max_points=max_points, all_attempts=all_attempts, rank=rank
+            ),
+        )
 
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """See `SupportsSeries`; here all of it is in memory anyway."""
@@ -111,29 +228,99 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         for start in range(0, found.count, rows):
             yield found.take(slice(start, start + rows))
 
+    def read_series_many(
+        self,
+        run_id: str,
+        keys: Sequence[str],
+        *,
+        entries: int | None,
+        window: Window,
+        ranks: RankChoice = None,
+        all_attempts: bool = False,
+    ) -> CurveSet:
+        """See `SupportsChanges`."""
+        return self._read(
+            run_id,
+            lambda: self._reader.read_series_many(
+                run_id,
+                keys,
+                entries=entries,
+                window=window,
+                ranks=ranks,
+                all_attempts=all_attempts,
+            ),
+        )
+
+    def read_heads(self, run_id: str) -> RunHeads:
+        """See `SupportsChanges`."""
+        return self._read(run_id, lambda: self._read_heads(run_id))
+
+    def _read_heads(self, run_id: str) -> RunHeads:
+        self._play_outputs(run_id)
+        return self._reader.read_heads(run_id)
+
+    def read_changes(
+        self,
+        run_id: str,
+        cursor: Cursor,
+        *,
+        kinds: Sequence[str],
+        keys: Sequence[str] | None = None,
+        all_attempts: bool = False,
+        max_rows: int,
+    ) -> RunChanges:
+        """See `SupportsChanges`."""
+
+        def read() -> RunChanges:
+            self._play_outputs(run_id)
+            return self._reader.read_changes(
+                run_id,
+                cursor,
+                kinds=kinds,
+                keys=keys,
+                all_attempts=all_attempts,
+                max_rows=max_rows,
+            )
+
+        return self._read(run_id, read)
+
+    def read_mark(self, run_id: str) -> str:
+        """See `SupportsChanges`; here it is how far the run has come."""
+        heads = self.read_heads(run_id)
+        return f"{sorted(heads.cursor.items())}/{heads.outputs}"
+
     def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
         """See `SupportsReplay`."""
-        with self._lock:
-            self._play()
-            return self._reader.read_batches(run_id, writer_id, start, limit)
+        return self._read(
+            run_id, lambda: self._reader.read_batches(run_id, writer_id, start, limit)
+        )
+
+    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
+        """See `SupportsGrid`."""
+        return self._read(run_id, lambda: self._reader.read_grid(run_id, query))
 
     def search(self, search: RunSearch) -> list[RunSummary]:
         """See `SupportsSearch`."""
-        with self._lock:
-            self._play()
-            found = self._find().search(search)
-            return [self._layout.place_summary(summary) for summary in found]
+        found = self._read(None, lambda: self._find().search(search))
+        return [self._layout.place_summary(summary) for summary in found]
 
     def summarize(self, run_id: str) -> RunSummary:
         """See `SupportsSearch`."""
-        with self._lock:
-            self._play()
-            return self._layout.place_summary(self._find().summarize(run_id))
+        found = self._read(run_id, lambda: self._find().summarize(run_id))
+        return self._layout.place_summary(found)
+
+    def search_page(self, search: PageSearch) -> RunPage:
+        """See `SupportsPages`."""
+        return self._read(None, lambda: self._find().search_page(search))
+
+    def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
+        """See `SupportsPages`."""
+        return self._read(None, lambda: self._find().list_names(project, text, limit))
 
     def _find(self) -> RunFinder:
         if self._finder is None:
             # SQLAlchemy is loaded by who searches only.
-            from quark_backends.store.search import RunFinder
+            from quark_backends.store.reading.search import RunFinder
 
             self._finder = RunFinder(self._connect)
         return self._finder
@@ -145,45 +332,47 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """See `SupportsGenerations`."""
-        with self._lock:
-            self._play()
-            run_pk = find_run(self._connect(), run_id)
-            files = GenerationFiles(self._layout.run_path(run_id))
-            files.play(self._connect(), run_pk, self._generations)
-            return self._reader.read_outputs(run_id, kind, analyzer)
+        return self._read(run_id, lambda: self._read_outputs(run_id, kind, analyzer))
+
+    def _read_outputs(self, run_id: str, kind: str, analyzer: str | None) -> Columns:
+        self._play_outputs(run_id)
+        return self._reader.read_outputs(run_id, kind, analyzer)
+
+    def _play_outputs(self, run_id: str) -> None:
+        run_pk = find_run(self._connect(), run_id)
+        files = GenerationFiles(self._layout.run_path(run_id))
+        files.play(self._connect(), run_pk, self._generations)
 
     def load_run(self, run_id: str) -> StoredRun:
         """See `SupportsRead`."""
-        with self._lock:
-            self._play()
-            return self._layout.place(self._reader.load_run(run_id))
+        return self._layout.place(self._read(run_id, lambda: self._reader.load_run(run_id)))
 
     def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
         """See `SupportsRead`."""
+        runs = self._read(None, lambda: self._reader.list_runs(project=project, limit=limit))
+        return [self._layout.place(stored) for stored in runs]
+
+    def _read(self, run_id: str | None, read: Callable[[], T]) -> T:
+        """Read of the journals of a run, or of all, as they are now."""
         with self._lock:
-            self._play()
-            runs = self._reader.list_runs(project=project, limit=limit)
-            return [self._layout.place(stored) for stored in runs]
+            while True:
+                try:
+                    self._player.play(run_id)
+                    self._follow()
+                    return read()
+                except Exception:
+                    # What an index that is damaged has spoilt is read without it.
+                    if not self._player.forget_failed():
+                        raise
+
+    def _follow(self) -> None:
+        """See that what is read is what was played."""
+        connection = self._player.connection
+        if connection is not self._connection:
+            self._connection = connection
+            self._reader = StoreReader(self._connect)
+            self._finder = None
+            self._generations.clear()
 
     def _connect(self) -> SqliteConnection:
-        if self._connection is None:
-            self._connection = connect_memory()
-        return self._connection
-
-    def _play(self) -> None:
-        """Play what has come into the journals since the last time."""
-        ingest = BatchIngest(self._connect())
-        for folder, manifest in order_journals(find_folders(self._storage_dir)):
-            if manifest.generation:
-                continue  # outputs of an analyzer on their way to mirrors; here they are files
-            if manifest.awaits_run and not self._has_run(manifest.run_id):
-                continue  # the rank that begins the run has not journaled that yet
-            for batch in JournalReader(folder.path).read(self._played.get(folder.path, 0)):
-                # As in the real store, what is refused is not there.
-                with contextlib.suppress(BackendRejected):
-                    ingest.write([batch])
-                self._played[folder.path] = batch.number + 1
-
-    def _has_run(self, run_id: str) -> bool:
-        row = self._connect().execute("SELECT 1 FROM run WHERE id = ?", (run_id,)).fetchone()
-        return row is not None
+        return self._player.connection

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability
-from quark_core.hookspecs import hookimpl
+from quark_backends.declaration import declare
+from quark_core.backends.contract import Backend, BackendConfig, BackendDefinition, Capability
 
 __all__ = ["quark_register_backends"]
 
@@ -22,8 +22,8 @@ def _open(config: BackendConfig) -> Backend:
 
 def _migrate(config: BackendConfig, migrated_at: str) -> int:
     from quark_backends.embedded.filesystem import find_network_filesystem
-    from quark_backends.store.layout import StoreLayout
-    from quark_backends.store.migration import migrate
+    from quark_backends.store.databases.layout import StoreLayout
+    from quark_backends.store.upkeep.migration import migrate
     from quark_core.errors import SchemaMigrationError
 
     network = find_network_filesystem(config.storage_dir)
@@ -35,28 +35,31 @@ def _migrate(config: BackendConfig, migrated_at: str) -> int:
     return migrate(config.storage_dir, migrated_at)
 
 
-@hookimpl
-def quark_register_backends() -> list[BackendDefinition]:
-    """The embedded store."""
-    return [
-        BackendDefinition(
-            name="embedded",
-            summary="SQLite under storage_dir/.quark; the default, needs no server",
-            open=_open,
-            capabilities=frozenset(
-                {
-                    Capability.PRIMARY,
-                    Capability.READ,
-                    Capability.IDEMPOTENT,
-                    Capability.GROUPS,
-                    Capability.REPLAY,
-                    Capability.SERIES,
-                    Capability.SEARCH,
-                    Capability.GENERATIONS,
-                    Capability.ARTIFACTS,
-                    Capability.REMOVAL,
-                }
-            ),
-            migrate=_migrate,
-        )
-    ]
+quark_register_backends = declare(
+    BackendDefinition(
+        name="embedded",
+        summary="SQLite under storage_dir/.quark; the default, needs no server",
+        open=_open,
+        capabilities=frozenset(
+            {
+                Capability.PRIMARY,
+                Capability.READ,
+                Capability.IDEMPOTENT,
+                Capability.GROUPS,
+                Capability.REPLAY,
+                Capability.SERIES,
+                Capability.SEARCH,
+                Capability.PAGES,
+                Capability.GRID,
+                Capability.GENERATIONS,
+                Capability.ARTIFACTS,
+                Capability.REMOVAL,
+                Capability.CHANGES,
+            }
+        ),
+        migrate=_migrate,
+        stays_inside=True,
+        own_process=False,
+        is_default_primary=True,
+    )
+)

@@ -1,7 +1,7 @@
 """The MLflow mirror as a backend.
 
 A run becomes a run of the MLflow experiment that is named like its project.
-Metrics are metrics; `lifecycle` makes params, tags and status, `figures`
+Metrics are metrics; `lifecycle` makes params, tags and status, `points`
 curves and `findings` tags of the other kinds. Every record is kept exactly
 among the run's artifacts too, as `files` says, and read back from there.
 
@@ -22,6 +22,7 @@ Credentials come from MLflow's own environment variables.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -29,35 +30,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
-import xxhash
 
+from quark_backends.mirroring.saved_state import digest_batch, is_new
 from quark_backends.mlflow.delivery import PointSender, group_batches
-from quark_backends.mlflow.errors import Missing, Refused, unavailable
-from quark_backends.mlflow.figures import (
-    FIGURE_KINDS,
-    count_events,
-    list_figures,
-    list_raised_alerts,
-    make_metric,
-)
+from quark_backends.mlflow.errors import Missing, Refused, RefusedRecords, unavailable
 from quark_backends.mlflow.files import RECORDS, MirrorFiles
-from quark_backends.mlflow.findings import list_finding_tags, list_raised_tags, tag_last_error
-from quark_backends.mlflow.generations import ShownGenerations
-from quark_backends.mlflow.library import find_uri, open_server
+from quark_backends.mlflow.findings import (
+    ShownGenerations,
+    list_finding_tags,
+    list_raised_tags,
+    tag_last_error,
+)
+from quark_backends.mlflow.library import check_credentials_are_for, find_uri, open_server
 from quark_backends.mlflow.lifecycle import Lifecycle
-from quark_backends.mlflow.metrics import key_and_text
 from quark_backends.mlflow.names import NameMap
 from quark_backends.mlflow.options import Options
-from quark_backends.mlflow.privacy import hash_sample_ids
+from quark_backends.mlflow.points import (
+    count_events,
+    key_and_text,
+    list_raised_alerts,
+    list_values,
+    make_metric,
+)
 from quark_backends.mlflow.reader import MlflowReader
-from quark_backends.mlflow.refused import RefusedRecords
 from quark_backends.mlflow.run import MirroredRun
 from quark_backends.mlflow.server import Server
-from quark_backends.mlflow.state import MirrorState, WriterState
-from quark_core.artifacts.contract import Payload
-from quark_core.backend import BackendConfig, Batch, StoredRun
+from quark_backends.mlflow.state import MlflowFolder, MlflowWriter
+from quark_core.backends.contract import BackendConfig, Batch, Payload, StoredRun
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
 from quark_core.records import (
+    RECORD_TYPES,
     ArtifactRecord,
     BatchDiagnosticRecord,
     EventRecord,
@@ -65,12 +67,13 @@ from quark_core.records import (
     MetricRecord,
     PhaseRecord,
 )
+from quark_core.records.codec import encode_records
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
-    from quark_core.query import Query
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
 
-__all__ = ["MlflowBackend"]
+__all__ = ["MlflowBackend", "hash_sample_ids"]
 
 
 class MlflowBackend:
@@ -87,6 +90,8 @@ class MlflowBackend:
     def __init__(self, config: BackendConfig) -> None:
         uri = find_uri(config.location)
         options = Options.parse(config.options)
+        if config.is_noted:
+            check_credentials_are_for(uri)
         read_only = config.read_only or config.run_id is None
         self._server = open_server(uri, read_only=read_only)
         self._writing = None if read_only else _Writing(self._server, config, uri, options)
@@ -170,7 +175,7 @@ class _Writing:
         self._lock = threading.Lock()
         self._project = config.project or "quark"
         run_path = config.run_path or config.storage_dir / ".quark" / "runs" / self.run_id
-        self._state = MirrorState(run_path / "mirrors" / "mlflow", uri)
+        self._state = MlflowFolder(run_path / "mirrors" / "mlflow", uri)
         self._refused = RefusedRecords(run_path / "quarantine" / "mlflow")
         try:
             self._names = NameMap(self._state.folder / "names.json")
@@ -230,7 +235,7 @@ class _Writing:
                 return
             try:
                 self.files.put_text("name_map.json", self._names.to_dict())
-                self.files.close(self.run_id)
+                self.files.close(self.run_id, self._run.known.first_writer)
             except BackendUnavailable as error:
                 raise unavailable(
                     f"{self.files.count_waiting()} files wait for the run's artifacts: {error}"
@@ -249,19 +254,13 @@ class _Writing:
 
     def _is_new(self, batch: Batch) -> bool:
         writer = self._state.load_writer(batch.writer_id)
-        same = batch.number == writer.head
-        if same and xxhash.xxh3_64_hexdigest(batch.body) != writer.digest:
-            raise BackendRejected(
-                f"batch {batch.number} of writer {batch.writer_id} came again with other content",
-                backend="mlflow",
-            )
-        return batch.number > writer.head
+        return is_new(batch, writer.head, writer.digest, backend="mlflow")
 
     def _write_one(self, batch: Batch, records: Any) -> None:
         if not self._is_new(batch):
             return
         writer = self._state.load_writer(batch.writer_id)
-        digest = xxhash.xxh3_64_hexdigest(batch.body)
+        digest = digest_batch(batch)
         if batch.kind == BatchDiagnosticRecord.KIND and self._options.hash_sample_ids:
             batch, records = hash_sample_ids(batch, records, self._project)
         writer = self._deliver(batch, writer, records)
@@ -288,12 +287,12 @@ class _Writing:
         self._lifecycle.catch_up()
         for batch, _ in part:
             self.files.keep_batch(batch, self.run_id)
-        self._acknowledge(newest, xxhash.xxh3_64_hexdigest(newest.body), writer)
+        self._acknowledge(newest, digest_batch(newest), writer)
         if self.files.is_due:
             self._send_files()
         return True
 
-    def _acknowledge(self, batch: Batch, digest: str, writer: WriterState) -> None:
+    def _acknowledge(self, batch: Batch, digest: str, writer: MlflowWriter) -> None:
         done = msgspec.structs.replace(
             writer, head=batch.number, digest=digest, partial=-1, offset=0
         )
@@ -307,7 +306,7 @@ class _Writing:
             if record.description is not None
         )
 
-    def _deliver(self, batch: Batch, writer: WriterState, records: Sequence[Any]) -> WriterState:
+    def _deliver(self, batch: Batch, writer: MlflowWriter, records: Sequence[Any]) -> MlflowWriter:
         kind = batch.kind
         if kind == MetricRecord.KIND:
             writer = self._send_points(batch, writer, records)
@@ -317,15 +316,15 @@ class _Writing:
                 writer = self._apply(batch.writer_id, writer, record)
         elif kind == EventRecord.KIND:
             counts = dict(writer.events)
-            figures = chain(count_events(records, counts), list_raised_alerts(records))
-            writer = self._send_points(batch, writer, [make_metric(*one) for one in figures])
+            counted = chain(count_events(records, counts), list_raised_alerts(records))
+            writer = self._send_points(batch, writer, [make_metric(*one) for one in counted])
             writer = msgspec.structs.replace(writer, events=counts)
             self._lifecycle.set_tags(tag_last_error(records))
             self._lifecycle.set_named_tags(list_raised_tags(records))
             is_first = batch.writer_id == self._run.known.first_writer
             writer = self.files.keep_events(batch.writer_id, writer, records, is_first=is_first)
-        elif kind in FIGURE_KINDS:
-            worst = list_figures(kind, records, self._options.layers)
+        elif kind == PhaseRecord.KIND or (kind in RECORD_TYPES and RECORD_TYPES[kind].HAS_FIGURES):
+            worst = list_values(kind, records, self._options.layers)
             writer = self._send_points(batch, writer, [make_metric(*one) for one in worst])
             tags = list_finding_tags(kind, records)
             if tags and self._generations.take_up(batch.writer_id):
@@ -339,13 +338,13 @@ class _Writing:
         return writer
 
     def _send_points(
-        self, batch: Batch, writer: WriterState, records: Sequence[MetricRecord]
-    ) -> WriterState:
+        self, batch: Batch, writer: MlflowWriter, records: Sequence[MetricRecord]
+    ) -> MlflowWriter:
         writer, infinite = self._points.send(batch, writer, records)
         self._lifecycle.note_infinities(infinite)
         return writer
 
-    def _apply(self, writer_id: str, writer: WriterState, record: LifecycleRecord) -> WriterState:
+    def _apply(self, writer_id: str, writer: MlflowWriter, record: LifecycleRecord) -> MlflowWriter:
         self._lifecycle.apply(record)
         if record.action != "gap":
             return writer
@@ -371,3 +370,30 @@ class _Writing:
         except (BackendUnavailable, Refused, Missing):
             return ()  # artifacts cannot be listed now, so none was put there lately either
         return [file.path for file in files]
+
+
+_LENGTH = 16
+
+
+def hash_sample_ids(
+    batch: Batch, records: Sequence[BatchDiagnosticRecord], project: str
+) -> tuple[Batch, list[BatchDiagnosticRecord]]:
+    """The batch and its records with hashes in place of ids.
+
+    The same id gives the same hash in every run of a project, so that hard
+    samples are found again. Small ids can be guessed from their hashes.
+    """
+    hashed = [
+        record
+        if record.sample_ids is None
+        else msgspec.structs.replace(
+            record, sample_ids=tuple(_hash(project, one) for one in record.sample_ids)
+        )
+        for record in records
+    ]
+    return msgspec.structs.replace(batch, body=encode_records(hashed)), hashed
+
+
+def _hash(project: str, sample_id: int | str) -> str:
+    text = f"{project}\0{type(sample_id).__name__}\0{sample_id}"
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_LENGTH]

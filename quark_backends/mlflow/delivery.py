@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from quark_backends.mlflow.errors import Refused
-from quark_backends.mlflow.metrics import (
+from quark_backends.mlflow.errors import Refused, RefusedRecords
+from quark_backends.mlflow.names import NameMap
+from quark_backends.mlflow.points import (
     MAX_POINTS,
     Point,
     chunk,
@@ -16,12 +17,10 @@ from quark_backends.mlflow.metrics import (
     make_points,
     note_infinities,
 )
-from quark_backends.mlflow.names import NameMap
-from quark_backends.mlflow.refused import RefusedRecords
 from quark_backends.mlflow.run import MirroredRun
 from quark_backends.mlflow.server import Server
-from quark_backends.mlflow.state import WriterState
-from quark_core.backend import Batch
+from quark_backends.mlflow.state import MlflowWriter
+from quark_core.backends.contract import Batch
 from quark_core.errors import BackendRejected
 from quark_core.records import MetricRecord
 
@@ -45,7 +44,7 @@ class PointSender:
         run: MirroredRun,
         names: NameMap,
         refused: RefusedRecords,
-        save: Callable[[str, WriterState], None],
+        save: Callable[[str, MlflowWriter], None],
     ) -> None:
         self._server = server
         self._run = run
@@ -54,8 +53,8 @@ class PointSender:
         self._save = save
 
     def send(
-        self, batch: Batch, writer: WriterState, records: Sequence[MetricRecord]
-    ) -> tuple[WriterState, dict[str, dict[str, int]]]:
+        self, batch: Batch, writer: MlflowWriter, records: Sequence[MetricRecord]
+    ) -> tuple[MlflowWriter, dict[str, dict[str, int]]]:
         """Send the points of a batch.
 
         Args:
@@ -90,8 +89,8 @@ class PointSender:
         return msgspec.structs.replace(writer, recent=recent), note_infinities(points)
 
     def send_together(
-        self, writer: WriterState, parts: Sequence[Sequence[MetricRecord]]
-    ) -> tuple[WriterState, dict[str, dict[str, int]]] | None:
+        self, writer: MlflowWriter, parts: Sequence[Sequence[MetricRecord]]
+    ) -> tuple[MlflowWriter, dict[str, dict[str, int]]] | None:
         """Send the points of a writer's next batches of metrics in one request.
 
         Each batch makes the points that it would make by itself, so that it

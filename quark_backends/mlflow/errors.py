@@ -4,16 +4,31 @@ Refused              the call itself is bad: find the bad part, leave it out
 Missing              what it names is not there
 AlreadyExists        what it makes is there already
 BackendUnavailable   everything else: wait and call again
+
+Single records that are refused go into a file of the run's quarantine.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+from pathlib import Path
+from typing import Any
 
-from quark_core.errors import BackendUnauthorized, BackendUnavailable
-from quark_core.redaction import redact_text
+import msgspec
 
-__all__ = ["AlreadyExists", "Missing", "Refused", "translate", "unavailable"]
+from quark_core.config.redaction import redact_text
+from quark_core.errors import BackendUnauthorized, BackendUnavailable, BackendUnusable
+
+__all__ = [
+    "AlreadyExists",
+    "Missing",
+    "Refused",
+    "RefusedRecords",
+    "translate",
+    "unavailable",
+    "unusable",
+]
 
 _REFUSED = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST"})
 _CREDENTIALS = frozenset({"UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"})
@@ -40,6 +55,11 @@ class AlreadyExists(Exception):
 def unavailable(message: str) -> BackendUnavailable:
     """The error that makes the lane call again later."""
     return BackendUnavailable(message, backend="mlflow")
+
+
+def unusable(message: str) -> BackendUnusable:
+    """The error that makes the lane wait for a person."""
+    return BackendUnusable(message, backend="mlflow")
 
 
 def translate(error: Exception, uri: str) -> Exception:
@@ -91,3 +111,44 @@ def _shorten(text: str) -> str:
     # What follows "[SQL:" are the statement and its values.
     line = " ".join(_VARYING.sub("", redact_text(text)).partition("[SQL:")[0].split())
     return line if len(line) <= _MAX_REASON else line[:_MAX_REASON] + "…"
+
+
+_log = logging.getLogger("quark")
+
+
+class RefusedRecords:
+    """`refused-records.jsonl`: one refused record per line, with the reason.
+
+    A batch that is tried again may put its refused records there again; their
+    `id` tells.
+
+    Args:
+        folder: The mirror's folder in the run's quarantine; made when needed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "refused-records.jsonl"
+        self._reasons: set[str] = set()
+
+    def add(self, kind: str, record: dict[str, Any], reason: str) -> None:
+        """Keep a record and why it was refused.
+
+        Args:
+            kind: What was refused: `metric`, `param` or `tag`.
+            record: It, as JSON-like values.
+            reason: What MLflow said.
+        """
+        if kind not in self._reasons:
+            self._reasons.add(kind)
+            _log.warning(
+                "backend mlflow: the server refused a %s, which is kept in %s (%s)",
+                kind,
+                self._path,
+                reason,
+            )
+        # msgspec writes NaN and the infinities as null.
+        record = {key: str(v) if isinstance(v, float) else v for key, v in record.items()}
+        line = msgspec.json.encode({"kind": kind, "reason": reason, "record": record})
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(line + b"\n")

@@ -3,17 +3,23 @@
     quark/records/…         every record exactly, as `segments` says
     quark/events.jsonl      the events for people; those of further processes and attempts
                             in events.<writer>.jsonl, those beyond 8 MB in events-0002.jsonl …
-    quark/tables/…          layers, parameters and the like, as `tables` says
+    quark/tables/…          layers, parameters and the like: <kind>/<writer>-0001.parquet, or
+                            .jsonl.gz without pyarrow, one `to_dict()` a line
     quark/name_map.json     keys and their names in MLflow
     quark/metrics_meta.json names and descriptions of metrics
     quark/config.json, environment.json, phases.json
     artifacts/<type>/<key>/ payloads and what is known of them, as in Quark's own store
 
-They go up at most every minute, and when the run ends; payloads at once.
+They go up at most every minute, and when the run ends; payloads at once. What is
+there is removed here when the mirror is closed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -22,27 +28,42 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark_backends.mlflow.outbox import Outbox
-from quark_backends.mlflow.segments import SUFFIX, SegmentFiles
-from quark_backends.mlflow.state import WriterState
-from quark_backends.mlflow.tables import encode_lines, make_tables
-from quark_backends.payload_links import keep_payload
-from quark_core.artifacts.contract import Payload
-from quark_core.artifacts.layout import object_path
-from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backend import Batch
+from quark_backends.mirroring.saved_state import keep_payload, make_file_name
+from quark_backends.mlflow.outbox import Outbox, write_at
+from quark_backends.mlflow.segments import SUFFIX, SegmentFiles, read_segment
+from quark_backends.mlflow.state import MlflowWriter
+from quark_core.artifacts.payload_folder import PayloadFolder, is_plain_file
+from quark_core.backends.contract import Batch, Payload
 from quark_core.errors import BackendUnavailable
-from quark_core.records import ArtifactRecord, EventRecord
+from quark_core.records import ArtifactRecord, EventRecord, LifecycleRecord, MetricRecord
+from quark_core.records.artifact_layout import (
+    ARTIFACT_STORAGE_LAYOUT,
+    is_sha256,
+    object_path,
+    split_path,
+)
 
-__all__ = ["RECORDS", "MirrorFiles", "name_loose_payload", "name_payload"]
+if TYPE_CHECKING:
+    from quark_core.records.columns import Columns
+
+__all__ = [
+    "MirrorFiles",
+    "RECORDS",
+    "encode_lines",
+    "make_tables",
+    "name_loose_payload",
+    "name_payload",
+]
 
 _log = logging.getLogger("quark")
 RECORDS = "quark/records"
+_METRICS_META = "quark/metrics_meta.json"
 _EVENTS_LIMIT_BYTES = 8 * 1024 * 1024
+_OBJECTS = ARTIFACT_STORAGE_LAYOUT["object"].format(sha256_head="*", sha256="*")
 _FIRST_AFTER_S = 5.0
 _EVERY_S = 60.0
 
@@ -82,6 +103,9 @@ class MirrorFiles:
         own = f"{os.getpid()}-{time.monotonic_ns()}"
         self._staged = PayloadFolder(folder / "staged" / own)
         self._meta: dict[str, Any] | None = None
+        # What this opening has written: others of the run may be at their files.
+        self._own: set[str] = set()
+        self._attempt = 0
 
     @property
     def is_due(self) -> bool:
@@ -91,13 +115,14 @@ class MirrorFiles:
     def put_text(self, name: str, value: Any) -> None:
         """Keep a JSON value as `quark/<name>`."""
         text = json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        self._own.add(f"quark/{name}")
         self._outbox.put(f"quark/{name}", text.encode("utf-8", "replace"))
 
     def describe_metrics(self, described: Iterable[tuple[str, str, str]]) -> None:
         """Keep (name in MLflow, key, description) of metrics."""
         if self._meta is None:
             try:
-                path = self._outbox.path_of("quark/metrics_meta.json")
+                path = self._outbox.path_of(_METRICS_META)
                 self._meta = json.loads(path.read_text("utf-8"))
             except (FileNotFoundError, ValueError):
                 self._meta = {}
@@ -108,14 +133,20 @@ class MirrorFiles:
 
     def keep_batch(self, batch: Batch, run_id: str) -> None:
         """Keep a batch exactly; again changes nothing."""
+        self._attempt = max(self._attempt, batch.attempt)
         full = self._segments.append(batch, self._find_first_index(batch.writer_id))
         if full is not None:
             self._make_tables(full, run_id)
             self._closed.add(f"{RECORDS}/{full.name}")
 
     def keep_events(
-        self, writer_id: str, writer: WriterState, records: Sequence[EventRecord], *, is_first: bool
-    ) -> WriterState:
+        self,
+        writer_id: str,
+        writer: MlflowWriter,
+        records: Sequence[EventRecord],
+        *,
+        is_first: bool,
+    ) -> MlflowWriter:
         """Append events to the text file of their writer; returns how far the writer is then.
 
         Args:
@@ -126,18 +157,23 @@ class MirrorFiles:
         """
         number = writer.events_file or self._find_first_index(writer_id)
         size = writer.events_bytes
-        if size >= _EVENTS_LIMIT_BYTES:
+        stem = _name_events(writer_id, is_first=is_first)
+        if size >= _EVENTS_LIMIT_BYTES or (
+            # It went up whole, and is here no more.
+            size and not self._outbox.path_of(_number(stem, number)).exists()
+        ):
             number, size = number + 1, 0
-        place = "" if is_first else f".{re.sub(r'[^A-Za-z0-9._-]', '_', writer_id)}"
-        part = "" if number == 1 else f"-{number:04d}"
-        path = self._outbox.path_of(f"quark/events{place}{part}.jsonl")
-        path.parent.mkdir(parents=True, exist_ok=True)
         data = encode_lines(records)
-        with path.open("r+b" if path.exists() else "wb") as file:
-            size = min(size, file.seek(0, os.SEEK_END))
-            file.truncate(size)
-            file.seek(size)
-            file.write(data)
+        while True:
+            name = _number(stem, number)
+            path = self._outbox.path_of(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                size = min(size, path.stat().st_size)
+            if write_at(path, size, data):
+                break
+            number, size = number + 1, 0
+        self._own.add(name)
         return msgspec.structs.replace(writer, events_file=number, events_bytes=size + len(data))
 
     def stage_payload(self, payload: Payload) -> None:
@@ -158,18 +194,21 @@ class MirrorFiles:
         taken = set()
         for record in records:
             described = record.to_dict()
+            if not is_sha256(record.sha256):
+                self._refuse(record.id or "", "its record names a payload by no hash")
+                continue
             source = self._staged.root / object_path(record.sha256)
             limit = self._max_payload_bytes
             name = name_payload(record)
             if limit is not None and record.size_bytes > limit:
                 described["left_out"] = f"larger than max_payload_mb, {limit} bytes"
                 taken.add(source)
-            elif source.is_file():
+            elif is_plain_file(source):
                 self._outbox.put_file(name, source)
                 taken.add(source)
             text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
             described_at = f"{name}.metadata.json"
-            if name == record.payload_relative_path:
+            if name == record.payload_relative_path and _is_shown(record.metadata_relative_path):
                 described_at = record.metadata_relative_path or described_at
             self._outbox.put(described_at, text.encode("utf-8", "replace"))
         for source in taken:
@@ -209,19 +248,40 @@ class MirrorFiles:
             return False
         return True
 
-    def close(self, run_id: str) -> None:
-        """Upload what is left.
+    def close(self, run_id: str, first_writer: str | None = None) -> None:
+        """Upload what is left, and remove here what is there.
+
+        Args:
+            run_id: The run.
+            first_writer: The writer that began it.
 
         Raises:
             BackendUnavailable: Something cannot be uploaded; it stays here for the
                 next process that opens the mirror.
         """
-        for staged in sorted(self._staged.root.glob(object_path("*"))):
+        for staged in sorted(self._staged.root.glob(_OBJECTS)):
             self._outbox.put_file(name_loose_payload(staged.name), staged)
         shutil.rmtree(self._staged.root, ignore_errors=True)
-        for path in self._segments.list_open():
+        with contextlib.suppress(OSError):  # another opening has some
+            self._staged.root.parent.rmdir()
+        older = self._segments.list_older(self._attempt)
+        for path in (*self._segments.list_open(), *(path for path, _ in older)):
             self._make_tables(path, run_id)
         self._outbox.send(self._upload, self._refuse, self._is_disposable)
+        settled = {f"{RECORDS}/{path.name}" for path in self._segments.list_open()} | self._own
+        stems = []
+        for path, writer_id in older:
+            # Most often their attempt has ended; who still delivers it goes on in files anew.
+            settled.add(f"{RECORDS}/{path.name}")
+            stems.append(_name_events(writer_id, is_first=writer_id == first_writer))
+        pattern = re.compile(f"(?:{'|'.join(map(re.escape, stems))})" + r"(?:-\d{4})?\.jsonl")
+        self._outbox.clear(
+            # Descriptions of metrics are added to by whoever opens the mirror next.
+            lambda name: (
+                name != _METRICS_META
+                and (name in settled or bool(stems and pattern.fullmatch(name)))
+            )
+        )
 
     def count_waiting(self) -> int:
         """How many files are still to go up."""
@@ -248,7 +308,7 @@ class MirrorFiles:
         if writer_id not in self._first_indexes:
             first = 1
             if not self._segments.has(writer_id):
-                stem = re.escape(re.sub(r"[^A-Za-z0-9._-]", "_", writer_id))
+                stem = re.escape(make_file_name(writer_id))
                 pattern = re.compile(rf"{stem}-(\d+){re.escape(SUFFIX)}")
                 found = (pattern.fullmatch(name.rpartition("/")[2]) for name in self._list_remote())
                 first = 1 + max((int(match[1]) for match in found if match), default=0)
@@ -256,17 +316,83 @@ class MirrorFiles:
         return self._first_indexes[writer_id]
 
 
+def _name_events(writer_id: str, *, is_first: bool) -> str:
+    place = "" if is_first else f".{re.sub(r'[^A-Za-z0-9._-]', '_', writer_id)}"
+    return f"quark/events{place}"
+
+
+def _number(stem: str, number: int) -> str:
+    return f"{stem}.jsonl" if number == 1 else f"{stem}-{number:04d}.jsonl"
+
+
 def name_payload(record: ArtifactRecord) -> str:
     """Where an artifact's payload lies among the run's artifacts."""
     given = record.payload_relative_path or ""
-    if given and not any(part.startswith(".") for part in given.split("/")):
+    if _is_shown(given):
         return given
     # A store without links names the object itself, by its hash alone.
     at = f"step-{record.step:08d}-" if record.step is not None else ""
-    place = f"artifacts/{record.artifact_type}/{record.artifact_key}"
-    return f"{place}/{at}{record.sha256[:12]}"
+    place = f"artifacts/{record.artifact_type}/{record.artifact_key}/{at}{record.sha256[:12]}"
+    # What a record says may be anybody's, and lead anywhere.
+    return place if _is_shown(place) else name_loose_payload(record.sha256)
+
+
+def _is_shown(path: str | None) -> bool:
+    """Whether a record's path is one among the artifacts that people see."""
+    parts = split_path(path or "") or (".",)
+    return parts[0] == ARTIFACT_STORAGE_LAYOUT["root"] and not any(p[0] == "." for p in parts)
 
 
 def name_loose_payload(sha256: str) -> str:
     """Where a payload lies whose record never came."""
     return f"quark/payloads/{sha256[:2]}/{sha256}"
+
+
+# Those are in MLflow itself, or in events.jsonl.
+_ELSEWHERE = frozenset({MetricRecord.KIND, EventRecord.KIND, LifecycleRecord.KIND})
+
+
+def make_tables(segment: Path, run_id: str) -> list[tuple[str, bytes]]:
+    """Path among the artifacts and content of each table that a segment gives.
+
+    Raises:
+        OSError: The segment cannot be read.
+    """
+    from quark_core.records.columns import Columns
+
+    by_kind: dict[str, list[Columns]] = {}
+    for batch in read_segment(segment, run_id):
+        if batch.kind not in _ELSEWHERE:
+            origin = {name: getattr(batch, name) for name in ("run_id", "writer_id", "attempt")}
+            columns = Columns.from_body(batch.decoded, {**origin, "rank": batch.rank})
+            by_kind.setdefault(batch.kind, []).append(columns)
+    stem = segment.name.removesuffix(SUFFIX)
+    made = []
+    for kind, parts in by_kind.items():
+        ending, data = _write(Columns.concatenate(kind, parts))
+        made.append((f"quark/tables/{kind}/{stem}.{ending}", data))
+    return made
+
+
+def _write(columns: Columns) -> tuple[str, bytes]:
+    if importlib.util.find_spec("pyarrow") is None:
+        return "jsonl.gz", gzip.compress(encode_lines(columns.to_records()), mtime=0)
+    pa = importlib.import_module("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    sink = pa.BufferOutputStream()
+    parquet.write_table(columns.to_arrow(), sink, compression="zstd")
+    return "parquet", sink.getvalue().to_pybytes()
+
+
+def encode_lines(records: Sequence[object]) -> bytes:
+    """Records as JSON lines; a value that is not finite is its name as text."""
+    lines = [
+        msgspec.json.encode({k: _spell(v) for k, v in record.to_dict().items()})  # type: ignore[attr-defined]
+        for record in records
+    ]
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _spell(value: object) -> object:
+    is_odd = isinstance(value, float) and (value != value or value in (float("inf"), -float("inf")))
+    return str(value) if is_odd else value

@@ -7,16 +7,23 @@ import logging
 import os
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import urlsplit
 
-from quark_backends.mlflow.errors import Missing, Refused, translate, unavailable
+from quark_backends.mlflow.errors import Missing, Refused, translate, unavailable, unusable
 from quark_backends.mlflow.server import Server
-from quark_core.forking import importing
-from quark_core.redaction import redact_text
+from quark_core.config.redaction import redact_text
+from quark_core.system.process import importing
 
-__all__ = ["find_uri", "open_server"]
+__all__ = ["check_credentials_are_for", "find_uri", "open_server"]
 
 _log = logging.getLogger("quark")
 _URI_VARIABLE = "MLFLOW_TRACKING_URI"
+_CREDENTIALS = (
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_AUTH",
+)
 _SQLITE = "sqlite:///"
 
 
@@ -24,15 +31,44 @@ def find_uri(location: str) -> str:
     """The tracking URI that a backend's location means.
 
     Raises:
-        BackendUnavailable: None is given, here or in the environment.
+        BackendUnusable: None is given, here or in the environment.
     """
     uri = location or os.environ.get(_URI_VARIABLE, "").strip()
     if not uri:
-        raise unavailable(
+        raise unusable(
             f"no MLflow server is named: set {_URI_VARIABLE} or write backends="
             '"mlflow+http://HOST:PORT"; the records wait'
         )
     return uri
+
+
+def check_credentials_are_for(uri: str) -> None:
+    """See that MLflow's credentials may be shown to a server that a run's folder names.
+
+    MLflow shows those of the environment to any server; they are for that of
+    MLFLOW_TRACKING_URI, where that is set.
+
+    Raises:
+        BackendUnusable: They are for another server.
+    """
+    own = os.environ.get(_URI_VARIABLE, "").strip()
+    has_any = any(os.environ.get(name, "").strip() for name in _CREDENTIALS)
+    if not own or not has_any or "://" not in uri or _find_origin(own) == _find_origin(uri):
+        return
+    raise unusable(
+        f"the run's folder names the server {redact_text(uri)}, but the credentials in "
+        f"MLFLOW_TRACKING_* are for that of {_URI_VARIABLE}, and are sent to no other: set both to "
+        "those of that server and come again"
+    )
+
+
+def _find_origin(uri: str) -> tuple[str, str, int | None]:
+    try:
+        parts = urlsplit(uri)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme.lower())
+    except ValueError:
+        return uri, "", None
+    return parts.scheme.lower(), (parts.hostname or "").lower(), port
 
 
 def open_server(uri: str, *, read_only: bool = False) -> Server:
@@ -43,7 +79,8 @@ def open_server(uri: str, *, read_only: bool = False) -> Server:
         read_only: Make no store where there is none.
 
     Raises:
-        BackendUnavailable: MLflow is not installed, or does not open it.
+        BackendUnusable: MLflow is not installed.
+        BackendUnavailable: It does not open it.
     """
     if read_only and (missing := _find_missing_store(uri)) is not None:
         raise unavailable(f"there is no MLflow store at {missing}")
@@ -104,8 +141,8 @@ def _import_mlflow() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "mlflow":
             raise translate(error, "") from error
-        raise unavailable(
-            'MLflow is not installed: pip install "quark-tracker[mlflow]"; the records wait'
+        raise unusable(
+            'mlflow is not installed: pip install "quark-tracker[mlflow]"; the records wait'
         ) from error
     except Exception as error:
         # Foreign code: a wrong protobuf ends in a TypeError, for one.

@@ -1,24 +1,64 @@
-"""Applies a run's lifecycle records to its MLflow run: status, params and tags."""
+"""Applies a run's lifecycle records to its MLflow run: status, params and tags.
+
+Params and tags are flat, and text.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from quark_backends.mlflow.errors import Missing, Refused
+from quark_backends.mlflow.errors import Missing, Refused, RefusedRecords
 from quark_backends.mlflow.files import MirrorFiles
-from quark_backends.mlflow.metrics import chunk
 from quark_backends.mlflow.names import NAME_MAP_VERSION, NameMap
-from quark_backends.mlflow.params import PARAM_LIMITS, TAG_LIMITS, fit, flatten, is_same
-from quark_backends.mlflow.refused import RefusedRecords
-from quark_backends.mlflow.run import MirroredRun
+from quark_backends.mlflow.points import chunk
+from quark_backends.mlflow.run import PARENT_TAG, MirroredRun
 from quark_backends.mlflow.server import Server
 from quark_core.records import LifecycleRecord
+from quark_core.records.json_object import encode_json
 
-__all__ = ["Lifecycle"]
+__all__ = ["PARAM_LIMITS", "TAG_LIMITS", "Lifecycle", "fit", "flatten", "is_same"]
+
+PARAM_LIMITS = (6000, 500, 250)
+"""Longest value of a param: today's servers, and what older ones still ask for."""
+TAG_LIMITS = (8000, 5000, 500)
+"""Longest value of a tag, likewise."""
+
+
+def flatten(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Path and text of each leaf: scalars by `str()`, lists and empty objects as JSON."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            for path, text in flatten(value):
+                yield (key, *path), text
+        elif isinstance(value, (Mapping, list, tuple)):
+            yield (key,), encode_json(value).decode()
+        else:
+            yield (key,), str(value)
+
+
+def fit(text: str, limit: int) -> str:
+    """The text, or its beginning with the SHA-256 of the whole where it is too long.
+
+    Servers cut long values without a word; this way two that differ stay different.
+    """
+    # PostgreSQL takes no NUL and would fail at this value for ever.
+    text = text.replace("\0", "\ufffd")
+    if len(text) <= limit:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    ending = f"… [{len(text)} characters, sha256 {digest}]"
+    return text[: limit - len(ending)] + ending
+
+
+def is_same(stored: str, text: str) -> bool:
+    """Whether a stored value is this text, whole or as `fit` has cut it."""
+    return any(stored == fit(text, limit) for limit in PARAM_LIMITS)
+
 
 _log = logging.getLogger("quark")
 _MAX_TEXTS = 100
@@ -82,16 +122,20 @@ class Lifecycle:
             self._send_params(data.get("values", {}))
         elif record.action == "heartbeat":
             if record.time_us - self._beat_us >= _HEARTBEAT_EVERY_US:
-                self.set_tags({"quark.heartbeat_at": record.timestamp})
+                self.set_tags({"quark.heartbeat_at": record.timestamp, **self._find_parent_tag()})
                 self._beat_us = record.time_us
         elif record.action == "environment":
             self._files.put_text("environment.json", dict(data))
             arguments = data.get("process", {}).get("argv") or [""]
             self.set_tags({"mlflow.source.name": arguments[0]})
         elif record.action == "status":
-            # The tag keeps what MLflow's statuses cannot say.
-            status = {"quark.status": data["status"]}
-            self.set_tags(status)
+            # Tags keep what MLflow's statuses cannot say.
+            code = data.get("exit_code")
+            status = {
+                "quark.status": str(data["status"]),
+                "quark.exit_code": None if code is None else str(code),
+            }
+            self.set_tags({**status, **self._find_parent_tag()})
             if self.catch_up():
                 self.set_tags(status)
             self._run.end(data["status"], record.time_us // 1000)
@@ -126,6 +170,7 @@ class Lifecycle:
             return False
         self._files.forget()
         self._describe()
+        self._run.tell_children()
         if self._run.known.config is not None:
             self._send_params(self._run.known.config)
         ended = self._run.known.ended
@@ -171,6 +216,10 @@ class Lifecycle:
                 **self._name_tags(run.get("tags", [])),
             }
         )
+
+    def _find_parent_tag(self) -> dict[str, str | None]:
+        """The parent, which may have been mirrored after this run was."""
+        return {} if self._tags.get(PARENT_TAG) else {PARENT_TAG: self._run.find_parent()}
 
     def note_missing(self, writer_id: str, counts: Mapping[str, int]) -> None:
         """Say how many records of each kind a writer could not keep."""

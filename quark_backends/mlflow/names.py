@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from quark_backends.mlflow.state import write_atomically
+from quark_backends.mirroring.saved_state import replace_file
 
 __all__ = ["MAX_NAME_LENGTH", "NAME_MAP_VERSION", "NameMap", "encode_name"]
 
@@ -75,7 +75,7 @@ class NameMap:
             for key, text in new.items():
                 if key not in names:
                     names[key] = self._choose(key, text, taken)
-            write_atomically(self._path, msgspec.json.encode(self._names))
+            replace_file(self._path, msgspec.json.encode(self._names))
         return names
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quark_backends.mlflow.errors import unavailable
+from quark_backends.mlflow.errors import unusable
 
 __all__ = ["Options"]
 
@@ -39,18 +39,18 @@ class Options:
         """Read them.
 
         Raises:
-            BackendUnavailable: An unknown option, or a bad value.
+            BackendUnusable: An unknown option, or a bad value.
         """
         known = sorted((*_NUMBERS, *_CHOICES, *_TEXTS))
         for name, text in options.items():
             if name not in known:
-                raise unavailable(
+                raise unusable(
                     f"the MLflow mirror has no option {name!r}; it has {', '.join(known)}"
                 )
             if name in _NUMBERS and not (text.isascii() and text.isdecimal()):
-                raise unavailable(f"{name} must be a number, got {text!r}")
+                raise unusable(f"{name} must be a number, got {text!r}")
             if name in _CHOICES and text not in _CHOICES[name]:
-                raise unavailable(f"{name} must be {' or '.join(_CHOICES[name])}, got {text!r}")
+                raise unusable(f"{name} must be {' or '.join(_CHOICES[name])}, got {text!r}")
         numbers = {name: int(options[name]) for name in _NUMBERS if name in options}
         size_mb = numbers.get("max_payload_mb")
         return cls(

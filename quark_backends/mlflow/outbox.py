@@ -6,15 +6,18 @@ other way round, so files have retries of their own and hold no batch back.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from quark_backends.mirroring.saved_state import replace_file
 from quark_backends.mlflow.errors import Missing, Refused
-from quark_backends.mlflow.state import write_atomically
+from quark_core.errors import BackendUnavailable
 
-__all__ = ["Outbox"]
+__all__ = ["Outbox", "write_at"]
 
 _SCRATCH = ".part"
 
@@ -30,6 +33,8 @@ class Outbox:
         self.root = folder / "outbox"
         self._marks = folder / "uploaded"
         self._known: dict[str, str] = {}
+        # What of it lies nowhere else.
+        self._refused: set[str] = set()
 
     def path_of(self, name: str) -> Path:
         """Where the file of an artifact lies here."""
@@ -43,7 +48,7 @@ class Outbox:
                 return
         except FileNotFoundError:
             pass
-        write_atomically(path, data)
+        replace_file(path, data)
 
     def put_file(self, name: str, source: Path) -> None:
         """Keep a file that stays as it is; without a copy, where the file system can do so."""
@@ -81,18 +86,50 @@ class Outbox:
                 continue  # another process has brought it there
             try:
                 upload(path, os.path.dirname(name))
-            except (Refused, Missing) as error:
+            except (Refused, Missing, BackendUnavailable) as error:
+                if not path.exists():
+                    continue  # it did so meanwhile
+                if isinstance(error, BackendUnavailable):
+                    raise
                 refuse(name, str(error))
+                self._refused.add(name)
             self._save_mark(name, signature)
             if disposable(name):
                 path.unlink(missing_ok=True)
-                (self._marks / name).unlink(missing_ok=True)
-                self._known.pop(name, None)
+                self._drop_mark(name)
+
+    def clear(self, settled: Callable[[str], bool]) -> None:
+        """Remove what MLflow has as it is, and the folders that are empty then.
+
+        Args:
+            settled: Whether nobody writes to a file any more.
+        """
+        for name, path in list(self._list(self.root)):
+            if name not in self._refused and settled(name) and self._remove_taken(name, path):
+                self._drop_mark(name)
+        for root in (self.root, self._marks):
+            for folder, *_ in os.walk(root, topdown=False):
+                with contextlib.suppress(OSError):  # it holds something yet
+                    os.rmdir(folder)
 
     def forget(self) -> None:
         """Nothing of it is in MLflow: the run is another one."""
         shutil.rmtree(self._marks, ignore_errors=True)
         self._known.clear()
+
+    def _remove_taken(self, name: str, path: Path) -> bool:
+        """Remove a file that MLflow has as it is; whoever is adding to it now loses nothing."""
+        if self._sign(path) != self._load_mark(name):
+            return False
+        # Set aside first: who adds to it from here on sees that it is gone, see `write_at`.
+        aside = path.with_name(f"{path.name}{_SCRATCH}{os.getpid()}-{threading.get_ident()}")
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(aside)
+            if self._sign(aside) != self._load_mark(name):
+                aside.rename(path)
+                return False
+            aside.unlink()
+        return True
 
     def _list(self, root: Path) -> Iterator[tuple[str, Path]]:
         for path in sorted(root.rglob("*")):
@@ -116,9 +153,36 @@ class Outbox:
                 self._known[name] = "none"
         return self._known[name]
 
+    def _drop_mark(self, name: str) -> None:
+        (self._marks / name).unlink(missing_ok=True)
+        self._known.pop(name, None)
+
     def _save_mark(self, name: str, signature: str) -> None:
-        write_atomically(self._marks / name, signature.encode())
+        replace_file(self._marks / name, signature.encode())
         self._known[name] = signature
+
+
+def write_at(path: Path, size_bytes: int, data: bytes) -> bool:
+    """Add to a file behind its first bytes, over what a write that was broken off has left.
+
+    Args:
+        path: The file; it is made where there is none and nothing comes before.
+        size_bytes: How many bytes come before.
+        data: What to add.
+
+    Returns:
+        False where it is gone, since another mirror of the run has sent and removed it:
+        the data belongs into the next file.
+    """
+    try:
+        with path.open("r+b" if size_bytes or path.exists() else "xb") as file:
+            file.truncate(size_bytes)
+            file.seek(size_bytes)
+            file.write(data)
+            file.flush()
+            return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -1,4 +1,7 @@
-"""A run of Quark's as the segments among its artifacts have it: exactly as it was written."""
+"""A run of Quark's as the segments among its artifacts have it: exactly as it was written.
+
+What is known of the run is put together out of its lifecycle records.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,38 @@ import shutil
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from quark_backends.mlflow.files import RECORDS
-from quark_backends.mlflow.metrics import TimeRange, make_points, name_key
-from quark_backends.mlflow.run_story import RunStory
+from quark_backends.mlflow.points import TimeRange, make_points, name_key
 from quark_backends.mlflow.segments import read_segment
 from quark_backends.mlflow.server import Server
-from quark_core.attempts import hide_superseded
-from quark_core.backend import Batch
-from quark_core.names import split_name
-from quark_core.records import LifecycleRecord, MetricRecord, StreamRecord
+from quark_core.artifacts.output_folder import make_file_name
+from quark_core.backends.contract import Batch, StoredRun
+from quark_core.records import (
+    ConfigSnapshot,
+    EnvironmentSnapshot,
+    LifecycleRecord,
+    MetricRecord,
+    ProjectRecord,
+    RunRecord,
+    StreamRecord,
+    format_time,
+)
+from quark_core.records.attempts import hide_superseded
+from quark_core.records.json_object import JsonObject
+from quark_core.records.names import split_name
+from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
+    from quark_core.records.columns import Columns
 
-__all__ = ["OwnRun", "SegmentCopies", "find_extra"]
+__all__ = ["OwnRun", "RunStory", "SegmentCopies", "find_extra"]
 
 _Identity = tuple[int, int, float | None]
 
@@ -47,7 +64,7 @@ class SegmentCopies:
                 self._folder = Path(tempfile.mkdtemp(prefix="quark-mlflow-"))
                 # Whoever opens a run only to look at it never says that they are done.
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-            path = self._folder / mlflow_run_id / Path(file.path).name
+            path = self._folder / make_file_name(mlflow_run_id) / Path(file.path).name
             if not file.size_bytes or self._sizes.get(path) != file.size_bytes:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 server.download(mlflow_run_id, file.path, path)
@@ -94,7 +111,7 @@ class OwnRun:
 
     def read_all(self, kind: str) -> Columns:
         """Every row of one kind, in persistence order."""
-        from quark_core.columns import Columns
+        from quark_core.records.columns import Columns
 
         by_writer: dict[str, list[Columns]] = {}
         for batch in self._list(kind):
@@ -140,7 +157,7 @@ class OwnRun:
             columns: Every metric of the segments.
             extra: Key, rank, and timestamp in ms, step and value of each point.
         """
-        from quark_core.columns import Columns
+        from quark_core.records.columns import Columns
 
         if not extra:
             return columns
@@ -201,7 +218,7 @@ class OwnRun:
         """Every batch once, however often it was sent."""
         seen: set[tuple[str, int]] = set()
         for path in self._paths:
-            for batch in read_segment(path.read_bytes(), self.run_id):
+            for batch in read_segment(path, self.run_id):
                 if (batch.writer_id, batch.number) not in seen:
                     seen.add((batch.writer_id, batch.number))
                     yield batch
@@ -224,3 +241,123 @@ def find_extra(
 
 def _identify(time_ms: int, step: int, value: float) -> _Identity:
     return time_ms, step, None if value != value else value
+
+
+@dataclass(slots=True)
+class RunStory:
+    """What is known of a run after some of its lifecycle records.
+
+    Attributes:
+        from_steps: Attempt -> the step that it was resumed from.
+        heartbeat_us: When it was last heard of.
+    """
+
+    from_steps: dict[int, int] = field(default_factory=dict)
+    heartbeat_us: int = 0
+    _run: dict[str, Any] = field(default_factory=dict)
+    _project: dict[str, Any] = field(default_factory=dict)
+    _process: dict[str, Any] | None = None
+    _tags: set[str] = field(default_factory=set)
+    _attempt: int = -1
+    _status: str = "running"
+    _created_us: int = 0
+    _updated_us: int = 0
+    _ended_us: int | None = None
+    _exit_code: int | None = None
+    _config: Mapping[str, Any] | None = None
+    _environment: Mapping[str, Any] | None = None
+
+    @classmethod
+    def tell(cls, records: Iterable[LifecycleRecord]) -> RunStory:
+        """The story that records tell, in persistence order."""
+        story = cls()
+        for record in records:
+            story.apply(record)
+        return story
+
+    def apply(self, record: LifecycleRecord) -> None:
+        """Add one record; what an older attempt says of itself changes nothing."""
+        data: Mapping[str, Any] = record.data or {}
+        self.heartbeat_us = max(self.heartbeat_us, record.time_us)
+        if record.action == "start":
+            if record.attempt < self._attempt:
+                return
+            if self._attempt < 0:
+                self._created_us = record.time_us
+                self._tags = set(data["run"]["tags"])
+            if data.get("from_step") is not None:
+                self.from_steps[record.attempt] = int(data["from_step"])
+            self._attempt, self._status, self._ended_us = record.attempt, "running", None
+            self._exit_code = None
+            self._run, self._project = dict(data["run"]), dict(data["project"])
+            self._process = data.get("process")
+        elif record.action == "tag":
+            self._tags.add(data["tag"])
+        elif record.attempt != self._attempt:
+            return
+        elif record.action == "config":
+            self._config = data
+        elif record.action == "environment":
+            self._environment = data
+        elif record.action == "status":
+            self.end(data["status"], record.time_us)
+            self._exit_code = data.get("exit_code")
+        if record.action != "heartbeat":
+            self._updated_us = max(self._updated_us, record.time_us)
+
+    def end(self, status: str, at_us: int) -> None:
+        """The run has ended."""
+        self._status, self._ended_us = status, at_us
+
+    @property
+    def attempt(self) -> int:
+        """The newest attempt; -1 where no start is known."""
+        return self._attempt
+
+    @property
+    def is_running(self) -> bool:
+        """Whether no end is known."""
+        return self._status == "running"
+
+    def to_stored(self, run_id: str) -> StoredRun:
+        """The run."""
+        process = None
+        if self._process is not None:
+            process = msgspec.convert(self._process, ProcessIdentity)
+        lost_reason = find_lost_reason(self._status, process, self.heartbeat_us)
+        created_at, updated_at = format_time(self._created_us), format_time(self._updated_us)
+        run, project = self._run, self._project
+        return StoredRun(
+            project=ProjectRecord(
+                project["id"], project["name"], project["root_path"], created_at, updated_at
+            ),
+            run=RunRecord(
+                id=run_id,
+                project_id=project["id"],
+                project_name=project["name"],
+                status=self._status,
+                parent_run_id=run.get("parent_run_id"),
+                lineage_root_run_id=run.get("lineage_root_run_id"),
+                resume_count=self._attempt,
+                run_path=run["run_path"],
+                git_commit=run.get("git_commit"),
+                strict_mode=bool(run.get("strict_mode")),
+                tags=tuple(sorted(self._tags)),
+                attempt=self._attempt,
+                name=run.get("name"),
+                notes=run.get("notes"),
+                created_at=created_at,
+                updated_at=updated_at,
+                ended_at=None if self._ended_us is None else format_time(self._ended_us),
+            ),
+            state=self._status if lost_reason is None else "lost",
+            config=None if self._config is None else ConfigSnapshot.from_data(self._config),
+            environment=(
+                None
+                if self._environment is None
+                else EnvironmentSnapshot(JsonObject(self._environment))
+            ),
+            heartbeat_at=format_time(self.heartbeat_us),
+            lost_reason=lost_reason,
+            exit_code=self._exit_code,
+        )

@@ -20,9 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quark_backends.mlflow.server import MlflowRun
-from quark_core.backend import StoredRun
-from quark_core.json_object import JsonObject
-from quark_core.names import encode_name, split_name
+from quark_core.backends.contract import StoredRun
 from quark_core.records import (
     ConfigSnapshot,
     EnvironmentSnapshot,
@@ -31,9 +29,11 @@ from quark_core.records import (
     RunRecord,
     format_time,
 )
+from quark_core.records.json_object import JsonObject
+from quark_core.records.names import encode_name, split_name
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
+    from quark_core.records.columns import Columns
 
 __all__ = ["LoadPoints", "Series", "describe_run", "make_columns", "name_series", "parse_param"]
 
@@ -73,6 +73,7 @@ def describe_run(
     run_id = own_id or run.id
     attempt = run.tags.get("quark.attempt", "0") if own_id else "0"
     number = int(attempt) if attempt.isdecimal() else 0
+    code = run.tags.get("quark.exit_code", "")
     created_at = format_time(started_us)
     values = {name: parse_param(text) for name, text in sorted(run.params.items())}
     known = {
@@ -109,6 +110,7 @@ def describe_run(
         config=ConfigSnapshot(JsonObject(values)) if values else None,
         environment=EnvironmentSnapshot(JsonObject({"mlflow": known})),
         heartbeat_at=run.tags.get("quark.heartbeat_at") if own_id else None,
+        exit_code=int(code) if own_id and code.isdecimal() else None,
     )
 
 
@@ -143,7 +145,7 @@ def make_columns(
     """
     import numpy as np
 
-    from quark_core.columns import Columns
+    from quark_core.records.columns import Columns
 
     times, steps, values, indexes = [], [], [], []
     for index, (_, _, name) in enumerate(names):

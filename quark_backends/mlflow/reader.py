@@ -16,8 +16,7 @@ from quark_backends.mlflow.files import name_loose_payload, name_payload
 from quark_backends.mlflow.own_runs import OwnRun, SegmentCopies, find_extra
 from quark_backends.mlflow.plain_runs import Series, describe_run, make_columns, name_series
 from quark_backends.mlflow.server import MlflowRun, Server
-from quark_core.attempts import hide_superseded
-from quark_core.backend import StoredRun
+from quark_core.backends.contract import StoredRun
 from quark_core.errors import (
     ArtifactNotFoundError,
     BackendUnavailable,
@@ -25,10 +24,11 @@ from quark_core.errors import (
     SessionStoreError,
 )
 from quark_core.records import ArtifactRecord, MetricRecord, parse_time
+from quark_core.records.attempts import hide_superseded
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
-    from quark_core.query import Query
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
 
 __all__ = ["MlflowReader"]
 
@@ -61,7 +61,7 @@ class MlflowReader:
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """See `SupportsRead`."""
-        from quark_core.columns import Columns
+        from quark_core.records.columns import Columns
 
         with self._reading(run_id):
             found = self._find(run_id)

@@ -7,14 +7,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from quark_backends.mlflow.errors import Missing, Refused, unavailable
 from quark_backends.mlflow.server import MlflowRun, Server
-from quark_backends.mlflow.state import MirrorState, RunState
+from quark_backends.mlflow.state import MlflowFolder, RunState
 from quark_core.records import LifecycleRecord
 
-__all__ = ["STATUSES", "MirroredRun"]
+__all__ = ["PARENT_TAG", "STATUSES", "MirroredRun"]
 
 _log = logging.getLogger("quark")
 
@@ -25,6 +26,9 @@ STATUSES: Mapping[str, str] = {
     "interrupted": "KILLED",
     "lost": "FAILED",
 }
+PARENT_TAG = "mlflow.parentRunId"
+"""By which MLflow nests runs."""
+
 _START_WAIT_S = 30.0
 _ALIVE_S = 1.0
 _MAX_SUFFIX = 100
@@ -57,7 +61,7 @@ class MirroredRun:
     def __init__(
         self,
         server: Server,
-        state: MirrorState,
+        state: MlflowFolder,
         run_id: str,
         project: str,
         experiment: str,
@@ -129,6 +133,29 @@ class MirroredRun:
             self._lose(found)
         raise unavailable("the MLflow run was deleted as soon as it was made; the records wait")
 
+    def find_parent(self) -> str | None:
+        """Id of the MLflow run that this one belongs under; None where there is none yet."""
+        parent = (self._known.start or {}).get("run", {}).get("parent_run_id")
+        if not parent:
+            return None
+        self._ensure()
+        assert self._found is not None
+        known = self._found.tags.get(PARENT_TAG)
+        if known:
+            return known
+        found = self._server.find_run(self._found.experiment_id, parent, deleted=False)
+        return found and found.id
+
+    def tell_children(self) -> None:
+        """Nest the runs that were mirrored before this one, and are its children, under it."""
+        self._ensure()
+        assert self._found is not None
+        own = self._found
+        for child in self._server.list_children(own.experiment_id, self._run_id):
+            if child.tags.get(PARENT_TAG) != own.id:
+                with suppress(Missing, Refused):  # gone since; it is no concern of this run
+                    self._server.set_tags(child.id, [(PARENT_TAG, own.id)])
+
     def call(self, act: Callable[[str], _Result]) -> _Result:
         """Call with the MLflow run's id; where the run is gone, once more with another one.
 
@@ -196,6 +223,9 @@ class MirroredRun:
     def _find(self) -> MlflowRun:
         if self._known.mlflow_run_id is not None:
             found = self._server.load_run(self._known.mlflow_run_id)
+            if found is not None and found.tags.get("quark.run_id") != self._run_id:
+                # The note lies in the run's folder, which may be somebody's who means another run.
+                found = None
             if found is not None and not found.active and self._restore:
                 self._take_back(found.id)
                 return found
@@ -239,7 +269,7 @@ class MirroredRun:
         if parent:
             tags["quark.parent_run_id"] = parent
             found = self._server.find_run(experiment_id, parent, deleted=False)
-            tags["mlflow.parentRunId"] = found and found.id
+            tags[PARENT_TAG] = found and found.id
         self.is_new = self.was_made_here = True
         return self._server.create_run(
             experiment_id,

@@ -5,28 +5,41 @@
 A file begins with `QREC1` and a newline. A batch is four bytes of length and
 eight of checksum (xxh3, both little-endian), then msgpack of
 `[writer_id, attempt, rank, number, kind, count, body]` with the body as
-`quark_core.codec` encodes it. What follows a torn batch is not read.
+`quark_core.records.codec` encodes it. Behind a damaged place the next whole batch is
+looked for; only what is torn at the end is written over.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from quark_core.backend import Batch
+from quark_backends.mirroring.saved_state import make_file_name
+from quark_backends.mlflow.outbox import write_at
+from quark_core.backends.contract import Batch
+from quark_core.delivery.frame_search import FrameSearch
 
 __all__ = ["SUFFIX", "SegmentFiles", "name_segment", "read_segment"]
+
+_log = logging.getLogger("quark")
 
 SUFFIX = ".qrec"
 _MAGIC = b"QREC1\n"
 _HEAD = struct.Struct("<IQ")
+# An array of seven, a text first.
+_PAYLOAD_PATTERN = re.compile(rb"\x97[\xa0-\xbf\xd9-\xdb]")
 _LIMIT_BYTES = 8 * 1024 * 1024
+# Size of a segment whose end is damaged: nothing is added to it.
+_LEFT_ALONE = -1
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -67,23 +80,31 @@ class SegmentFiles:
         if batch.number <= newest:
             return None
         full = None
-        if size >= _LIMIT_BYTES:
+        if size >= _LIMIT_BYTES or size < 0:
             full = path
             path = path.with_name(name_segment(batch.writer_id, _index_of(path) + 1))
             size = 0
-        data = _encode(batch) if size else _MAGIC + _encode(batch)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("r+b" if path.exists() else "wb") as file:
-            # What an attempt that failed half way has left is written over.
-            file.truncate(size)
-            file.seek(size)
-            file.write(data)
+        data = _encode(batch) if size else _MAGIC + _encode(batch)
+        while not write_at(path, size, data):
+            path = path.with_name(name_segment(batch.writer_id, _index_of(path) + 1))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            size, data = 0, _MAGIC + _encode(batch)
         self._open[batch.writer_id] = path, size + len(data), batch.number
         return full
 
     def has(self, writer_id: str) -> bool:
         """Whether anything of a writer is here."""
         return writer_id in self._open or bool(self._list(writer_id))
+
+    def list_older(self, attempt: int) -> list[tuple[Path, str]]:
+        """The segments of attempts before one, each with its writer's id."""
+        found = []
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            frame = next(iter(_scan(path.read_bytes()).frames), None)
+            if frame is not None and frame.attempt < attempt:
+                found.append((path, frame.writer_id))
+        return found
 
     def list_open(self) -> list[Path]:
         """The segments that are appended to by this process."""
@@ -94,9 +115,12 @@ class SegmentFiles:
         if found is None:
             paths = self._list(writer_id)
             path = paths[-1] if paths else self._folder / name_segment(writer_id, first_index)
-            size, newest = 0, -1
-            for batch, end in _scan(path.read_bytes() if paths else b""):
-                size, newest = end, batch.number
+            scan = _scan(path.read_bytes() if paths else b"")
+            size, newest = scan.size_bytes, max(scan.numbers(writer_id), default=-1)
+            if scan.is_damaged_at_end:
+                size = _LEFT_ALONE
+            if scan.damaged:
+                scan.tell(path)
             found = self._open[writer_id] = path, size, newest
         return found
 
@@ -111,14 +135,20 @@ def name_segment(writer_id: str, index: int) -> str:
     return f"{_stem(writer_id)}-{index:04d}{SUFFIX}"
 
 
-def read_segment(data: bytes, run_id: str) -> Iterator[Batch]:
-    """The batches of a segment, up to where it is torn.
+def read_segment(path: Path, run_id: str) -> Iterator[Batch]:
+    """The whole batches of a segment; the log is told what damage has cost.
 
     Args:
-        data: All of it.
+        path: The segment.
         run_id: The run that they are of.
+
+    Raises:
+        OSError: It cannot be read.
     """
-    for frame, _ in _scan(data):
+    scan = _scan(path.read_bytes())
+    if scan.damaged:
+        scan.tell(path)
+    for frame in scan.frames:
         yield Batch(
             run_id,
             frame.writer_id,
@@ -131,22 +161,84 @@ def read_segment(data: bytes, run_id: str) -> Iterator[Batch]:
         )
 
 
-def _scan(data: bytes) -> Iterator[tuple[_Frame, int]]:
-    """Each whole frame with the position of its end."""
-    if not data.startswith(_MAGIC):
-        return
-    position = len(_MAGIC)
-    while position + _HEAD.size <= len(data):
-        length, checksum = _HEAD.unpack_from(data, position)
-        position += _HEAD.size
-        payload = data[position : position + length]
-        if len(payload) < length or xxhash.xxh3_64_intdigest(payload) != checksum:
-            return
-        position += length
-        try:
-            yield msgspec.msgpack.decode(payload, type=_Frame), position
-        except msgspec.DecodeError:
-            return
+@dataclass(slots=True)
+class _Scan:
+    """What a segment holds.
+
+    Attributes:
+        frames: Its whole batches.
+        size_bytes: Where the last of them ends.
+        damaged: Where there is anything else, and between which of the frames.
+        is_damaged_at_end: Whether the end is damaged otherwise than by a write
+            that was broken off.
+    """
+
+    frames: list[_Frame] = field(default_factory=list)
+    size_bytes: int = 0
+    damaged: list[tuple[int, int, int]] = field(default_factory=list)
+    is_damaged_at_end: bool = False
+
+    def numbers(self, writer_id: str) -> list[int]:
+        """Numbers of a writer's batches."""
+        return [frame.number for frame in self.frames if frame.writer_id == writer_id]
+
+    def tell(self, path: Path) -> None:
+        """Tell the log what damage has cost."""
+        for start, end, place in self.damaged:
+            before = self.frames[place - 1].number if place else -1
+            if place == len(self.frames):
+                gone = f"batches from {before + 1} on are missing"
+            else:
+                after = self.frames[place].number
+                gone = f"batches {before + 1} to {after - 1} are missing"
+                if after == before + 1:
+                    gone = "nothing is missing"
+            _log.warning("%s is damaged at bytes %d to %d; %s", path, start, end - 1, gone)
+
+
+def _scan(data: bytes) -> _Scan:
+    scan = _Scan()
+    size = len(data)
+    view = memoryview(data)
+
+    def claim_end(position: int) -> int | None:
+        if position + _HEAD.size > size:
+            return None
+        end: int = position + _HEAD.size + _HEAD.unpack_from(data, position)[0]
+        return end if end <= size else None
+
+    search = FrameSearch(
+        data,
+        head=_PAYLOAD_PATTERN,
+        head_offset=_HEAD.size,
+        claim_end=claim_end,
+        is_whole=partial(_is_whole, view),
+    )
+    first = len(_MAGIC) if data.startswith(_MAGIC) else 0
+    for start, end, is_frame, is_last in search.split(first):
+        frame = _decode(data[start + _HEAD.size : end]) if is_frame else None
+        if frame is not None:
+            scan.frames.append(frame)
+            scan.size_bytes = end
+        elif not is_frame and not (is_last and claim_end(start) is None):
+            scan.damaged.append((start, end, len(scan.frames)))
+            scan.is_damaged_at_end = is_last
+    return scan
+
+
+def _is_whole(view: memoryview, position: int, end: int) -> bool:
+    start = position + _HEAD.size
+    if end <= start:
+        return False
+    checksum: int = _HEAD.unpack_from(view, position)[1]
+    return checksum == xxhash.xxh3_64_intdigest(view[start:end])
+
+
+def _decode(payload: bytes) -> _Frame | None:
+    try:
+        return msgspec.msgpack.decode(payload, type=_Frame)
+    except msgspec.DecodeError:
+        return None
 
 
 def _encode(batch: Batch) -> bytes:
@@ -165,7 +257,7 @@ def _encode(batch: Batch) -> bytes:
 
 
 def _stem(writer_id: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", writer_id)
+    return make_file_name(writer_id)
 
 
 def _index_of(path: Path | os.PathLike[str]) -> int:

@@ -1,8 +1,14 @@
-"""The calls to MLflow that the mirror makes, each with its errors translated."""
+"""The calls to MLflow that the mirror makes, each bounded and with its errors translated.
+
+The bounds hold while the mirror calls: the user's own calls keep theirs.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +16,75 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from quark_backends.mlflow.artifact_routes import route_artifacts
 from quark_backends.mlflow.errors import AlreadyExists, Missing, translate
-from quark_backends.mlflow.metrics import Point
-from quark_backends.mlflow.patience import bounded
-from quark_core.redaction import redact_text
+from quark_backends.mlflow.points import Point
+from quark_core.config.redaction import redact_text
+from quark_core.records.artifact_layout import split_path
 
-__all__ = ["ArtifactFile", "MlflowRun", "Server"]
+__all__ = ["ArtifactFile", "MlflowRun", "Server", "bounded"]
+
+# MLflow's own retries take minutes; the lane waits and tries again itself.
+_BOUNDS: Mapping[str, str] = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+
+_lock = threading.Lock()
+_callers = 0
+_set: dict[str, str] = {}
+
+
+@contextmanager
+def bounded(timeout_s: int = 10) -> Iterator[None]:
+    """Within it a call to MLflow ends after three tries, whatever the server does.
+
+    MLflow reads these bounds from the environment at each request and takes
+    them in no other way. What the user has set stays; what is set here is
+    taken back when the last caller has left.
+
+    Args:
+        timeout_s: How long each try waits for an answer; of several callers at
+            once the first one's counts.
+    """
+    global _callers
+    with _lock:
+        _callers += 1
+        if _callers == 1:
+            bounds = {**_BOUNDS, _TIMEOUT: str(timeout_s)}
+            _set.clear()
+            _set.update({n: text for n, text in bounds.items() if n not in os.environ})
+            os.environ.update(_set)
+    try:
+        yield
+    finally:
+        with _lock:
+            _callers -= 1
+            if _callers == 0:
+                _take_back()
+
+
+def _take_back() -> None:
+    for name, text in _set.items():
+        # What somebody else has set meanwhile is theirs.
+        if os.environ.get(name) == text:
+            del os.environ[name]
+
+
+def _forget_callers() -> None:
+    """A forked child has none of the threads that were calling, but has their environment."""
+    global _lock, _callers
+    _lock = threading.Lock()
+    if _callers:
+        _callers = 0
+        _take_back()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forget_callers)
+
 
 _PAGE = 1000
 _TIMEOUT_S = 10
@@ -68,7 +136,7 @@ class Server:
         with self._translated():
             self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         _silence(self._client)
-        route_artifacts(mlflow, self._client, uri)
+        _route_artifacts(mlflow, self._client, uri)
 
     def find_page(self, run: MlflowRun) -> str | None:
         """Address of a run's page; None of a store that no server stands before."""
@@ -104,6 +172,8 @@ class Server:
             quark_run_id: The run that is mirrored.
             deleted: Whether a deleted one counts.
         """
+        if not _is_searchable(quark_run_id):
+            return None
         views = self._entities.ViewType
         with self._translated():
             found = self._client.search_runs(
@@ -114,6 +184,12 @@ class Server:
                 order_by=["attributes.start_time ASC"],
             )
         return _to_run(found[0]) if found else None
+
+    def list_children(self, experiment_id: str, quark_run_id: str) -> list[MlflowRun]:
+        """The active runs of an experiment that mirror children of a run."""
+        if not _is_searchable(quark_run_id):
+            return []
+        return self.list_runs([experiment_id], f"tags.`quark.parent_run_id` = '{quark_run_id}'")
 
     def list_experiments(self) -> list[tuple[str, str]]:
         """Id and name of every active experiment."""
@@ -247,15 +323,21 @@ class Server:
                 found = self._client.list_artifacts(run_id, folder)
         except Missing:
             return []
-        files = [ArtifactFile(one.path, int(one.file_size or 0)) for one in found if not one.is_dir]
+        files = [
+            ArtifactFile(one.path, int(one.file_size or 0))
+            for one in found
+            if not one.is_dir and split_path(one.path) is not None
+        ]
         return sorted(files)
 
     def download(self, run_id: str, path: str, target: Path) -> None:
         """Copy one artifact to a file.
 
         Raises:
-            Missing: The run has no such artifact.
+            Missing: The run has no such artifact, or the path leads elsewhere.
         """
+        if split_path(path) is None:
+            raise Missing(f"{path!r:.120} is no path among a run's artifacts")
         scratch = target.with_name(f"{target.name}.parts")
         scratch.mkdir(parents=True, exist_ok=True)
         try:
@@ -275,6 +357,11 @@ class Server:
                 yield
         except Exception as error:
             raise translate(error, self.uri) from error
+
+
+def _is_searchable(run_id: str) -> bool:
+    """Whether it is no more than a text to a search; every id of a run is."""
+    return "'" not in run_id and "\\" not in run_id
 
 
 def _to_run(found: Any) -> MlflowRun:
@@ -324,3 +411,37 @@ def _silence(client: Any) -> None:
     tracking: Any = getattr(client, "_tracking_client", None)
     if hasattr(tracking, "_log_url"):
         tracking._log_url = lambda _run_id: None
+
+
+_PROXIED = "mlflow-artifacts:"
+
+
+def _route_artifacts(mlflow: ModuleType, client: Any, uri: str) -> None:
+    """Make a client take its own tracking URI to a server's artifacts.
+
+    MLflow 2 takes the one that is set for the whole process, which is the
+    user's. MLflow 3 does right by itself and is left alone.
+
+    Args:
+        mlflow: The imported library.
+        client: An `MlflowClient`.
+        uri: Its tracking URI.
+    """
+    tracking: Any = getattr(client, "_tracking_client", None)
+    find = getattr(tracking, "_get_artifact_repo", None)
+    if not str(mlflow.__version__).startswith("2.") or find is None:
+        return
+    found: dict[str, Any] = {}
+
+    def find_proxied(run_id: str) -> Any:
+        if run_id not in found:
+            place = client.get_run(run_id).info.artifact_uri
+            if not place.startswith(_PROXIED):
+                return find(run_id)
+            proxied = importlib.import_module("mlflow.store.artifact.mlflow_artifacts_repo")
+            plain = importlib.import_module("mlflow.store.artifact.http_artifact_repo")
+            resolved = proxied.MlflowArtifactsRepository.resolve_uri(place, uri)
+            found[run_id] = plain.HttpArtifactRepository(resolved)
+        return found[run_id]
+
+    tracking._get_artifact_repo = find_proxied

@@ -4,37 +4,36 @@
         run.json            which MLflow run it is, and what it was started with
         names.json          keys and their names in MLflow
         writers/<id>.json   how far each writer is acknowledged
-        outbox/             files that are or will be among the run's artifacts, by their path there
+        outbox/             files that will be among the run's artifacts, by their path there;
+                            removed when the mirror is closed and they are
         uploaded/           the same paths: which state of each file is there
         making              is there while the MLflow run is looked for and made
         staged/             payloads whose record has not come yet
 
-Each writer belongs to one process, so no two processes write one of those.
+Each writer belongs to one process, so no two processes write one of those. Nothing
+is synced: what a power cut takes is sent again, and found to be there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from quark_backends.mlflow.metrics import TimeRange
-from quark_core.process import ProcessIdentity, current_process, is_alive
+from quark_backends.mirroring.saved_state import load_state, make_file_name, save_state
+from quark_backends.mlflow.points import TimeRange
+from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
-__all__ = ["MirrorState", "RunState", "WriterState", "write_atomically"]
+__all__ = ["MlflowFolder", "MlflowWriter", "RunState"]
 
 # Longer than the calls take within their bounds.
 _CLAIM_S = 120.0
-
-_State = TypeVar("_State", bound=msgspec.Struct)
 
 
 class RunState(msgspec.Struct):
@@ -63,7 +62,7 @@ class RunState(msgspec.Struct):
     ended: tuple[str, int] | None = None
 
 
-class WriterState(msgspec.Struct):
+class MlflowWriter(msgspec.Struct):
     """How far a writer is acknowledged.
 
     Attributes:
@@ -88,7 +87,7 @@ class WriterState(msgspec.Struct):
     events_bytes: int = 0
 
 
-class MirrorState:
+class MlflowFolder:
     """The files of one mirror of one run.
 
     Args:
@@ -98,15 +97,15 @@ class MirrorState:
 
     def __init__(self, folder: Path, uri: str) -> None:
         self.folder = folder / hashlib.sha256(uri.encode("utf-8", "replace")).hexdigest()[:12]
-        self._writers: dict[str, WriterState] = {}
+        self._writers: dict[str, MlflowWriter] = {}
 
     def load_run(self) -> RunState:
         """The run as it was last saved; a new one where there is none."""
-        return _load(self.folder / "run.json", RunState)
+        return load_state(self.folder / "run.json", RunState)
 
     def save_run(self, run: RunState) -> None:
         """Keep the run."""
-        write_atomically(self.folder / "run.json", msgspec.json.encode(run))
+        save_state(self.folder / "run.json", run)
 
     @contextmanager
     def claim(self) -> Iterator[bool]:
@@ -132,21 +131,21 @@ class MirrorState:
         finally:
             path.unlink(missing_ok=True)
 
-    def load_writer(self, writer_id: str) -> WriterState:
+    def load_writer(self, writer_id: str) -> MlflowWriter:
         """The writer as it was last saved; a new one where there is none."""
         found = self._writers.get(writer_id)
         if found is None:
-            found = self._writers[writer_id] = _load(self._path_of(writer_id), WriterState)
+            found = self._writers[writer_id] = load_state(self._path_of(writer_id), MlflowWriter)
         return found
 
-    def save_writer(self, writer_id: str, writer: WriterState) -> None:
+    def save_writer(self, writer_id: str, writer: MlflowWriter) -> None:
         """Keep how far a writer is."""
         self._writers.pop(writer_id, None)
-        write_atomically(self._path_of(writer_id), msgspec.json.encode(writer))
+        save_state(self._path_of(writer_id), writer)
         self._writers[writer_id] = writer
 
     def _path_of(self, writer_id: str) -> Path:
-        return self.folder / "writers" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', writer_id)}.json"
+        return self.folder / "writers" / f"{make_file_name(writer_id)}.json"
 
 
 def _is_given_up(path: Path) -> bool:
@@ -157,22 +156,3 @@ def _is_given_up(path: Path) -> bool:
         owner = None  # torn, or made a moment ago
     alive = None if owner is None else is_alive(owner)
     return alive is False or abs(time.time() - path.stat().st_mtime) > _CLAIM_S
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file whole: a reader sees the old one or the new one.
-
-    It is not synced: what a power cut takes is sent again, and found to be there.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Mirrors of one run may be several, on threads of one process too.
-    scratch = path.with_name(f"{path.name}.part{os.getpid()}-{threading.get_ident()}")
-    scratch.write_bytes(data)
-    os.replace(scratch, path)
-
-
-def _load(path: Path, kind: type[_State]) -> _State:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return kind()

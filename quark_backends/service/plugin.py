@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability
-from quark_core.hookspecs import hookimpl
+from quark_backends.declaration import declare, load_late
+from quark_core.backends.contract import BackendDefinition, Capability
 
-__all__ = ["quark_register_backends"]
+__all__ = ["SERVICE", "quark_register_backends"]
 
+SERVICE = BackendDefinition(
+    name="service",
+    summary="A Quark persistence service: QUARK_PERSISTENCE_URL and QUARK_USER_KEY",
+    open=load_late("quark_backends.service.client.backend:ServiceBackend"),
+    capabilities=frozenset(
+        {
+            Capability.PRIMARY,
+            Capability.READ,
+            Capability.IDEMPOTENT,
+            Capability.GROUPS,
+            Capability.REPLAY,
+            Capability.SERIES,
+            Capability.SEARCH,
+            Capability.PAGES,
+            Capability.GRID,
+            Capability.GENERATIONS,
+            Capability.ARTIFACTS,
+            Capability.REMOVAL,
+            Capability.CHANGES,
+        }
+    ),
+    schemes=("quark", "http", "https"),
+    remote=True,
+    own_process=False,
+)
+"""The service as a backend; `dataclasses.replace` makes one of it that opens it otherwise."""
 
-def _open(config: BackendConfig) -> Backend:
-    from quark_backends.service.client.backend import ServiceBackend
-
-    return ServiceBackend(config)
-
-
-@hookimpl
-def quark_register_backends() -> list[BackendDefinition]:
-    """The persistence service."""
-    return [
-        BackendDefinition(
-            name="service",
-            summary="A Quark persistence service: QUARK_PERSISTENCE_URL and QUARK_USER_KEY",
-            open=_open,
-            capabilities=frozenset(
-                {
-                    Capability.PRIMARY,
-                    Capability.READ,
-                    Capability.IDEMPOTENT,
-                    Capability.GROUPS,
-                    Capability.REPLAY,
-                    Capability.SERIES,
-                    Capability.SEARCH,
-                    Capability.GENERATIONS,
-                    Capability.ARTIFACTS,
-                }
-            ),
-            schemes=("quark", "http", "https"),
-        )
-    ]
+quark_register_backends = declare(SERVICE)

@@ -9,14 +9,18 @@ and the payloads of artifacts, which are streams of bytes.
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from quark_core.backends.run_pages import MOST_COLUMNS
+from quark_core.backends.series import Series
+
 if TYPE_CHECKING:
-    from quark_core.backend import Batch
+    from quark_core.backends.contract import Batch
 
 __all__ = [
     "ACKNOWLEDGED_LIMIT_BATCHES",
@@ -24,27 +28,46 @@ __all__ = [
     "JSON",
     "MSGPACK",
     "PROTOCOL_VERSION",
+    "REMOVAL_LIMIT_RUNS",
     "ROWS",
+    "SERIES_COLUMNS",
     "Acknowledged",
+    "CURVE_COLUMNS",
+    "ChangesReply",
+    "ChangesRequest",
+    "CollectReply",
+    "CollectRequest",
+    "CurveReply",
+    "CurvesReply",
+    "CurvesRequest",
+    "DamagedList",
     "ErrorBody",
     "ErrorCode",
     "ErrorReply",
     "GenerationReply",
     "GenerationRequest",
+    "HeadsReply",
+    "GridReply",
     "IngestRequest",
     "KeyInfo",
     "KeyList",
     "KeyRequest",
     "NewKey",
+    "NamesReply",
     "OutputBody",
+    "PageReply",
+    "PageRequest",
     "PayloadReply",
     "ReadRequest",
     "RecordList",
     "RotateRequest",
+    "RunIds",
     "RunList",
     "SearchRequest",
     "SeriesReply",
     "SummaryList",
+    "UsageList",
+    "UsageReply",
     "WireBatch",
     "WireBatches",
     "WorkspaceReply",
@@ -64,6 +87,15 @@ ENCODINGS = ("identity", "zstd", "gzip")
 
 ACKNOWLEDGED_LIMIT_BATCHES = 256
 """A request of ingest has at most so many batches."""
+
+REMOVAL_LIMIT_RUNS = 1000
+"""A request that puts runs into the trash, or back, names at most so many."""
+
+SERIES_COLUMNS = tuple(f.name for f in fields(Series) if f.name not in ("key", "exact", "ranks"))
+"""The columns of a curve."""
+
+CURVE_COLUMNS = (*SERIES_COLUMNS, "non_finite_step")
+"""The columns of one of several curves."""
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -95,6 +127,8 @@ class ErrorCode(StrEnum):
     """408: the body came too slowly."""
     CONFLICT = "conflict"
     """409: the batch, the attempt or the payload is there already, and is another one."""
+    INVALID_STATE = "invalid_state"
+    """409: the run is in a state that does not allow it, such as alive."""
     TOO_LARGE = "too_large"
     """413: a limit of this server; the message names it."""
     UNSUPPORTED = "unsupported"
@@ -124,6 +158,7 @@ _STATUS = {
     ErrorCode.METHOD_NOT_ALLOWED: 405,
     ErrorCode.TIMEOUT: 408,
     ErrorCode.CONFLICT: 409,
+    ErrorCode.INVALID_STATE: 409,
     ErrorCode.TOO_LARGE: 413,
     ErrorCode.UNSUPPORTED: 415,
     ErrorCode.RANGE: 416,
@@ -168,7 +203,7 @@ class WireBatch(msgspec.Struct, frozen=True, array_like=True):
     """A batch of the journal, under the identity (run, writer_id, number).
 
     Attributes:
-        writer_id, attempt, rank, number, kind, count, body: As in `quark_core.backend.Batch`.
+        writer_id, attempt, rank, number, kind, count, body: As in a `Batch` of the contract.
     """
 
     writer_id: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -199,14 +234,16 @@ class IngestRequest(msgspec.Struct, frozen=True):
     batches: Annotated[list[WireBatch], Meta(min_length=1, max_length=ACKNOWLEDGED_LIMIT_BATCHES)]
 
 
-class Acknowledged(msgspec.Struct, frozen=True):
+class Acknowledged(msgspec.Struct, frozen=True, omit_defaults=True):
     """The batches are stored and synced.
 
     Attributes:
         batches: How many, those included that had been stored before.
+        removed: The run was removed for good: what comes late for it is let go.
     """
 
     batches: int
+    removed: bool = False
 
 
 class WireBatches(msgspec.Struct, frozen=True):
@@ -238,7 +275,7 @@ class GenerationReply(msgspec.Struct, frozen=True):
 
 
 class ReadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`POST /v1/runs/{run_id}/records/{kind}/read`: as `quark_core.query.Query`."""
+    """`POST /v1/runs/{run_id}/records/{kind}/read`: as `quark_core.records.query.Query`."""
 
     equals: dict[_Text, str] = {}
     any_of: dict[_Text, Annotated[tuple[str, ...], Meta(max_length=1000)]] = {}
@@ -248,6 +285,7 @@ class ReadRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     epoch: _Number | None = None
     epoch_min: _Number | None = None
     epoch_max: _Number | None = None
+    rank: _Number | None = None
     limit: _Number | None = None
     include_non_finite: bool = True
     all_attempts: bool = False
@@ -271,8 +309,72 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     order_argument: _Text = "order_by"
 
 
+class PageRequest(SearchRequest, frozen=True, kw_only=True, omit_defaults=True):
+    """`POST /v1/runs/page`: one page of a search with chosen columns.
+
+    Attributes:
+        columns: Metrics and figures of them, `config.key`, fields of the run.
+        after: `next` of the page before.
+        count: Whether all runs that fit are to be counted.
+        columns_argument: What messages call the columns.
+    """
+
+    columns: Annotated[tuple[str, ...], Meta(max_length=MOST_COLUMNS)] = ()
+    after: str | None = None
+    count: bool = False
+    columns_argument: _Text = "columns"
+
+
+class PageReply(msgspec.Struct, frozen=True, kw_only=True):
+    """As `quark_core.backends.run_pages.RunPage`; in JSON what is not finite is null.
+
+    Attributes:
+        rows: Of each run its id and its values, in the order of the columns.
+        next: What to give as `after`, or null on the last page.
+        count: How many runs fit, or null.
+    """
+
+    rows: list[tuple[str, list[Any]]]
+    next: str | None = None
+    count: int | None = None
+
+
+class NamesReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/names`: as `quark_core.backends.run_pages.RunNames`.
+
+    Attributes:
+        metrics: How a search writes each.
+        config: Of each key the key, how a search writes it, its types and some values.
+        tags: Each with the number of runs that have it.
+        complete: Whether these are all.
+    """
+
+    metrics: tuple[str, ...]
+    config: tuple[tuple[str, str, tuple[str, ...], tuple[Any, ...]], ...]
+    tags: tuple[tuple[str, int], ...]
+    complete: bool
+
+
+class GridReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/runs/{run_id}/grid`: as `quark_core.backends.grids.Grid`.
+
+    In msgpack `starts` and `ends` are the bytes of little-endian int64, `values` of float64
+    and `marks` of uint8, row after row. In JSON each is a list, with null for NaN.
+    """
+
+    names: tuple[str, ...]
+    starts: bytes | list[int]
+    ends: bytes | list[int]
+    values: bytes | list[float | None]
+    marks: bytes | list[int]
+    exact: bool
+    depth: int | None = None
+    left_out: int = 0
+    points: int = 0
+
+
 class SeriesReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`GET /v1/runs/{run_id}/series`: as `quark_core.series.Series`.
+    """`GET /v1/runs/{run_id}/series`: as `quark_core.backends.series.Series`.
 
     In msgpack each column is the bytes of its little-endian values: int64 for
     step, epoch, time_us, low_step, high_step, count and non_finite, float64
@@ -283,11 +385,109 @@ class SeriesReply(msgspec.Struct, frozen=True, kw_only=True):
         key: The metric's stored key.
         exact: Whether every entry is one point.
         columns: Name of a field of `Series` -> its values.
+        ranks: The ranks whose points these are; None from a server that strings one
+            rank after another, whichever was asked for.
     """
 
     key: str
     exact: bool
     columns: dict[str, bytes | list[int | float | None]]
+    ranks: tuple[int, ...] | None = None
+
+
+class CurvesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`POST /v1/runs/{run_id}/curves`: several metrics within a window, of one moment.
+
+    Attributes:
+        keys: Stored keys of the metrics.
+        entries: At most so many of each curve; null for every point.
+        axis: What `low` and `high` bound and the curves are sorted by; times are
+            microseconds since the epoch.
+        low, high: Both inclusive; null leaves that side open.
+        ranks: Null for a curve across ranks, "each" for one of each, or the ranks of
+            which there shall be one.
+        all_attempts: With points that a later attempt has hidden.
+    """
+
+    keys: Annotated[tuple[_Text, ...], Meta(min_length=1, max_length=1000)]
+    entries: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    axis: Literal["step", "epoch", "time_us"] = "step"
+    low: _Number | None = None
+    high: _Number | None = None
+    ranks: Literal["each"] | Annotated[tuple[_Number, ...], Meta(max_length=10_000)] | None = None
+    all_attempts: bool = False
+
+
+class CurveReply(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the curves of `CurvesReply`, as `quark_core.backends.curves.Curve`.
+
+    Attributes:
+        key, exact, ranks, columns: As in `SeriesReply`; one more column is
+            `non_finite_step`, int64.
+        attempt: Whose points these are.
+        rank: Likewise; null across ranks.
+    """
+
+    key: str
+    attempt: int
+    rank: int | None
+    ranks: tuple[int, ...]
+    exact: bool
+    columns: dict[str, bytes | list[int | float | None]]
+
+
+class CurvesReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Curves of one moment, and what to ask with for all that comes after it."""
+
+    curves: list[CurveReply]
+    cursor: dict[str, int]
+
+
+class HeadsReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/runs/{run_id}/heads`: how far a run has come.
+
+    Attributes:
+        cursor: What to ask with for all that comes after this moment.
+        outputs: How many generations of analysis outputs there are.
+    """
+
+    cursor: dict[str, int]
+    outputs: int
+
+
+class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`POST /v1/runs/{run_id}/changes`: what came since a cursor.
+
+    Attributes:
+        cursor: As it was given; empty for everything.
+        kinds: Kinds of records.
+        keys: Stored keys of the metrics that are wanted; null for all.
+        all_attempts: With points that a later attempt has hidden.
+        max_rows: About how many records the reply has at most.
+    """
+
+    cursor: Annotated[dict[_Text, _Number], Meta(max_length=100_000)]
+    kinds: Annotated[tuple[_Text, ...], Meta(max_length=64)]
+    keys: Annotated[tuple[_Text, ...], Meta(max_length=10_000)] | None = None
+    all_attempts: bool = False
+    max_rows: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
+
+
+class ChangesReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What came, as `quark_core.backends.curves.RunChanges`.
+
+    Attributes:
+        cursor: To go on with.
+        records: By kind. In msgpack frames of rows, as a stream of rows has them, one after
+            the other and without an end; in JSON a list of records.
+        more, stale, outputs: As in `RunChanges`.
+    """
+
+    cursor: dict[str, int]
+    records: dict[str, bytes | list[dict[str, Any]]]
+    more: bool
+    stale: bool
+    outputs: int
 
 
 class RecordList(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,6 +527,76 @@ class SummaryList(msgspec.Struct, frozen=True):
     """Replies to a search: runs as `RunSummary.to_dict()`."""
 
     runs: list[dict[str, Any]]
+
+
+class RunIds(msgspec.Struct, frozen=True):
+    """`POST /v1/runs/trash`, `/restore` and `/usage`: some runs; the first two answer with them."""
+
+    run_ids: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=128)]],
+        Meta(min_length=1, max_length=REMOVAL_LIMIT_RUNS),
+    ]
+
+
+class UsageList(msgspec.Struct, frozen=True):
+    """What runs take up, as `quark_core.backends.removal.RunUsage.to_dict()`."""
+
+    runs: list[dict[str, Any]]
+
+
+class UsageReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/usage`: what the workspace and each of its runs take up, in bytes.
+
+    Attributes:
+        runs: Its runs, those in the trash too, the largest first.
+        database_file_bytes, free_bytes, shared_bytes, total_bytes: As in
+            `quark_core.backends.removal.StoreUsage`; the total has the payloads too.
+    """
+
+    runs: list[dict[str, Any]]
+    database_file_bytes: int
+    free_bytes: int
+    shared_bytes: int
+    total_bytes: int
+
+
+class DamagedList(msgspec.Struct, frozen=True):
+    """`GET /v1/damaged`: what could not be read, as `DamagedRecords`."""
+
+    records: list[dict[str, Any]]
+
+
+class CollectRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`POST /v1/trash/collect`.
+
+    Attributes:
+        older_than_s: Only what has been in the trash for so long.
+        dry_run: Only say what would go.
+    """
+
+    older_than_s: Annotated[float, Meta(ge=0, le=1e10)] = 0.0
+    dry_run: bool = False
+
+
+class CollectReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection has done so far, or, of a dry run, would do.
+
+    Attributes:
+        removed: Runs that were removed for good, with what they took up when it began.
+        skipped: Runs that stay in the trash for now: id -> why.
+        leftovers: Payloads of runs that were removed before: id -> bytes.
+        before_bytes, after_bytes: What the workspace took up before, and takes now.
+        notes: What could not be done, and why.
+        done: Whether this was all. If not, the same request goes on.
+    """
+
+    removed: list[dict[str, Any]]
+    skipped: dict[str, str]
+    leftovers: dict[str, int]
+    before_bytes: int
+    after_bytes: int
+    notes: list[str]
+    done: bool
 
 
 class WorkspaceReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -372,12 +642,12 @@ class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: For people.
-        scopes: Some of read, ingest and admin; admin implies the others.
+        scopes: Some of read, ingest, write and admin; admin implies the others.
         expires_in_s: How long it lives; None for ever.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
-    scopes: Annotated[list[str], Meta(min_length=1, max_length=3)]
+    scopes: Annotated[list[str], Meta(min_length=1, max_length=4)]
     expires_in_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
 
 

@@ -2,7 +2,7 @@
 
 A frame is its length as a little-endian u32 and so many bytes: a msgpack array
 `[tag, …]`. `[0, run_id, writer_id, attempt, rank, body]` are rows, with a body
-as `quark_core.codec` has it; `[1, rows]` is the end and says how many rows
+as `quark_core.records.codec` has it; `[1, rows]` is the end and says how many rows
 there were, so that a reply that was cut off is noticed; `[2, code, message]`
 is an error that came up after the reply had begun.
 """
@@ -15,10 +15,9 @@ from typing import Any
 
 import msgspec
 
-from quark_core.codec import decode_body
-from quark_core.column_encoding import encode_rows, split_by_origin
-from quark_core.columns import Columns
 from quark_core.errors import SchemaValidationError
+from quark_core.records.codec import decode_body
+from quark_core.records.columns import Columns, encode_rows, split_by_origin
 
 __all__ = [
     "MAX_FRAME_BYTES",

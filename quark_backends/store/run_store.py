@@ -2,43 +2,56 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from quark_backends.store.background import BackgroundCompaction, WriteGate
-from quark_backends.store.generations import store_generation, write_generation
-from quark_backends.store.ingest import BatchIngest
-from quark_backends.store.reader import StoreReader
+from quark_backends.store.reading.generations import store_generation, write_generation
+from quark_backends.store.reading.reader_pool import ReaderPool
+from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
+from quark_backends.store.writing.ingest import BatchIngest
 from quark_core.errors import BackendUnavailable, SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_backends.store.connection import StoreConnection
-    from quark_backends.store.layout import StoreLayout
-    from quark_backends.store.postgres import PostgresDatabase
-    from quark_backends.store.search import RunFinder
-    from quark_core.backend import Batch, Generation, StoredRun
-    from quark_core.columns import Columns
-    from quark_core.query import Query
-    from quark_core.run_summary import RunSummary
-    from quark_core.search.expression import RunSearch
-    from quark_core.series import Series
+    from pathlib import Path
+
+    from quark_backends.store.databases.connection import StoreConnection
+    from quark_backends.store.databases.layout import StoreLayout
+    from quark_backends.store.databases.postgres import PostgresDatabase
+    from quark_backends.store.reading.search import RunFinder
+    from quark_backends.store.upkeep.trash import StoreTrash
+    from quark_core.backends.contract import Batch, Generation, StoredRun
+    from quark_core.backends.curves import (
+        Cursor,
+        CurveSet,
+        RankChoice,
+        RunChanges,
+        RunHeads,
+        Window,
+    )
+    from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.series import Series
+    from quark_core.records.columns import Columns
+    from quark_core.records.expression import RunSearch
+    from quark_core.records.query import Query
 
 __all__ = ["RunStore"]
-
-_READERS = 4
 
 
 class _Writing(Protocol):
     """How a database is written to."""
 
-    def write_group(self, batches: Sequence[Batch]) -> None:
+    let_go: set[str]
+    """See `RunStore.let_go`."""
+
+    def write_group(self, batches: Sequence[Batch], /) -> None:
         """See `RunStore.write_group`."""
 
-    def write_generation(self, generation: Generation) -> int:
+    def write_generation(self, generation: Generation, /) -> int:
         """See `RunStore.write_generation`."""
 
     def close(self) -> None:
@@ -54,8 +67,11 @@ class RunStore:
         connect: Opens a connection for reading.
         connect_compaction: Opens a connection for compaction.
         writing: How it is written to.
-        finder: Searches it.
-        gate: Lets compaction wait for those who write in this process.
+        make_finder: Makes what searches it.
+        make_trash: Makes what measures and removes runs.
+        gate: Lets compaction wait for those who write in this process; None where nothing is
+            written, and nothing compacted.
+        path: The database file, where it is one.
     """
 
     def __init__(
@@ -65,38 +81,62 @@ class RunStore:
         connect_compaction: Callable[[], StoreConnection],
         writing: _Writing,
         make_finder: Callable[[], RunFinder],
-        gate: WriteGate,
+        make_trash: Callable[[], StoreTrash],
+        gate: WriteGate | None,
+        path: Path | None = None,
     ) -> None:
         self._writing = writing
-        self._readers = _Readers(connect)
+        self._readers = ReaderPool(connect, path, follows=gate is None)
         self._make_finder = make_finder
+        self._make_trash = make_trash
         self._finder: RunFinder | None = None
         self._lock = threading.Lock()
-        self._compaction = BackgroundCompaction(connect_compaction, gate)
+        self._compaction = None if gate is None else BackgroundCompaction(connect_compaction, gate)
+        if self._compaction is not None:
+            # Whoever wrote here before may have left some of it.
+            self._compaction.resume()
 
     @classmethod
-    def over_sqlite(cls, layout: StoreLayout) -> RunStore:
+    def over_sqlite(cls, layout: StoreLayout, *, read_only: bool = False) -> RunStore:
         """The store in a folder that `ensure_store` made.
 
-        Raises:
-            SessionStoreError: It cannot be opened.
-        """
-        from quark_backends.store.database import connect
+        Args:
+            layout: The store.
+            read_only: Nothing is written to any run, and nothing compacted: for who looks on,
+                also where nothing may be written. An older store is migrated, or read from a
+                migrated copy where it may not be; whatever takes the file's place is read then.
 
-        gate = WriteGate()
+        Raises:
+            SessionStoreError: It cannot be opened, or a newer Quark wrote it (the message
+                gives both versions).
+        """
+        from quark_backends.store.databases.sqlite import connect
+
+        gate = None if read_only else WriteGate()
         read = partial(connect, layout, read_only=True)
+        if read_only:
+            # What cannot be read is told now, and not by the first read.
+            read().close()
 
         def make_finder() -> RunFinder:
-            from quark_backends.store.search import RunFinder
+            from quark_backends.store.reading.search import RunFinder
 
             return RunFinder(read)
 
+        def make_trash() -> StoreTrash:
+            from quark_backends.store.upkeep.trash import RunTrash
+
+            return RunTrash(layout, read_only=read_only)
+
+        write = partial(connect, layout)
         return cls(
             connect=read,
-            connect_compaction=partial(connect, layout),
-            writing=_SqliteWriting(partial(connect, layout), gate),
+            connect_compaction=write,
+            writing=_NoWriting() if gate is None else _SqliteWriting(write, gate),
             make_finder=make_finder,
+            make_trash=make_trash,
             gate=gate,
+            path=layout.db_path,
         )
 
     @classmethod
@@ -104,17 +144,33 @@ class RunStore:
         """The store in a schema that has its tables; the database is closed by who made it."""
 
         def make_finder() -> RunFinder:
-            from quark_backends.store.search import RunFinder
+            from quark_backends.store.reading.search import RunFinder
 
             return RunFinder(begin=database.begin_search)
+
+        def make_trash() -> StoreTrash:
+            from quark_backends.store.upkeep.trash import SharedTrash
+
+            return SharedTrash(database)
 
         return cls(
             connect=database.connect,
             connect_compaction=database.connect,
             writing=_PostgresWriting(database),
             make_finder=make_finder,
+            make_trash=make_trash,
             gate=WriteGate(),
         )
+
+    @property
+    def trash(self) -> StoreTrash:
+        """Measures and removes its runs."""
+        return self._make_trash()
+
+    @property
+    def let_go(self) -> set[str]:
+        """Removed runs whose late batches `write_group` has acknowledged, and not stored."""
+        return self._writing.let_go
 
     def write_group(self, batches: Sequence[Batch]) -> None:
         """Store batches as one, each exactly once however often it comes; on disk when it returns.
@@ -127,7 +183,8 @@ class RunStore:
         if not batches:
             return
         self._writing.write_group(batches)
-        self._compaction.note(len(batches))
+        if self._compaction is not None:
+            self._compaction.note(len(batches), sum(batch.count for batch in batches))
 
     def write_generation(self, generation: Generation) -> int:
         """Store outputs of an analyzer; see `SupportsGenerations`."""
@@ -139,15 +196,79 @@ class RunStore:
             return reader.read(run_id, kind, query)
 
     def read_series(
-        self, run_id: str, key: str, *, max_points: int | None, all_attempts: bool = False
+        self,
+        run_id: str,
+        key: str,
+        *,
+        max_points: int | None,
+        all_attempts: bool = False,
+        rank: int | None = None,
     ) -> Series:
         """See `SupportsSeries`."""
         with self._readers.take() as reader:
-            return reader.read_series(run_id, key, max_points=max_points, all_attempts=all_attempts)
+            return reader.read_series(
+                run_id, key, max_points=max_points, all_attempts=all_attempts, rank=rank
+            )
+
+    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
+        """See `SupportsGrid`."""
+        with self._readers.take() as reader:
+            return reader.read_grid(run_id, query)
 
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """See `SupportsSeries`; holds a connection until it is read to its end or closed."""
         return self._readers.any.iterate(run_id, kind, query, rows=rows)
+
+    def read_series_many(
+        self,
+        run_id: str,
+        keys: Sequence[str],
+        *,
+        entries: int | None,
+        window: Window,
+        ranks: RankChoice = None,
+        all_attempts: bool = False,
+    ) -> CurveSet:
+        """See `SupportsChanges`."""
+        with self._readers.take() as reader:
+            return reader.read_series_many(
+                run_id,
+                keys,
+                entries=entries,
+                window=window,
+                ranks=ranks,
+                all_attempts=all_attempts,
+            )
+
+    def read_heads(self, run_id: str) -> RunHeads:
+        """See `SupportsChanges`."""
+        with self._readers.take() as reader:
+            return reader.read_heads(run_id)
+
+    def read_changes(
+        self,
+        run_id: str,
+        cursor: Cursor,
+        *,
+        kinds: Sequence[str],
+        keys: Sequence[str] | None = None,
+        all_attempts: bool = False,
+        max_rows: int,
+    ) -> RunChanges:
+        """See `SupportsChanges`."""
+        with self._readers.take() as reader:
+            return reader.read_changes(
+                run_id,
+                cursor,
+                kinds=kinds,
+                keys=keys,
+                all_attempts=all_attempts,
+                max_rows=max_rows,
+            )
+
+    def read_mark(self, run_id: str) -> str:
+        """See `SupportsChanges`."""
+        return self._readers.read_mark(run_id)
 
     def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
         """See `SupportsReplay`."""
@@ -182,13 +303,24 @@ class RunStore:
         """See `RunFinder.search`."""
         return self._find().search(search, store_name)
 
+    def search_page(self, search: PageSearch, store_name: str | None = None) -> RunPage:
+        """See `RunFinder.search_page`."""
+        return self._find().search_page(search, store_name)
+
+    def list_names(
+        self, project: str | None, text: str, limit: int, store_name: str | None = None
+    ) -> RunNames:
+        """See `RunFinder.list_names`."""
+        return self._find().list_names(project, text, limit, store_name)
+
     def summarize(self, run_id: str) -> RunSummary:
         """See `SupportsSearch`."""
         return self._find().summarize(run_id)
 
     def close(self) -> None:
         """End compaction and give up what is open; nothing may be called meanwhile or later."""
-        self._compaction.close()
+        if self._compaction is not None:
+            self._compaction.close()
         self._writing.close()
         self._readers.close()
         if self._finder is not None:
@@ -202,34 +334,20 @@ class RunStore:
             return self._finder
 
 
-class _Readers:
-    """A few readers, each for one caller at a time; a caller waits where none is free."""
+class _NoWriting:
+    """Refuses what is to be written."""
 
-    def __init__(self, connect: Callable[[], StoreConnection]) -> None:
-        self._all = [StoreReader(connect) for _ in range(_READERS)]
-        # The last one given back is the next one taken: it knows what was read last.
-        self._free: queue.LifoQueue[StoreReader] = queue.LifoQueue()
-        for reader in self._all:
-            self._free.put(reader)
+    def __init__(self) -> None:
+        self.let_go: set[str] = set()
 
-    @property
-    def any(self) -> StoreReader:
-        """One of them, for what needs no turn."""
-        return self._all[0]
+    def write_group(self, _batches: Sequence[Batch], /) -> None:
+        raise BackendUnavailable("the store was opened for reading only")
 
-    @contextmanager
-    def take(self) -> Iterator[StoreReader]:
-        """One that nobody else has."""
-        reader = self._free.get()
-        try:
-            yield reader
-        finally:
-            self._free.put(reader)
+    def write_generation(self, _generation: Generation, /) -> int:
+        raise BackendUnavailable("the store was opened for reading only")
 
     def close(self) -> None:
-        """Give up their connections."""
-        for reader in self._all:
-            reader.close()
+        """Nothing is open."""
 
 
 class _SqliteWriting:
@@ -239,6 +357,7 @@ class _SqliteWriting:
         self._connect = connect
         self._connection: StoreConnection | None = connect()
         self._ingest = BatchIngest(self._connection)
+        self.let_go = self._ingest.let_go
         self._gate = gate
 
     def write_group(self, batches: Sequence[Batch]) -> None:
@@ -263,17 +382,21 @@ class _PostgresWriting:
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
+        self.let_go: set[str] = set()
 
     def write_group(self, batches: Sequence[Batch]) -> None:
-        names = self._database.known_names
         try:
-            self._database.run(lambda store: BatchIngest(store, names).write_once(batches))
+            self._database.run(lambda connection: self._write(connection, batches))
         except SessionStoreError as error:
             # What is stored already cannot be read here now, and may be later.
             raise BackendUnavailable(str(error)) from error
 
     def write_generation(self, generation: Generation) -> int:
         return self._database.run(lambda connection: store_generation(connection, generation))
+
+    def _write(self, connection: StoreConnection, batches: Sequence[Batch]) -> None:
+        ingest = BatchIngest(connection, self._database.known_names, self.let_go)
+        ingest.write_once(batches)
 
     def close(self) -> None:
         """The database outlives its stores."""

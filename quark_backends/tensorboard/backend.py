@@ -9,7 +9,7 @@ Each of these is a run to TensorBoard:
     …/media/             histograms and images, which are slow to read
     …/writer-<id>/       what other processes of the attempt have logged
 
-See `quark_backends.series_names` for what the series are called. Steps are
+See `quark_backends.mirroring.curves` for what the curves are called. Steps are
 steps, else epochs, else the order in which records were made; values are
 float32, as all scalars of TensorBoard are.
 
@@ -22,22 +22,24 @@ So every point is there once.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import xxhash
 
-from quark_backends.payload_links import keep_payload
-from quark_backends.tensorboard.event_file import EventFile
+from quark_backends.mirroring.saved_state import digest_batch, is_new, keep_payload, make_file_name
+from quark_backends.tensorboard.event_file import (
+    EventFile,
+    EventFileState,
+    claim_folder,
+    load_writer,
+    save_writer,
+)
 from quark_backends.tensorboard.events import EventMaker
 from quark_backends.tensorboard.library import Library
-from quark_backends.tensorboard.state import WriterState, claim_folder, load_writer, save_writer
-from quark_core.artifacts.contract import Payload
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backend import BackendConfig, Batch
+from quark_core.backends.contract import BackendConfig, Batch, Payload
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
 from quark_core.records import StreamRecord
 
@@ -58,7 +60,7 @@ class TensorboardBackend:
         self._library = Library()
         self._payloads = PayloadFolder(self._folder / "payloads")
         self._maker = EventMaker(self._library, self._payloads)
-        self._writers: dict[str, WriterState] = {}
+        self._writers: dict[str, EventFileState] = {}
 
     def write(self, batch: Batch) -> None:
         """Append a batch's events and sync them.
@@ -103,15 +105,9 @@ class TensorboardBackend:
 
     def _is_new(self, batch: Batch) -> bool:
         writer = self._load(batch)
-        same = batch.number == writer.number
-        if same and xxhash.xxh3_64_hexdigest(batch.body) != writer.digest:
-            raise BackendRejected(
-                f"batch {batch.number} of writer {batch.writer_id} came again with other content",
-                backend="tensorboard",
-            )
-        return batch.number > writer.number
+        return is_new(batch, writer.number, writer.digest, backend="tensorboard")
 
-    def _load(self, batch: Batch) -> WriterState:
+    def _load(self, batch: Batch) -> EventFileState:
         found = self._writers.get(batch.writer_id)
         if found is None:
             found = self._writers[batch.writer_id] = load_writer(self._folder, batch.writer_id)
@@ -148,7 +144,7 @@ class TensorboardBackend:
         writer = msgspec.structs.replace(
             writer,
             number=newest.number,
-            digest=xxhash.xxh3_64_hexdigest(newest.body),
+            digest=digest_batch(newest),
             sizes_bytes=sizes_bytes,
             counts=counts,
         )
@@ -166,7 +162,7 @@ def _decode(batch: Batch) -> Sequence[StreamRecord]:
 def _find_folder(config: BackendConfig, run_id: str) -> Path:
     if config.location:
         # A run's id may hold what no file name may.
-        kept = re.sub(r"[^A-Za-z0-9._-]", "_", run_id)
+        kept = make_file_name(run_id)
         if kept != run_id:
             kept = f"{kept[:100]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
         return (config.storage_dir / Path(config.location).expanduser()).resolve() / kept
@@ -176,7 +172,7 @@ def _find_folder(config: BackendConfig, run_id: str) -> Path:
 
 def _name_file(started_us: int, writer_id: str) -> str:
     # TensorBoard knows its files by `tfevents`, and reads those of a folder by their names.
-    kept = re.sub(r"[^A-Za-z0-9_-]", "_", writer_id)
+    kept = make_file_name(writer_id, has_dots=False)
     return f"events.out.tfevents.{started_us // 10**6:010d}.{kept}"
 
 

@@ -1,15 +1,29 @@
-"""One event file, of which only the acknowledged part counts."""
+"""Event files, of which only the acknowledged part counts, and how far that goes.
+
+Of each writer there is one file that says so, and of each folder one that says
+whose it is. A writer's lane is driven by one process at a time, so no two write
+one file.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["EventFile"]
+import msgspec
 
+from quark_backends.mirroring.saved_state import load_state, make_file_name, save_state
+from quark_core.delivery.generation_journal import split_generation
+
+__all__ = ["EventFile", "EventFileState", "claim_folder", "load_writer", "save_writer"]
+
+_FOLDER = "state"
+_PLACE = re.compile(r"(?:\.|attempt-[0-9]+)?(?:/writer-[A-Za-z0-9_-]+)?")
+_NAME = re.compile(r"events\.out\.tfevents\.[0-9]+\.[A-Za-z0-9_-]*")
 _BINARY = getattr(os, "O_BINARY", 0)
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
@@ -70,3 +84,59 @@ class EventFile:
                 _CHECKSUM.pack(self._checksum(event)),
             )
         )
+
+
+class EventFileState(msgspec.Struct, frozen=True):
+    """How far a writer is mirrored, and where.
+
+    Attributes:
+        number: Its newest acknowledged batch.
+        digest: Hash of that batch.
+        place: Folder of its files, relative; "" before it has one.
+        name: Name of its files.
+        started_us: Time of its first record.
+        sizes_bytes: main and media -> acknowledged size of the file.
+        counts: Events by the name of their curve.
+    """
+
+    number: int = -1
+    digest: str = ""
+    place: str = ""
+    name: str = ""
+    started_us: int = 0
+    sizes_bytes: dict[str, int] = {}
+    counts: dict[str, int] = {}
+
+
+def load_writer(folder: Path, writer_id: str) -> EventFileState:
+    """A writer as it was last saved; a new one where there is none."""
+    found = load_state(_path_of(folder, writer_id), EventFileState)
+    # The folder may be somebody's who means files elsewhere.
+    own = _PLACE.fullmatch(found.place) and (not found.name or _NAME.fullmatch(found.name))
+    return found if own else EventFileState()
+
+
+def save_writer(folder: Path, writer_id: str, writer: EventFileState) -> None:
+    """Replace what is saved of a writer whole, and sync it."""
+    save_state(_path_of(folder, writer_id), writer, is_synced=True)
+
+
+def claim_folder(folder: Path, attempt: int, writer_id: str) -> str:
+    """The folder for a writer's files: the attempt's own for its first process."""
+    place = f"attempt-{attempt}" if attempt else "."
+    if split_generation(writer_id) is not None:
+        return f"{place}/writer-{make_file_name(writer_id, has_dots=False)}"
+    owner = folder / _FOLDER / f"owner-{attempt}"
+    owner.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with owner.open("x") as file:
+            file.write(writer_id)
+            return place
+    except FileExistsError:
+        if owner.read_text() == writer_id:
+            return place
+    return f"{place}/writer-{make_file_name(writer_id, has_dots=False)}"
+
+
+def _path_of(folder: Path, writer_id: str) -> Path:
+    return folder / _FOLDER / f"writer-{make_file_name(writer_id, has_dots=False)}.json"

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quark_backends.series_names import SeriesNames, find_place, rank_prefix
+from quark_backends.mirroring.curves import Curves, find_place, rank_prefix
 from quark_backends.tensorboard.library import Library
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.json_object import encode_json
 from quark_core.records import (
     AlertRecord,
     ArtifactRecord,
@@ -21,6 +20,7 @@ from quark_core.records import (
     PhaseRecord,
     StreamRecord,
 )
+from quark_core.records.json_object import encode_json
 
 __all__ = ["Events", "EventMaker"]
 
@@ -54,7 +54,7 @@ class EventMaker:
     def __init__(self, library: Library, payloads: PayloadFolder) -> None:
         self._library = library
         self._payloads = payloads
-        self._names = SeriesNames(machine="system")
+        self._curves = Curves(machine="system")
 
     def make(self, records: Sequence[StreamRecord], counts: dict[str, int]) -> Events:
         """The events of a batch.
@@ -66,15 +66,12 @@ class EventMaker:
         events = Events([], [])
         phases = 0
         for record in records:
-            figures = self._names.list_figures(record)
-            if isinstance(record, PhaseRecord):
-                figures = [(self._names.phase_index(record), float(phases))]
+            values = self._curves.list_values(record)
+            if isinstance(record, (EventRecord, PhaseRecord)):
+                name, count = self._curves.count(record, counts, phases)
+                values = [(name, float(count))]
                 phases += 1
-            elif isinstance(record, EventRecord):
-                name = self._names.event_count(record, record.severity)
-                counts[name] = counts.get(name, 0) + 1
-                figures = [(name, float(counts[name]))]
-            for name, value in figures:
+            for name, value in values:
                 events.main.append(self._encode(record, self._library.make_scalar(name, value)))
             for name, text in _list_texts(record):
                 tag = f"{rank_prefix(record)}{name}"
@@ -108,7 +105,7 @@ class EventMaker:
     def _list_media(self, record: StreamRecord) -> Iterator[Any]:
         if isinstance(record, ParameterDistributionRecord) and record.counts:
             yield self._library.make_histogram(
-                self._names.distribution(record), record.counts, record.bin_edges
+                self._curves.distribution(record), record.counts, record.bin_edges
             )
         elif isinstance(record, ArtifactRecord) and record.size_bytes <= _MAX_IMAGE_BYTES:
             path = self._payloads.find(record.sha256)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from quark_core.errors import BackendUnavailable
-from quark_core.forking import importing
+from quark_core.errors import BackendUnavailable, BackendUnusable
+from quark_core.system.process import importing
 
 __all__ = ["Library"]
 
@@ -30,7 +30,8 @@ class Library:
     """Makes TensorBoard's messages.
 
     Raises:
-        BackendUnavailable: The library is not installed, or cannot be imported.
+        BackendUnusable: The library is not installed.
+        BackendUnavailable: It cannot be imported.
     """
 
     def __init__(self) -> None:
@@ -43,8 +44,8 @@ class Library:
             # A folder of that name counts as a package, in which nothing is found.
             if error.name not in ("tensorboard", "tensorboard.compat"):
                 raise _broken(error) from error
-            raise BackendUnavailable(
-                'TensorBoard is not installed: pip install "quark-tracker[tensorboard]"; '
+            raise BackendUnusable(
+                'tensorboard is not installed: pip install "quark-tracker[tensorboard]"; '
                 "the records wait",
                 backend="tensorboard",
             ) from error
@@ -68,7 +69,7 @@ class Library:
         return bytes(event.SerializeToString(deterministic=True))
 
     def make_scalar(self, name: str, value: float) -> Any:
-        """One value of a series; beyond float32 it becomes infinite."""
+        """One value of a curve; beyond float32 it becomes infinite."""
         if abs(value) > _LARGEST:
             value = float("inf") if value > 0 else float("-inf")
         return self._summary([self._modules["summary"].Summary.Value(tag=name, simple_value=value)])

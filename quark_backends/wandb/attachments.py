@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from quark_backends.mirroring.saved_state import make_file_name
 from quark_backends.wandb.log_file import mark_artifact
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.delivery.generation_journal import split_generation
-from quark_core.json_object import encode_json
 from quark_core.records import (
     AlertRecord,
     ArtifactRecord,
@@ -21,6 +21,7 @@ from quark_core.records import (
     PhaseRecord,
     StreamRecord,
 )
+from quark_core.records.json_object import encode_json
 
 __all__ = ["Attachments", "make_artifact_name"]
 
@@ -32,7 +33,7 @@ _HARD_BATCHES = 100
 
 def make_artifact_name(key: str) -> str:
     """An artifact's name in W&B: letters, digits, `.`, `_` and `-`, 128 at most."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", key.replace("/", "."))
+    name = make_file_name(key.replace("/", "."))
     if name == key.replace("/", ".") and len(name) <= _MAX_NAME_LENGTH:
         return name
     digest = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:8]
@@ -139,7 +140,7 @@ class Attachments:
         path = self._payloads.find(record.sha256)
         if path is not None:
             suffix = PurePosixPath(record.payload_relative_path or "").suffix
-            name = make_artifact_name(record.artifact_name) + suffix
+            name = make_artifact_name(record.artifact_name) + re.sub(r"[^.\w-]", "_", suffix)
             # Payloads never change, so W&B need not copy them first.
             artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
         aliases = ["latest"] if record.step is None else ["latest", f"step-{record.step}"]

@@ -1,6 +1,6 @@
 """The W&B mirror as a backend.
 
-A run becomes a run of Weights & Biases: see `quark_backends.series_names` for
+A run becomes a run of Weights & Biases: see `quark_backends.mirroring.curves` for
 what becomes of each record, and `quark_backends.wandb.options` for what may be
 chosen. All of W&B lives in a process of its own, so that nothing of it is ever
 imported into training, and the user's own `wandb.run` is left alone.
@@ -27,20 +27,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
-from quark_backends.payload_links import keep_payload
-from quark_backends.wandb.frames import Apply, Finish, Message, OpenRun, Reply
+from quark_backends.mirroring.saved_state import keep_payload
 from quark_backends.wandb.options import choose_folder, read_options
-from quark_backends.wandb.process import WorkerGone, WorkerProcess
-from quark_core import settings
-from quark_core.artifacts.contract import Payload
+from quark_backends.wandb.process import (
+    Apply,
+    Finish,
+    Message,
+    OpenRun,
+    Reply,
+    WorkerGone,
+    WorkerProcess,
+)
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backend import BackendConfig, Batch
+from quark_core.backends.contract import BackendConfig, Batch, Payload
+from quark_core.config import settings
 from quark_core.delivery.lane_files import Lease
 from quark_core.errors import (
     BackendError,
     BackendRejected,
     BackendUnauthorized,
     BackendUnavailable,
+    BackendUnusable,
 )
 
 __all__ = ["WandbBackend"]
@@ -200,8 +207,9 @@ class _SharedWorker:
         spec = importlib.util.find_spec("wandb")
         # A folder of that name, such as W&B's own files, counts as a package without an origin.
         if spec is None or spec.origin is None:
-            raise _unavailable(
-                'wandb is not installed: pip install "quark-tracker[wandb]"; the records wait'
+            raise BackendUnusable(
+                'wandb is not installed: pip install "quark-tracker[wandb]"; the records wait',
+                backend="wandb",
             )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
-from quark_backends.series_names import ALERT_LEVELS
+from quark_backends.mirroring.curves import ALERT_LEVELS
+from quark_backends.mirroring.saved_state import digest_batch, is_new, load_state, save_state
 from quark_backends.wandb.attachments import Attachments
-from quark_backends.wandb.frames import OpenRun
 from quark_backends.wandb.log_file import HISTORY_KEY, LogFile
 from quark_backends.wandb.media import showing
+from quark_backends.wandb.process import OpenRun
 from quark_backends.wandb.rows import Histogram, Row, RowMaker
 from quark_backends.wandb.run import describe_start, find_exit_code, init_run, note_page
-from quark_backends.wandb.state import MirrorState, RunFile, WriterHead, load_state, save_state
+from quark_backends.wandb.state import STATE_NAME, WandbFile, WandbState, WriterHead
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backend import Batch
+from quark_core.backends.contract import Batch
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
 from quark_core.records import (
     AlertRecord,
@@ -53,7 +53,7 @@ class WandbMirror:
         self._wandb = wandb
         self._opening = opening
         self._folder = Path(opening.folder)
-        self._state: MirrorState = load_state(self._folder)
+        self._state = load_state(self._folder / STATE_NAME, WandbState)
         self._attachments = Attachments(wandb, self._folder)
         self._payloads = PayloadFolder(self._folder)
         options = opening.options
@@ -92,7 +92,7 @@ class WandbMirror:
             self._open()
             self._send_rows(batch, self._rows.make(batch, records))
             self._send_rest(batch, records)
-            head = WriterHead(batch.number, xxhash.xxh3_64_hexdigest(batch.body))
+            head = WriterHead(batch.number, digest_batch(batch))
             self._sent[batch.writer_id] = head
         self._acknowledge()
         notes, self._notes = self._notes, []
@@ -100,13 +100,7 @@ class WandbMirror:
 
     def _is_new(self, batch: Batch) -> bool:
         head = self._state.writers.get(batch.writer_id, WriterHead())
-        same = batch.number == head.number
-        if same and xxhash.xxh3_64_hexdigest(batch.body) != head.digest:
-            raise BackendRejected(
-                f"batch {batch.number} of writer {batch.writer_id} came again with other content",
-                backend="wandb",
-            )
-        return batch.number > head.number
+        return is_new(batch, head.number, head.digest, backend="wandb")
 
     def _decode(self, batch: Batch) -> Sequence[StreamRecord]:
         try:
@@ -124,7 +118,7 @@ class WandbMirror:
             self._sent = {}
             if self._state.file is not None and self._log is not None:
                 self._state.file.offset = self._log.offset
-            save_state(self._folder, self._state)
+            save_state(self._folder / STATE_NAME, self._state)
 
     def finish(self) -> str:
         """End the W&B run as the run ended; returns where what is left can be sent from."""
@@ -144,7 +138,7 @@ class WandbMirror:
         run.finish(exit_code=code)
         if self._state.file is not None:
             self._state.file.synced = not offline
-        save_state(self._folder, self._state)
+        save_state(self._folder / STATE_NAME, self._state)
         if offline and directory is not None:
             return f"W&B is offline; to send the run: wandb sync {directory}"
         return ""
@@ -154,6 +148,8 @@ class WandbMirror:
             return
         state = self._state
         last = state.file
+        if last is not None and self._folder not in Path(os.path.realpath(last.path)).parents:
+            last = None  # W&B writes nowhere else for this run
         if last is not None and not last.synced:
             self._find_rows(last)
         self._run = init_run(self._wandb, self._opening, state)
@@ -174,12 +170,12 @@ class WandbMirror:
                 f"wandb {self._wandb.__version__} writes its file every 15 s only, so rows that "
                 "count as delivered may be lost when its process is killed; newer ones keep them"
             )
-        state.file = RunFile(str(path))
+        state.file = WandbFile(str(path))
         # Noted before the first row: whoever comes later must know where to look.
-        save_state(self._folder, state)
+        save_state(self._folder / STATE_NAME, state)
         self._tell_run()
 
-    def _find_rows(self, file: RunFile) -> None:
+    def _find_rows(self, file: WandbFile) -> None:
         """Look up which rows beyond the acknowledged ones are in an earlier process's file."""
         for mark in LogFile(
             Path(file.path), _find_record_type(self._wandb), file.offset
@@ -287,7 +283,7 @@ class WandbMirror:
             assert isinstance(record, LifecycleRecord)
             if record.action == "start" and record.attempt > state.attempt:
                 state.attempt, state.start = record.attempt, dict(record.data or {})
-                state.status, state.signal = "running", ""
+                state.status, state.signal, state.exit_code = "running", "", None
 
     def _apply_lifecycle(self, record: LifecycleRecord) -> None:
         data: Mapping[str, Any] = record.data or {}
@@ -306,6 +302,7 @@ class WandbMirror:
             self._attachments.save_environment(self._run, dict(data))
         elif record.action == "status" and record.attempt >= state.attempt:
             state.status = str(data.get("status", "running"))
+            state.exit_code = data.get("exit_code")
 
     def _tell_run(self) -> None:
         """Name the run, and say in its configuration which run it mirrors."""

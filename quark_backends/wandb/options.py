@@ -10,7 +10,7 @@ Options:
     tags       more tags, separated by commas or semicolons
     names      `kept` (default) or `strict`: letters, digits and `_` only, by
                which alone W&B's run table sorts and filters
-    layers     how many layers, and how many parameters, have series in W&B;
+    layers     how many layers, and how many parameters, have curves in W&B;
                50 by default, or `all`
 """
 
@@ -20,11 +20,13 @@ import hashlib
 import re
 from pathlib import Path
 
-from quark_backends.wandb.frames import WandbOptions
-from quark_core.backend import BackendConfig
-from quark_core.errors import BackendUnavailable
+import msgspec
 
-__all__ = ["choose_folder", "read_options"]
+from quark_backends.mirroring.saved_state import make_file_name
+from quark_core.backends.contract import BackendConfig
+from quark_core.errors import BackendUnusable
+
+__all__ = ["WandbOptions", "choose_folder", "read_options"]
 
 _MODES = ("online", "offline", "disabled")
 _NAMES = ("mode", "entity", "project", "group", "job_type", "tags", "names", "layers")
@@ -32,30 +34,52 @@ _DEFAULT_LAYERS = 50
 _MAX_TAG_LENGTH = 64
 
 
+class WandbOptions(msgspec.Struct, frozen=True):
+    """What the user chose for the mirror.
+
+    Attributes:
+        mode: online, offline or disabled; None is WANDB_MODE, else online.
+        entity: W&B's user or team; None is WANDB_ENTITY, else the account's own.
+        project: W&B's project; None is WANDB_PROJECT, else the run's project.
+        group: Group of the W&B run; None is the run's lineage, if it has a parent.
+        job_type: Its job type.
+        tags: Tags besides those of the run.
+        strict_names: Whether names of metrics are changed so that W&B's table sorts by them.
+        layers: How many layers, and how many parameters, have curves; None is all.
+    """
+
+    mode: str | None = None
+    entity: str | None = None
+    project: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    tags: tuple[str, ...] = ()
+    strict_names: bool = False
+    layers: int | None = 50
+
+
 def read_options(config: BackendConfig) -> WandbOptions:
     """What the user chose.
 
     Raises:
-        BackendUnavailable: An option that there is not, or a value that it does not take.
+        BackendUnusable: An option that there is not, or a value that it does not take.
     """
     given = dict(config.options)
     unknown = sorted(set(given) - set(_NAMES))
     if unknown:
-        raise _unavailable(
-            f"the W&B mirror has no option {unknown[0]!r}; it has {', '.join(_NAMES)}"
-        )
+        raise _unusable(f"the W&B mirror has no option {unknown[0]!r}; it has {', '.join(_NAMES)}")
     entity, _, project = config.location.strip("/").rpartition("/")
     if "/" in entity:
-        raise _unavailable(f"wandb:{config.location} must be wandb:ENTITY/PROJECT")
+        raise _unusable(f"wandb:{config.location} must be wandb:ENTITY/PROJECT")
     mode = given.get("mode")
     if mode is not None and mode not in _MODES:
-        raise _unavailable(f"mode must be {', '.join(_MODES)}, got {mode!r}")
+        raise _unusable(f"mode must be {', '.join(_MODES)}, got {mode!r}")
     names = given.get("names", "kept")
     if names not in ("kept", "strict"):
-        raise _unavailable(f"names must be kept or strict, got {names!r}")
+        raise _unusable(f"names must be kept or strict, got {names!r}")
     layers = given.get("layers", str(_DEFAULT_LAYERS))
     if layers != "all" and not layers.isdecimal():
-        raise _unavailable(f"layers must be a number or all, got {layers!r}")
+        raise _unusable(f"layers must be a number or all, got {layers!r}")
     tags = (tag.strip()[:_MAX_TAG_LENGTH] for tag in re.split("[,;]", given.get("tags", "")))
     return WandbOptions(
         mode=mode,
@@ -74,10 +98,10 @@ def choose_folder(run_path: Path, options: WandbOptions) -> Path:
     wanted = "/".join(part for part in (options.entity, options.project) if part)
     if not wanted:
         return run_path / "mirrors" / "wandb" / "default"
-    kept = re.sub(r"[^A-Za-z0-9._-]", "_", wanted)[:60]
+    kept = make_file_name(wanted)[:60]
     digest = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
     return run_path / "mirrors" / "wandb" / f"{kept}-{digest}"
 
 
-def _unavailable(message: str) -> BackendUnavailable:
-    return BackendUnavailable(message, backend="wandb")
+def _unusable(message: str) -> BackendUnusable:
+    return BackendUnusable(message, backend="wandb")

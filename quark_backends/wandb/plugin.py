@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from quark_core.backend import Backend, BackendConfig, BackendDefinition, Capability
-from quark_core.forking import importing
-from quark_core.hookspecs import hookimpl
+from quark_backends.declaration import declare, load_late, open_late
+from quark_core.backends.contract import BackendDefinition, Capability, TrackerForm
 
 __all__ = ["quark_register_backends"]
 
+_open = open_late(__name__, "quark_backends.wandb.backend:WandbBackend")
 
-def _open(config: BackendConfig) -> Backend:
-    with importing():
-        from quark_backends.wandb.backend import WandbBackend
-
-    return WandbBackend(config)
-
-
-@hookimpl
-def quark_register_backends() -> list[BackendDefinition]:
-    """The W&B mirror."""
-    return [
-        BackendDefinition(
-            name="wandb",
-            summary="a run of Weights & Biases: wandb, or wandb:ENTITY/PROJECT?mode=offline",
-            open=_open,
-            capabilities=frozenset(
-                {Capability.IDEMPOTENT, Capability.GROUPS, Capability.ARTIFACTS}
-            ),
-        )
-    ]
+quark_register_backends = declare(
+    BackendDefinition(
+        name="wandb",
+        summary="a run of Weights & Biases: wandb, or wandb:ENTITY/PROJECT?mode=offline",
+        open=_open,
+        capabilities=frozenset({Capability.IDEMPOTENT, Capability.GROUPS, Capability.ARTIFACTS}),
+        own_process=False,
+        needs=("wandb",),
+        install='pip install "quark-tracker[wandb]"',
+        describe_run=load_late("quark_backends.wandb.tracker_backend:describe_run"),
+        tracker=TrackerForm(
+            make=load_late("quark_backends.wandb.tracker_backend:WandbBackend"),
+            project_variables=("WB_PROJECT", "WANDB_PROJECT", "WB_PROJECT_NAME"),
+            is_default=True,
+        ),
+    )
+)

@@ -1,14 +1,79 @@
-"""The mirror's own process, as the training process sees it."""
+"""The mirror's own process, as the training process sees it, and what the two say to each other.
+
+The training process sends one message and reads one reply, framed as
+`quark_core.hosting.messages` says; nothing comes unasked.
+"""
 
 from __future__ import annotations
 
+import configparser
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from quark_backends.wandb.frames import Message, Reply
+import msgspec
+
+from quark_backends.wandb.options import WandbOptions
+from quark_core.backends.contract import Batch
 from quark_core.hosting.child_process import ChildGone, ChildProcess
 
-__all__ = ["WorkerGone", "WorkerProcess"]
+__all__ = [
+    "Apply",
+    "Finish",
+    "Message",
+    "OpenRun",
+    "Reply",
+    "WorkerGone",
+    "WorkerProcess",
+]
+
+
+class OpenRun(msgspec.Struct, frozen=True, tag=True):
+    """Get ready to mirror a run; W&B itself is asked at the first batch.
+
+    Attributes:
+        run_id: The run.
+        project: Its project.
+        folder: Where the mirror keeps its files.
+        options: What the user chose.
+        import_path: `sys.path` of the training process.
+        finish_timeout_s: How long the end may take.
+    """
+
+    run_id: str
+    project: str
+    folder: str
+    options: WandbOptions
+    import_path: tuple[str, ...]
+    finish_timeout_s: float
+
+
+class Apply(msgspec.Struct, frozen=True, tag=True):
+    """Mirror batches; the reply comes when W&B's own file on this machine has them."""
+
+    batches: tuple[Batch, ...]
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """End the W&B run as the mirrored run ended, and end the process."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What became of a message.
+
+    Attributes:
+        outcome: ok, rejected, unavailable or unauthorized.
+        text: Why, or with ok what the user should know.
+        page: Address of the W&B run's page, where it has one.
+    """
+
+    outcome: str = "ok"
+    text: str = ""
+    page: str = ""
+
+
+Message = OpenRun | Apply | Finish
+
 
 WorkerGone = ChildGone
 
@@ -24,6 +89,7 @@ _DROPPED = (
     "WANDB_SWEEP_PARAM_PATH",
     "WANDB_LAUNCH",
 )
+_HOST = "https://api.wandb.ai"
 # Nothing goes to the user's home.
 _PLACED = ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_ARTIFACT_DIR")
 
@@ -62,4 +128,18 @@ def _make_environment(folder: Path) -> dict[str, str]:
     environment = {name: text for name, text in os.environ.items() if name not in _DROPPED}
     for name in _PLACED:
         environment.setdefault(name, str(folder))
+    # Else W&B would believe a file `wandb/settings` in the working directory, which may be
+    # anybody's, and show that host the user's key.
+    environment.setdefault("WANDB_BASE_URL", _find_own_host(environment))
     return environment
+
+
+def _find_own_host(environment: Mapping[str, str]) -> str:
+    """The host of the user's own settings of W&B, or its default."""
+    place = environment.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb")
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(os.path.join(place, "settings"))
+        return parser.get("default", "base_url", fallback=_HOST) or _HOST
+    except (configparser.Error, OSError, UnicodeDecodeError):
+        return _HOST

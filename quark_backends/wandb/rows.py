@@ -1,16 +1,17 @@
-"""Records as rows of W&B's history: one per step and epoch of a batch."""
+"""Records as rows of W&B's history, one per step and epoch of a batch, and the keys in them."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from quark_backends.series_names import Place, SeriesNames, find_place, rank_prefix
-from quark_backends.wandb.keys import KeyTable
+from quark_backends.mirroring.curves import Curves, Place, find_place, rank_prefix
 from quark_backends.wandb.log_file import HISTORY_KEY
 from quark_backends.wandb.media import describe_media
-from quark_backends.wandb.state import MirrorState
-from quark_core.backend import Batch
+from quark_backends.wandb.state import WandbState
+from quark_core.backends.contract import Batch
 from quark_core.records import (
     AlertRecord,
     ArtifactRecord,
@@ -22,8 +23,12 @@ from quark_core.records import (
     StreamRecord,
 )
 
-__all__ = ["Histogram", "Row", "RowMaker"]
+__all__ = ["AXES", "Histogram", "KeyTable", "Row", "RowMaker"]
 
+AXES = ("quark/step", "quark/epoch", "quark/time", "quark/attempt", HISTORY_KEY)
+"""What each row carries beside its values."""
+
+_PLAIN_KEY = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*")
 _MAX_BINS = 512
 
 
@@ -46,6 +51,43 @@ class Row(NamedTuple):
     axis: str
 
 
+class KeyTable:
+    """Finds the key of a name; the same name always has the same key, and no two share one.
+
+    Keys that begin with `_` are W&B's own (`_step`), and those in `AXES` the
+    mirror's: such names get `key` before them.
+
+    Args:
+        known: Name -> key where they differ; added to.
+        strict: Whether keys consist of letters, digits and `_` only.
+    """
+
+    def __init__(self, known: dict[str, str], *, strict: bool) -> None:
+        self._known = known
+        self._strict = strict
+        self._owners = {key: name for name, key in known.items()}
+
+    def find(self, name: str) -> str:
+        """The key of a name."""
+        key = self._known.get(name)
+        if key is not None:
+            return key
+        key = self._encode(name)
+        if self._owners.setdefault(key, name) != name:
+            key = f"{key}_{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:8]}"
+            self._owners[key] = name
+        if key != name or self._strict:
+            self._known[name] = key
+        return key
+
+    def _encode(self, name: str) -> str:
+        key = f"key{name}" if name.startswith("_") or name in AXES else name
+        if self._strict and not _PLAIN_KEY.fullmatch(key):
+            key = re.sub(r"[^_a-zA-Z0-9]", "_", key)
+            key = key if _PLAIN_KEY.fullmatch(key) else f"key_{key}"
+        return key
+
+
 class RowMaker:
     """Makes rows; the same ones again from the same state and batch.
 
@@ -55,9 +97,9 @@ class RowMaker:
         layers: How many layers, and how many parameters, get rows; None is all.
     """
 
-    def __init__(self, state: MirrorState, *, strict_names: bool, layers: int | None) -> None:
+    def __init__(self, state: WandbState, *, strict_names: bool, layers: int | None) -> None:
         self._state = state
-        self._names = SeriesNames(machine="system_quark")
+        self._curves = Curves(machine="system_quark")
         self._keys = KeyTable(state.names, strict=strict_names)
         self._limit = layers
 
@@ -69,13 +111,13 @@ class RowMaker:
         phases = 0
         for record in records:
             place = find_place(record)
-            figures: list[tuple[str, Any]]
-            if isinstance(record, PhaseRecord):
-                figures = [(self._names.phase_index(record), phases)]
+            values: Sequence[tuple[str, Any]]
+            if isinstance(record, (EventRecord, PhaseRecord)):
+                values = [self._curves.count(record, self._state.counts, phases)]
                 phases += 1
             else:
-                figures = self._list(record)
-            for name, value in figures:
+                values = self._list(record)
+            for name, value in values:
                 key = self._keys.find(name)
                 row = newest.get((place, record.rank))
                 if row is None or key in row.values:
@@ -88,10 +130,6 @@ class RowMaker:
 
     def _list(self, record: StreamRecord) -> list[tuple[str, Any]]:
         state = self._state
-        if isinstance(record, EventRecord):
-            name = self._names.event_count(record, record.severity)
-            state.counts[name] = state.counts.get(name, 0) + 1
-            return [(name, state.counts[name])]
         if isinstance(record, ArtifactRecord):
             media = describe_media(record)
             return [] if media is None else [(rank_prefix(record) + record.artifact_key, media)]
@@ -102,12 +140,12 @@ class RowMaker:
         if isinstance(record, ParameterDistributionRecord):
             if not record.counts:
                 return []
-            name = self._names.distribution(record)
+            name = self._curves.distribution(record)
             return [(name, shrink(Histogram(record.counts, record.bin_edges)))]
-        return list(self._names.list_figures(record))
+        return list(self._curves.list_values(record))
 
     def _choose(self, records: Sequence[StreamRecord]) -> None:
-        """Choose which layers and parameters have series: evenly spaced, once and for all."""
+        """Choose which layers and parameters have curves: evenly spaced, once and for all."""
         if self._limit is None:
             return
         for record in records:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quark_backends.wandb.frames import OpenRun
-from quark_backends.wandb.keys import AXES
-from quark_backends.wandb.state import MirrorState
+from quark_backends.wandb.process import OpenRun
+from quark_backends.wandb.rows import AXES
+from quark_backends.wandb.state import WandbState
+from quark_core.config.redaction import redact_text
 from quark_core.errors import BackendUnauthorized, BackendUnavailable
-from quark_core.hosting.priority import lower_started
-from quark_core.redaction import redact_text
+from quark_core.hosting.endpoint import lower_started
 
 __all__ = ["describe_start", "find_exit_code", "init_run", "make_wandb_id", "note_page"]
 
@@ -37,14 +37,17 @@ def make_wandb_id(run_id: str) -> str:
     return f"{kept[:100]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
-def init_run(wandb: Any, opening: OpenRun, state: MirrorState) -> Any:
+def init_run(wandb: Any, opening: OpenRun, state: WandbState) -> Any:
     """Start or continue the W&B run, and note its id.
 
     Raises:
         BackendUnauthorized: W&B has no valid credentials.
         BackendUnavailable: W&B's server does not answer in time, or refuses.
     """
-    wandb_id = state.wandb_id or make_wandb_id(opening.run_id)
+    wandb_id = make_wandb_id(opening.run_id)
+    # The folder may be somebody's who means another of the user's runs.
+    if re.fullmatch(rf"{re.escape(wandb_id)}(?:-r[0-9]+)?", state.wandb_id):
+        wandb_id = state.wandb_id
     for number in range(2, _MAX_SUFFIX):
         try:
             run = _init(wandb, opening, state, wandb_id)
@@ -68,7 +71,7 @@ def init_run(wandb: Any, opening: OpenRun, state: MirrorState) -> Any:
     )
 
 
-def describe_start(opening: OpenRun, state: MirrorState) -> dict[str, Any]:
+def describe_start(opening: OpenRun, state: WandbState) -> dict[str, Any]:
     """What the start of a run says about its W&B run: name, notes, tags and group."""
     run: Mapping[str, Any] = state.start.get("run", {})
     tags = dict.fromkeys([*run.get("tags", ()), *state.tags, *opening.options.tags])
@@ -84,7 +87,7 @@ def describe_start(opening: OpenRun, state: MirrorState) -> dict[str, Any]:
     }
 
 
-def note_page(state: MirrorState, run: Any) -> None:
+def note_page(state: WandbState, run: Any) -> None:
     """Note where a W&B run is to be seen; one that is offline has no page yet."""
     url = None if run.offline else getattr(run, "url", None)
     if isinstance(url, str) and url:
@@ -93,14 +96,16 @@ def note_page(state: MirrorState, run: Any) -> None:
         state.entity = str(getattr(run, "entity", None) or "")
 
 
-def find_exit_code(state: MirrorState) -> int:
+def find_exit_code(state: WandbState) -> int:
     """The exit code by which W&B tells how a run ended; 1 where its end was never seen."""
+    if state.exit_code and state.status != "completed":
+        return state.exit_code
     if state.status == "interrupted":
         return _INTERRUPTED.get(state.signal, 130)
     return 0 if state.status == "completed" else 1
 
 
-def _init(wandb: Any, opening: OpenRun, state: MirrorState, wandb_id: str) -> Any:
+def _init(wandb: Any, opening: OpenRun, state: WandbState, wandb_id: str) -> Any:
     options = opening.options
     Path(opening.folder).mkdir(parents=True, exist_ok=True)
     said = describe_start(opening, state)

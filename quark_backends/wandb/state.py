@@ -1,16 +1,17 @@
-"""What the mirror remembers on this machine: one file, `state.json` in its folder."""
+"""What the mirror remembers on this machine: one file, `state.json` in its folder.
+
+It is not synced: what a power cut takes is found in W&B's own file again.
+"""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-__all__ = ["MirrorState", "RunFile", "WriterHead", "load_state", "save_state"]
+__all__ = ["STATE_NAME", "WandbFile", "WandbState", "WriterHead"]
 
-_NAME = "state.json"
+STATE_NAME = "state.json"
 
 
 class WriterHead(msgspec.Struct):
@@ -20,7 +21,7 @@ class WriterHead(msgspec.Struct):
     digest: str = ""
 
 
-class RunFile(msgspec.Struct):
+class WandbFile(msgspec.Struct):
     """W&B's file of one process of the mirror.
 
     Attributes:
@@ -34,7 +35,7 @@ class RunFile(msgspec.Struct):
     synced: bool = False
 
 
-class MirrorState(msgspec.Struct):
+class WandbState(msgspec.Struct):
     """All that a later process of the mirror must know.
 
     Attributes:
@@ -47,14 +48,15 @@ class MirrorState(msgspec.Struct):
         tags: Tags that came later.
         status: Newest attempt's status; running until it has another one.
         signal: Signal that ended it, such as SIGTERM, or "".
+        exit_code: Status with which its process ended, where that is known.
         writers: Writers by their ids.
         file: The newest process's file, or None.
         names: Name -> key in W&B, where that is another.
-        counts: Events by the name of their series.
+        counts: Events by the name of their curve.
         levels: Alert's rule -> highest severity that W&B was told of.
-        layers: Layers that have series, in the order they were chosen.
+        layers: Layers that have curves, in the order they were chosen.
         parameters: Likewise parameters.
-        left_out: Kind -> records that have no series.
+        left_out: Kind -> records that have no curve.
     """
 
     wandb_id: str = ""
@@ -66,30 +68,12 @@ class MirrorState(msgspec.Struct):
     tags: list[str] = []
     status: str = "running"
     signal: str = ""
+    exit_code: int | None = None
     writers: dict[str, WriterHead] = {}
-    file: RunFile | None = None
+    file: WandbFile | None = None
     names: dict[str, str] = {}
     counts: dict[str, int] = {}
     levels: dict[str, int] = {}
     layers: list[str] = []
     parameters: list[str] = []
     left_out: dict[str, int] = {}
-
-
-def load_state(folder: Path) -> MirrorState:
-    """The state as it was last saved; a new one where there is none."""
-    try:
-        return msgspec.json.decode((folder / _NAME).read_bytes(), type=MirrorState)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return MirrorState()
-
-
-def save_state(folder: Path, state: MirrorState) -> None:
-    """Replace the saved state whole.
-
-    It is not synced: what a power cut takes is found in W&B's own file again.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / f"{_NAME}.part{os.getpid()}"
-    scratch.write_bytes(msgspec.json.encode(state))
-    os.replace(scratch, folder / _NAME)

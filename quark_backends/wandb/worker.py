@@ -19,18 +19,18 @@ from typing import Any
 
 import msgspec
 
-from quark_backends.wandb.frames import (
+from quark_backends.wandb.mirror import WandbMirror
+from quark_backends.wandb.process import (
     Apply,
     Finish,
     Message,
     OpenRun,
     Reply,
 )
-from quark_backends.wandb.mirror import WandbMirror
 from quark_core.errors import BackendError, BackendRejected, BackendUnauthorized
 from quark_core.hosting.endpoint import extend_import_path, serve_parent
-from quark_core.hosting.pipes import read_frame, write_frame
-from quark_core.process import ProcessIdentity, current_process, is_alive
+from quark_core.hosting.messages import read_frame, write_frame
+from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
 __all__: list[str] = []
 

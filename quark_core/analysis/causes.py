@@ -1,74 +1,80 @@
-"""Which finding follows from which: one cause has many symptoms."""
+"""Why a fault set in: what the records of settings and data say about its onset.
+
+Rules say what goes wrong; here the learning rate, weight decay, clipping, the
+loss's scale, batches and data are read for why. A cause is told only where it
+changed at the onset, or holds throughout, and could bring the fault about.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+from quark_core.analysis import data_causes, setting_causes
+from quark_core.analysis.case import Case
+from quark_core.analysis.figures import keep_figures, say
+from quark_core.analysis.onset import Cause, Onset
 from quark_core.analysis.rule import Finding
 
-__all__ = ["CONSEQUENCES", "link_causes"]
+__all__ = ["explain_finding", "find_causes"]
 
-CONSEQUENCES: Mapping[str, tuple[str, ...]] = {
-    "poor_initialisation": ("exploding_gradients", "vanishing_gradients", "plateau"),
-    "update_ratio": (
-        "exploding_gradients", "non_finite_values", "activation_collapse", "divergence",
-        "loss_spike", "plateau", "vanishing_gradients",
-    ),
-    "exploding_gradients": (
-        "non_finite_values", "activation_collapse", "divergence", "loss_spike", "plateau",
-        "vanishing_gradients", "stagnant_layers",
-    ),
-    "non_finite_values": ("exploding_gradients", "divergence", "plateau", "loss_spike"),
-    "activation_collapse": ("vanishing_gradients", "stagnant_layers", "plateau", "divergence"),
-    "vanishing_gradients": ("plateau", "stagnant_layers", "activation_collapse"),
-    "stagnant_layers": ("plateau",),
-    "loss_spike": ("divergence",),
-}  # fmt: skip
-"""Rule -> rules whose findings it may bring about."""
+_BREAKS = (
+    "exploding_gradients", "divergence", "loss_spike", "non_finite_values", "activation_collapse",
+    "update_ratio",
+)  # fmt: skip
+_STALLS = (
+    "plateau", "vanishing_gradients", "stagnant_layers", "activation_collapse", "update_ratio",
+    "optimizer_not_stepping", "mostly_frozen",
+)  # fmt: skip
+
+_LOOKS: Sequence[tuple[Callable[[Onset], Iterator[Cause]], tuple[str, ...]]] = (
+    (data_causes.find_broken_batch, _BREAKS),
+    (setting_causes.find_raised_rate, _BREAKS),
+    (setting_causes.find_lowered_rate, _STALLS),
+    (setting_causes.find_decay, (*_STALLS, *_BREAKS)),
+    (setting_causes.find_clipping, _STALLS),
+    (setting_causes.find_loss_scale, (*_STALLS, *_BREAKS)),
+    (data_causes.find_odd_batch, _BREAKS),
+    (data_causes.find_changed_data, (*_BREAKS, "constant_inputs", "overfitting_onset")),
+)
+"""What is looked for, the surest first, and the rules whose findings it may bring about."""
+
+_MOST_TOLD = 2
 
 
-def link_causes(found: Sequence[tuple[str, Finding]], tolerance: int) -> dict[int, int]:
-    """Index of a finding -> index of the finding it follows from.
-
-    A cause begins before its consequence, or at most `tolerance` steps after
-    it, as probes see it late. Of several causes the earliest counts, and of
-    equals the first in the order of the table; nothing is its own cause by way
-    of another.
+def find_causes(
+    case: Case, rule_id: str, finding: Finding, step: int | None = None
+) -> tuple[Cause, ...]:
+    """What brought a finding about, the surest first; empty where nothing says.
 
     Args:
-        found: Rule ids with their findings.
-        tolerance: In steps.
+        case: The run.
+        rule_id: The rule that found it.
+        finding: What it found.
+        step: Where it, or what follows from it, set in; by default its own first step.
     """
-    order = list(CONSEQUENCES)
-    links: dict[int, int] = {}
-    ranked = sorted(
-        range(len(found)),
-        key=lambda index: (
-            _start(found[index][1]),
-            order.index(found[index][0]) if found[index][0] in order else len(order),
-        ),
+    begin = finding.step if step is None else step
+    if begin is None:
+        return ()
+    onset = Onset(case, rule_id, finding, begin)
+    found = [cause for look, rules in _LOOKS if rule_id in rules for cause in look(onset)]
+    return tuple({cause.kind: cause for cause in reversed(found)}.values())[::-1]
+
+
+def explain_finding(case: Case, rule_id: str, finding: Finding, step: int | None = None) -> Finding:
+    """The finding with what brought it about in its texts and its evidence; see `find_causes`."""
+    causes = find_causes(case, rule_id, finding, step)[:_MOST_TOLD]
+    if not causes:
+        return finding
+    fact, check = keep_figures(finding.fact), keep_figures(finding.suggested_check)
+    for cause in causes:
+        fact = say("{fact} {cause}", fact=fact, cause=cause.text)
+    for cause in reversed(causes):
+        check = say("{first} {check}", first=keep_figures(cause.check), check=check)
+    return replace(
+        finding,
+        fact=fact,
+        suggested_check=check,
+        evidence=(*finding.evidence, *(cause.evidence for cause in causes)),
+        causes=tuple(cause.kind for cause in causes),
     )
-    for index in ranked:
-        rule_id, finding = found[index]
-        for cause in ranked:
-            cause_id, other = found[cause]
-            if cause == index or rule_id not in CONSEQUENCES.get(cause_id, ()):
-                continue
-            if _start(other) <= _start(finding) + tolerance and not _leads(links, cause, index):
-                links[index] = cause
-                break
-    return links
-
-
-def _start(finding: Finding) -> int:
-    return -1 if finding.step is None else finding.step
-
-
-def _leads(links: Mapping[int, int], start: int, to: int) -> bool:
-    """Whether the causes of one finding lead to another."""
-    at: int | None = start
-    while at is not None:
-        if at == to:
-            return True
-        at = links.get(at)
-    return False

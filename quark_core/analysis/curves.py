@@ -14,13 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "SMALLEST",
     "Curve",
     "estimate_noise",
+    "find_resolution",
     "fit_slope",
     "local_spread",
     "median_filter",
     "smooth",
     "spread",
+    "take_early",
     "trailing_median",
 ]
 
@@ -30,6 +33,11 @@ Integers = NDArray[np.int64]
 _NORMAL = 1.4826  # a normal distribution's standard deviation over its median absolute deviation
 _TREND_POINTS = 400
 _MANY = 20_000
+_EARLY_POINTS, _EARLY_PART = 5, 4
+_ROUNDING = 1e-6  # of the largest value: what differs by less is the same
+
+SMALLEST = 1e-300
+"""In place of 0 under a fraction: what is divided by it is beyond every threshold."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,19 @@ def estimate_noise(values: Floats) -> float:
         return 0.0
     second = np.diff(values, n=2)
     return float(_NORMAL * np.median(np.abs(second)) / np.sqrt(6.0))
+
+
+def find_resolution(values: Floats) -> float:
+    """The smallest step between two of these values, as of a share of n samples; 0 of one value."""
+    steps = np.diff(np.unique(values))
+    scale = float(np.abs(values).max(initial=0.0))
+    steps = steps[steps > _ROUNDING * scale]
+    return float(steps.min()) if len(steps) else 0.0
+
+
+def take_early(values: Floats) -> Floats:
+    """The first values, a history's early level: a quarter of them, five at most, at least one."""
+    return values[: max(1, min(_EARLY_POINTS, len(values) // _EARLY_PART))]
 
 
 def smooth(values: Floats, window: int) -> Floats:

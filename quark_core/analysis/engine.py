@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal, NoReturn, get_args
 
-from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
+from quark_core.analysis.baseline import HealthyBaseline, is_alike
+from quark_core.analysis.config import AnalyzerEngineConfig
 from quark_core.analysis.diagnosis import AnalyzerResult, analyze_run
-from quark_core.analysis.outputs import identify, open_analysis
-from quark_core.analysis_records import AlertCategory, AlertSeverity, HealthScoreKey
+from quark_core.analysis.outputs import AnalysisTarget, identify, open_analysis
+from quark_core.analysis.run_data import RunData
 from quark_core.errors import SchemaValidationError
-from quark_core.query import Query
 from quark_core.records import AlertRecord, HealthScoreRecord
+from quark_core.records.kinds.findings import AlertCategory, AlertSeverity, HealthScoreKey
+from quark_core.records.query import Query
 
-__all__ = ["ANALYZER_NAME", "AnalyzerEngine", "RuleExplanation"]
+__all__ = ["ANALYZER_NAME", "AnalyzerEngine", "RuleExplanation", "load_baseline"]
 
 ANALYZER_NAME = "analyzer"
 """Under this name its generations are stored."""
+
+_MOST_BASELINES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,13 @@ class AnalyzerEngine:
         """The run."""
         return self._target.run_id
 
-    def analyze(self, *, replace_existing: bool | None = None) -> AnalyzerResult:
+    def analyze(
+        self,
+        *,
+        replace_existing: bool | None = None,
+        store: bool | None = None,
+        against: object = None,
+    ) -> AnalyzerResult:
         """Look at all that the run has now, and store what was found as one generation.
 
         Readers see it all at once. On a backend that keeps no outputs, such as
@@ -94,9 +105,21 @@ class AnalyzerEngine:
         Args:
             replace_existing: Whether earlier outputs are no longer seen; None
                 takes `replace_existing_outputs` of the settings.
+            store: Whether what was found is stored. None stores it, unless the
+                run was opened for reading only: by `quark.open_run`, or from
+                the context of such a session. The result's `refusal` says why
+                it was not.
+            against: A TrainingSession or a RunContext of a run that went well, or
+                several of them. What holds there and breaks here is found by
+                `healthy_baseline`. Without it the newest completed runs of the
+                project that have the same parameters, optimizer and first
+                learning rate, and are stored as healthy, are taken, and what
+                they show is a note (info).
 
         Raises:
-            SchemaValidationError: `replace_existing` is no bool.
+            SchemaValidationError: `replace_existing` or `store` is no bool, or
+                `against` is no run.
+            RunNotFoundError: The store has no such run.
             SessionStoreError: The store cannot be read or written.
         """
         replaces = self.config.replace_existing_outputs
@@ -105,21 +128,24 @@ class AnalyzerEngine:
                 raise SchemaValidationError("replace_existing must be True, False or None")
             replaces = replace_existing
         target = self._target
+        refusal = target.refuse(store)
         with self._lock:
-            place = 0 if replaces or not target.can_store else self._count_generations()
-            result = analyze_run(target.load(), self.config, place=place)
+            place = 0 if replaces or refusal else self._count_generations()
+            run = target.load()
+            baseline = _choose_baseline(run, target, against, self.config)
+            result = analyze_run(run, self.config, place=place, baseline=baseline)
             outputs = {
                 AlertRecord.KIND: result.alerts,
                 HealthScoreRecord.KIND: result.health_scores,
             }
-            number = target.write(ANALYZER_NAME, replaces, outputs)
+            number = None if refusal else target.write(ANALYZER_NAME, replaces, outputs)
             result = replace(
                 result,
                 alerts=identify(result.alerts, target.run_id, ANALYZER_NAME, number),
                 health_scores=identify(result.health_scores, target.run_id, ANALYZER_NAME, number),
                 generation=number,
                 stored=number is not None,
-                refusal=target.refusal,
+                refusal=refusal or target.refusal,
             )
             self._latest = result
             return result
@@ -141,7 +167,8 @@ class AnalyzerEngine:
         verdict = result.verdicts[rule_id]
         reason = verdict.reason
         if verdict.findings:
-            reason = " ".join(finding.fact for finding in verdict.findings)
+            facts = " ".join(finding.fact for finding in verdict.findings)
+            reason = facts if verdict.state == "fired" else f"{reason}. Note: {facts}"
         return RuleExplanation(
             rule_id=rule_id,
             state=verdict.state,
@@ -220,6 +247,27 @@ class AnalyzerEngine:
         """How many generations readers see now."""
         scores = self._target.read_outputs(HealthScoreRecord.KIND, ANALYZER_NAME)
         return len(set(scores["writer_id"].tolist()))
+
+
+def _choose_baseline(
+    run: RunData, target: AnalysisTarget, against: object, config: AnalyzerEngineConfig
+) -> HealthyBaseline | None:
+    """What holds a run against healthy ones: those that were named, or its project's."""
+    if against is not None:
+        return load_baseline(against)
+    if config.rules is not None or not run.parameters:
+        return None
+    alike = (other for other in target.iterate_healthy(ANALYZER_NAME) if is_alike(run, other))
+    found = list(islice(alike, _MOST_BASELINES))
+    return HealthyBaseline(found, severity="info") if found else None
+
+
+def load_baseline(against: object) -> HealthyBaseline:
+    """The rule that holds a run against those that are given; see `AnalyzerEngine.analyze`."""
+    given = against if isinstance(against, (list, tuple)) else (against,)
+    if not given:
+        raise SchemaValidationError("against must name a run at least")
+    return HealthyBaseline([open_analysis(one).load() for one in given])
 
 
 def _check_choice(value: object, argument: str, choices: tuple[str, ...]) -> None:

@@ -7,25 +7,45 @@ from typing import Any
 
 import msgspec
 
+from quark_core.analysis.learning import Learning
 from quark_core.analysis.observations import observe
 from quark_core.analysis.rule import SEVERITIES
-from quark_core.analysis_records import (
+from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.findings import (
     AlertRecord,
     AlertSeverity,
     EvidenceRecord,
     HealthScoreRecord,
     HealthStatus,
 )
-from quark_core.json_object import JsonObject
 
-__all__ = ["CATEGORIES", "Coverage", "score_health"]
+__all__ = ["CATEGORIES", "Coverage", "Standing", "is_note", "score_health"]
 
 CATEGORIES = ("optimization", "representation", "generalization", "runtime")
 
 _PENALTY: Mapping[str, float] = {"info": 2.0, "warning": 15.0, "error": 35.0, "critical": 60.0}
 _CAP: Mapping[str, float] = {"info": 100.0, "warning": 80.0, "error": 60.0, "critical": 30.0}
 _UNKNOWN = 50.0
+_NO_DATA = "no rule had the data it needs"
+_NOT_VALIDATED = "nothing that was held out was measured often enough"
+_NOT_LEARNED_CAP, _NOT_VALIDATED_CAP, _BROKEN_OFF_CAP = 60.0, 90.0, 80.0
+_DOUBTED_CAP = 80.0
+_BROKEN_OFF = {"failed": "has failed", "lost": "was lost"}
 _HEALTHY, _WATCH, _DEGRADED = 85.0, 65.0, 35.0
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What is known of a run beside what rules have found.
+
+    Attributes:
+        learning: Whether it has learned.
+        state: Its status, or "lost"; None where nobody says.
+        asked: How many rules were asked, of how many; None where all were.
+    """
+
+    learning: Learning
+    state: str | None = None
+    asked: tuple[int, int] | None = None
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -40,48 +60,180 @@ def score_health(
     coverage: Mapping[str, Coverage],
     span: tuple[int, int] | None,
     blank: HealthScoreRecord,
+    standing: Standing,
 ) -> tuple[HealthScoreRecord, ...]:
     """The overall score and one for each category.
 
     An alert takes points by its severity (2, 15, 35, 60), weighed by its
     confidence and by the share of the run that it lasts; consequences of
     another alert take half. No score is above the cap of its worst alert (100,
-    80, 60, 30). Where no rule of a category could look at the run, its score is
-    50 and its status `watch`: nothing is known. The overall score is the mean of
-    the lowest known category and the mean of all known ones, and capped likewise.
+    80, 60, 30). The overall score is the mean of the lowest known category and
+    the mean of all known ones, and capped likewise.
+
+    That no rule has found anything is not enough: the run must have learned.
+    Where its loss, or what the user named, did not get better, neither the
+    overall score nor that of the optimization is above 60; where only what was
+    held out did not, that of generalization in place of the optimization's.
+    Where the run was never validated, the overall one is not above 90, and where it is doubtful
+    how well it has learned, not above 80.
+
+    What nobody could judge is not known: a category of which no rule had its
+    data; the optimization and the overall score where nothing says whether the
+    run has learned; generalization where nothing held out was measured. Its
+    score is 50, its status `watch`, `known` is false, and `unknown_reason`
+    says why. What has an alert of a warning or worse is known all the same.
+
+    A note that a documented threshold is crossed takes no points.
 
     Args:
         alerts: What was found.
         coverage: By category.
         span: First and last step of the run, or None.
         blank: A record that gives identity and time.
+        standing: What is known of the run beside the alerts.
     """
-    out = [_score(name, alerts, coverage[name], span, blank) for name in CATEGORIES]
-    known = [item for item, name in zip(out, CATEGORIES, strict=True) if coverage[name].looked]
-    overall = _UNKNOWN
-    if known:
-        scores = [item.score for item in known]
-        overall = 0.5 * (min(scores) + sum(scores) / len(scores))
-        overall = min([overall, *(_CAP[alert.severity] for alert in alerts)])
-    ids = tuple(alert.id for alert in alerts if alert.severity != "info")
-    words = ", ".join(f"{item.score_key} {item.score:.0f}" for item in known) or "no data"
-    unknown = [name for name in CATEGORIES if not coverage[name].looked]
-    if known and unknown:
-        words += f"; nothing is known of {', '.join(unknown)}"
+    alerts = [alert for alert in alerts if not is_note(alert)]
+    out = [_score(name, alerts, coverage[name], span, blank, standing) for name in CATEGORIES]
+    known = [item for item in out if item.known]
+    serious = [alert for alert in alerts if alert.severity != "info"]
+    reason = _find_overall_gap(coverage, standing)
+    metadata = {
+        "known_categories": [item.score_key for item in known],
+        "rules": sum(item.rules for item in coverage.values()),
+        "rules_with_data": sum(item.looked for item in coverage.values()),
+        "learning": _describe_learning(standing.learning),
+    }
+    ids = tuple(alert.id for alert in serious)
+    if reason is not None and not serious:
+        return (_make_unknown(blank, "overall", reason, metadata), *out)
+    caps = [_CAP[alert.severity] for alert in alerts] + _list_caps("overall", standing)
+    scores = [item.score for item in known] or [100.0]
+    overall = min([0.5 * (min(scores) + sum(scores) / len(scores)), *caps])
     whole = msgspec.structs.replace(
         blank,
         score_key="overall",
         category="overall",
         score=round(overall, 1),
-        status=_rate(overall) if known else "watch",
-        summary=f"{_say_worst(alerts)} {words}." if known else "No rule had the data it needs.",
-        evidence=tuple(
+        status=_rate(overall),
+        summary=_summarize(alerts, known, coverage, standing),
+        evidence=(*_observe_learning(standing.learning), *(
             observe("score", item.score_key, item.summary, item.score, _HEALTHY) for item in known
-        ),
+        )),
         contributing_alert_ids=ids,
-        metadata=JsonObject({"known_categories": [item.score_key for item in known]}),
-    )
+        metadata=JsonObject(metadata),
+    )  # fmt: skip
     return (whole, *out)
+
+
+def is_note(alert: AlertRecord) -> bool:
+    """Whether an alert only says that a documented threshold is crossed."""
+    metadata: Mapping[str, Any] = alert.metadata or {}
+    return metadata.get("documented_level") is not None
+
+
+def _find_overall_gap(coverage: Mapping[str, Coverage], standing: Standing) -> str | None:
+    """Why nothing can be said of the whole run, or None."""
+    looked = sum(item.looked for item in coverage.values())
+    if standing.learning.state == "unknown":
+        return standing.learning.reason
+    if standing.asked is not None:
+        return f"only {standing.asked[0]} of {standing.asked[1]} rules were asked"
+    if not looked:
+        return _NO_DATA
+    return None
+
+
+def _list_caps(category: str, standing: Standing) -> list[float]:
+    caps = []
+    failing = _find_failing(standing.learning)
+    if failing is not None and category in ("overall", failing):
+        caps.append(_NOT_LEARNED_CAP)
+    if category == "overall":
+        if standing.state in _BROKEN_OFF:
+            caps.append(_BROKEN_OFF_CAP)
+        if not standing.learning.is_validated:
+            caps.append(_NOT_VALIDATED_CAP)
+        if standing.learning.doubt is not None:
+            caps.append(_DOUBTED_CAP)
+    return caps
+
+
+def _find_failing(learning: Learning) -> str | None:
+    """The category in which a run that did not learn has failed, or None."""
+    if learning.state != "not_learned":
+        return None
+    return "generalization" if learning.fails_held_out else "optimization"
+
+
+def _summarize(
+    alerts: Sequence[AlertRecord],
+    known: Sequence[HealthScoreRecord],
+    coverage: Mapping[str, Coverage],
+    standing: Standing,
+) -> str:
+    learning = standing.learning
+    looked = sum(item.looked for item in coverage.values())
+    rules = sum(item.rules for item in coverage.values())
+    words = [f"{looked} of {rules} rules looked"]
+    words += [f"{item.score_key} {item.score:.0f}" for item in known]
+    missing = [name for name in CATEGORIES if name not in [item.score_key for item in known]]
+    if missing:
+        words.append(f"not known: {', '.join(missing)}")
+    if not learning.is_validated:
+        words.append("it was never validated")
+    if standing.state in _BROKEN_OFF:
+        words.append(f"the run {_BROKEN_OFF[standing.state]}")
+    reasons = [learning.reason] if learning.doubt is None else [learning.reason, learning.doubt]
+    return f"{_say_worst(alerts)} {'; '.join((*reasons, *words))}."
+
+
+def _observe_learning(learning: Learning) -> tuple[EvidenceRecord, ...]:
+    if learning.metric is None or learning.start is None or learning.end is None:
+        return ()
+    return (observe("metric", learning.metric, learning.reason, learning.end, learning.start),)
+
+
+def _describe_learning(learning: Learning) -> dict[str, Any]:
+    """Which metric was judged and what came out, as JSON."""
+    return {
+        "state": learning.state,
+        "metric": learning.metric,
+        "mode": learning.mode,
+        "named": learning.named,
+        "start": learning.start,
+        "end": learning.end,
+        "reason": learning.reason,
+        "validated": learning.is_validated,
+        "doubt": learning.doubt,
+    }
+
+
+def _make_unknown(
+    blank: HealthScoreRecord, key: str, reason: str, metadata: Mapping[str, Any]
+) -> HealthScoreRecord:
+    return msgspec.structs.replace(
+        blank,
+        score_key=key,
+        category=key,
+        score=_UNKNOWN,
+        status="watch",
+        summary=f"Not known: {reason}.",
+        metadata=JsonObject(metadata),
+        known=False,
+        unknown_reason=reason,
+    )
+
+
+def _find_gap(category: str, coverage: Coverage, standing: Standing) -> str | None:
+    """Why nothing can be said of a category, or None."""
+    if not coverage.looked:
+        return _NO_DATA
+    learning = standing.learning
+    if category == "optimization" and learning.state == "unknown":
+        return learning.reason
+    if category == "generalization" and not learning.is_validated:
+        return _NOT_VALIDATED
+    return None
 
 
 def _score(
@@ -90,23 +242,18 @@ def _score(
     coverage: Coverage,
     span: tuple[int, int] | None,
     blank: HealthScoreRecord,
+    standing: Standing,
 ) -> HealthScoreRecord:
     own = [alert for alert in alerts if alert.category == category]
     metadata = JsonObject({"rules": coverage.rules, "rules_with_data": coverage.looked})
-    if not coverage.looked and not own:
-        return msgspec.structs.replace(
-            blank,
-            score_key=category,
-            category=category,
-            score=_UNKNOWN,
-            status="watch",
-            summary="Not known: no rule had the data it needs.",
-            metadata=metadata,
-        )
+    gap = _find_gap(category, coverage, standing)
+    if gap is not None and all(alert.severity == "info" for alert in own):
+        return _make_unknown(blank, category, gap, metadata)
     score = 100.0
     for alert in own:
         score -= _PENALTY[alert.severity] * _weigh(alert, span)
-    score = max(0.0, min([score, *(_CAP[alert.severity] for alert in own)]))
+    caps = [_CAP[alert.severity] for alert in own] + _list_caps(category, standing)
+    score = max(0.0, min([score, *caps]))
     evidence: list[EvidenceRecord] = [
         observe("alert", alert.rule_id, alert.fact, start=alert.step) for alert in own[:5]
     ]
@@ -115,13 +262,16 @@ def _score(
             observe("rules", category, f"{coverage.looked} of {coverage.rules} rules looked and "
                     "found nothing", float(coverage.looked), float(coverage.rules))
         )  # fmt: skip
+    summary = _say_worst(own)
+    if not own and category == _find_failing(standing.learning):
+        summary = f"Nothing was found, but {standing.learning.reason}."
     return msgspec.structs.replace(
         blank,
         score_key=category,
         category=category,
         score=round(score, 1),
         status=_rate(score),
-        summary=_say_worst(own),
+        summary=summary,
         evidence=tuple(evidence),
         contributing_alert_ids=tuple(alert.id for alert in own if alert.severity != "info"),
         metadata=metadata,

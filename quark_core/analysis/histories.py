@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from quark_core.analysis.curves import Curve
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
+    from quark_core.records.columns import Columns
 
 __all__ = [
     "History",
     "LayerHistory",
     "ParameterHistory",
+    "as_floats",
     "collect_layers",
     "collect_parameters",
     "factorize",
@@ -40,6 +41,9 @@ _PARAMETER_FIGURES = (
     "update_max", "update_norm", "update_to_parameter_ratio", "non_finite_value_count",
     "non_finite_gradient_count", "learning_rate", "weight_decay",
 )  # fmt: skip
+_MARKS = ("skipped", "carried_over", "evaluation_mode")
+_NOTES = (*_MARKS, "no_optimizer_step", "sharded")
+_SHARDS = ("local_shard", "local_partial")
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,14 @@ class LayerHistory(History):
         order: Place among the modules, by first record.
         outside_optimizer: Whether the module has parameters that should train
             and none of them is in the optimizer that the hooks were given.
+        evaluations: Steps after which the module was seen in an evaluation,
+            and whether it was in training mode there.
     """
 
     summary_type: str = "activation"
     order: int = 0
     outside_optimizer: bool = False
+    evaluations: Mapping[int, bool] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,14 @@ class ParameterHistory(History):
     Figures: the numeric fields of ParameterSummaryRecord, such as value_norm,
     gradient_norm, update_norm, update_to_parameter_ratio, learning_rate,
     weight_decay, non_finite_value_count, non_finite_gradient_count,
-    element_count, and in_optimizer (1, 0, or NaN where not known).
+    element_count, gradient_rms (norm over the root of the element count);
+    in_optimizer and requires_grad (1, 0, or NaN where not known); and what the
+    metadata says, 1 or 0: no_optimizer_step (no optimizer stepped since the
+    probe before), skipped (a GradScaler left the step out), carried_over (the
+    gradient still held what an earlier step of the optimizer had used),
+    evaluation_mode (the step was made in evaluation mode), sharded (it is a part
+    of the parameter), and accumulated (micro-batches in the gradient, NaN where
+    not known).
 
     Attributes:
         module_name: The module that holds it.
@@ -112,6 +126,7 @@ class ParameterHistory(History):
         in_optimizer: Whether an optimizer has it, at its last probe; None where not known.
         optimizer: Class of its optimizer, or None.
         order: Place among the parameters, by first record.
+        digests: Of each probe what the bits of its elements add up to, or None.
     """
 
     module_name: str = ""
@@ -120,6 +135,7 @@ class ParameterHistory(History):
     in_optimizer: bool | None = None
     optimizer: str | None = None
     order: int = 0
+    digests: tuple[Any, ...] = field(default=(), repr=False)
 
 
 def collect_layers(columns: Columns) -> dict[tuple[str, str], LayerHistory]:
@@ -130,7 +146,7 @@ def collect_layers(columns: Columns) -> dict[tuple[str, str], LayerHistory]:
     kinds, kind_names = factorize(columns["summary_type"])
     plain = [strip_prefixes(name) for name in names]
     out: dict[tuple[str, str], LayerHistory] = {}
-    numeric = {name: _as_floats(columns[name]) for name in _LAYER_FIGURES}
+    numeric = {name: as_floats(columns[name]) for name in _LAYER_FIGURES}
     steps, types = columns["step"], columns["module_type"]
     metadata = columns["metadata"]
     for code_name, code in _in_order(modules * len(kind_names) + kinds, None):
@@ -148,6 +164,7 @@ def collect_layers(columns: Columns) -> dict[tuple[str, str], LayerHistory]:
             summary_type=summary_type,
             order=len(out),
             outside_optimizer=_is_outside(metadata[rows[-1]]),
+            evaluations=_find_evaluations(metadata[rows]),
         )
     return out
 
@@ -161,8 +178,12 @@ def collect_parameters(columns: Columns) -> dict[str, ParameterHistory]:
     for name, code in _in_order(codes, names):
         rows = _last_of_each_step(columns["step"], code)
         last = int(rows[-1])
-        figures = {key: _as_floats(array[rows]) for key, array in numeric.items()}
-        figures["in_optimizer"] = _as_floats(in_optimizer[rows])
+        figures = {key: as_floats(array[rows]) for key, array in numeric.items()}
+        figures["in_optimizer"] = as_floats(in_optimizer[rows])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            figures["gradient_rms"] = figures["gradient_norm"] / np.sqrt(figures["element_count"])
+        figures["requires_grad"] = columns["requires_grad"][rows].astype(np.float64)
+        figures |= _read_notes(columns["metadata"][rows])
         known = in_optimizer[last]
         plain = strip_prefixes(name)
         out[plain] = ParameterHistory(
@@ -176,12 +197,42 @@ def collect_parameters(columns: Columns) -> dict[str, ParameterHistory]:
             in_optimizer=None if known is None else bool(known),
             optimizer=columns["optimizer_name"][last],
             order=len(out),
+            digests=tuple(
+                known.get("digest") if known else None for known in columns["metadata"][rows]
+            ),
         )
     return out
 
 
+def _read_notes(metadata: NDArray[Any]) -> dict[str, Floats]:
+    """What the metadata of a parameter's probes say, as figures."""
+    notes = {name: np.zeros(len(metadata)) for name in _NOTES}
+    notes["accumulated"] = np.full(len(metadata), np.nan)
+    for row, known in enumerate(metadata.tolist()):
+        if not known:
+            continue
+        notes["no_optimizer_step"][row] = known.get("update_missing") == "no_optimizer_step"
+        notes["sharded"][row] = known.get("scope") in _SHARDS
+        for name in _MARKS:
+            notes[name][row] = bool(known.get(name))
+        count = known.get("accumulated")
+        if isinstance(count, int):
+            notes["accumulated"][row] = count
+    return notes
+
+
 def _is_outside(metadata: Any) -> bool:
     return metadata is not None and metadata.get("in_optimizer") is False
+
+
+def _find_evaluations(metadata: NDArray[Any]) -> dict[int, bool]:
+    """Step -> whether the module was in training mode in an evaluation seen there."""
+    found: dict[int, bool] = {}
+    for known in metadata.tolist():
+        seen = known.get("evaluation") if known else None
+        if isinstance(seen, dict) and isinstance(seen.get("step"), int):
+            found[seen["step"]] = bool(seen.get("training"))
+    return found
 
 
 def strip_prefixes(name: str) -> str:
@@ -265,7 +316,7 @@ def _sum(group: Integers, values: Floats, size: int) -> Floats:
     return np.asarray(np.bincount(group, weights=values, minlength=size), dtype=np.float64)
 
 
-def _as_floats(values: NDArray[Any]) -> Floats:
+def as_floats(values: NDArray[Any]) -> Floats:
     """Numbers with NaN for None; of whole numbers -1 stands for None."""
     if values.dtype == np.float64:
         return values

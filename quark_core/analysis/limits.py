@@ -1,24 +1,38 @@
 """The literal reading of the documented thresholds, for the absolute mode and for hard limits.
 
 In the adaptive mode only the levels that the caller has passed count; in the
-absolute mode all of them do.
+absolute mode all of them do. In the adaptive mode the others are noted where
+they are crossed, so that who reads the documentation finds its figures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
+from quark_core.analysis.figures import (
+    Figure,
+    Source,
+    Text,
+    add,
+    count_names,
+    keep_figures,
+    limit,
+    measure,
+    measure_curve,
+    say,
+)
 from quark_core.analysis.metric_roles import find_curve
-from quark_core.analysis.observations import count_run, format_number, observe
+from quark_core.analysis.observations import count_run, list_stretches, observe
 from quark_core.analysis.rule import SEVERITIES, Finding
-from quark_core.analysis_records import AlertSeverity
+from quark_core.records.kinds.findings import AlertSeverity
 
 __all__ = [
+    "join_findings",
     "limit_activations",
     "limit_gradient_norms",
     "limit_overfitting_gap",
@@ -26,7 +40,10 @@ __all__ = [
     "limit_stagnant_layers",
     "limit_vanishing_gradients",
     "list_levels",
+    "note_documented",
 ]
+
+_NOTED = ("error", "critical")
 
 Levels = Mapping[AlertSeverity, float]
 Floats = NDArray[np.float64]
@@ -48,9 +65,10 @@ def limit_gradient_norms(case: Case) -> tuple[Finding, ...]:
     levels = list_levels(case, "exploding_gradient", "norm")
     return _collect(
         (
-            _Reading(name, history["norm"], history.step)
+            _Reading(Source("gradient", name, "norm"), history["norm"], history.step)
             for name, history in case.run.gradients.items()
         ),
+        case,
         levels,
         "Gradient norm beyond its limit",
         "gradient norm",
@@ -86,8 +104,11 @@ def limit_vanishing_gradients(case: Case) -> tuple[Finding, ...]:
     return (
         _make(
             culprit, severity, "Gradients below their limit",
-            f"{share:.0%} of {len(norms)} gradient samples have a norm below "
-            f"{format_number(thresholds.vanishing_gradient_norm)}.",
+            say("At {count} layers together {share} of the gradient's norms are below {limit}; at "
+                "{culprit} its median is {norm}.",
+                count=count_names(histories), limit=limit(thresholds.vanishing_gradient_norm),
+                share=_measure_share(case, thresholds.vanishing_gradient_norm).percent,
+                culprit=culprit, norm=measure(case.run, "gradient", culprit, "median", "norm")),
             "Look at the depth, the initialisation and the loss's scale.",
             "layer", share, levels[severity], int(min(h.step[0] for h in histories.values())),
         ),
@@ -114,9 +135,11 @@ def limit_stagnant_layers(case: Case) -> tuple[Finding, ...]:
             out.append(
                 _make(
                     name, severity, "Layer stands still",
-                    f"The gradient's norm of {name} was below "
-                    f"{format_number(thresholds.stagnant_layer_gradient_norm)} for "
-                    f"{probes} probes in a row.",
+                    say("The gradient's norm of {name} was below {limit} for {probes} probes in a "
+                        "row.", name=name, limit=limit(thresholds.stagnant_layer_gradient_norm),
+                        probes=measure(
+                            case.run, "gradient", name, "count", "norm", first=first,
+                            last=int(history.step[start + probes - 1]))),
                     "See whether the layer is meant to train.",
                     "layer", float(probes), levels[severity], first,
                 )
@@ -135,11 +158,11 @@ def limit_activations(case: Case) -> tuple[Finding, ...]:
     for figure, suffix, words, falls in parts:
         levels = list_levels(case, "activation_collapse", suffix)
         readings = (
-            _Reading(name, history[figure], history.step)
+            _Reading(Source("activation", name, figure), history[figure], history.step)
             for name, history in case.run.activations.items()
         )
         out += _collect(
-            readings, levels, "Activations collapse", words,
+            readings, case, levels, "Activations collapse", words,
             "Look at the layer's inputs, its initialisation and the learning rate.", falls=falls,
         )  # fmt: skip
     return tuple(out)
@@ -165,7 +188,9 @@ def limit_overfitting_gap(case: Case) -> tuple[Finding, ...]:
     return (
         _make(
             validation.key, severity, "Validation loss far above training loss",
-            f"The validation loss ends {format_number(float(gap[-1]))} above the training loss.",
+            say("The validation loss ends at {validation}, the training loss at {train}.",
+                validation=measure_curve(case.run, validation.key, "value"),
+                train=measure_curve(case.run, train.key, "value")),
             "Look at regularisation, early stopping and the size of the data.",
             "metric", float(gap[-1]), levels[severity], first, unit=theirs.unit,
         ),
@@ -180,23 +205,27 @@ def limit_runtime(case: Case) -> tuple[Finding, ...]:
         return ()
     times = step_time.finite.value
     mean = float(times.mean())
-    parts = [("step_time_ms", "mean step time in ms", mean)]
+    key = step_time.key
+    parts = [("step_time_ms", "mean step time in ms", measure_curve(case.run, key, "mean"))]
     if len(times) > 1 and mean > 0:
+        deviation = measure_curve(case.run, key, _take_deviation)
         parts.append(("jitter_ratio", "deviation of step times over their mean",
-                      float(times.std()) / mean))  # fmt: skip
+                      deviation / measure_curve(case.run, key, "mean")))  # fmt: skip
     data_time = find_curve(metrics, config.data_time_metric_keys)
     if data_time is not None and mean > 0 and len(data_time.finite):
-        share = float(data_time.finite.value.mean()) / mean
+        waiting = measure_curve(case.run, data_time.key, "mean")
+        share = waiting / measure_curve(case.run, key, "mean")
         parts.append(("data_fraction", "share of a step that waits for data", share))
     out = []
-    for suffix, words, value in parts:
+    for suffix, words, figure in parts:
+        value = figure.value
         levels = list_levels(case, "runtime", suffix)
         severity = _reached(value, levels)
         if severity is not None:
             out.append(
                 _make(
                     step_time.key, severity, "Steps beyond a time limit",
-                    f"The {words} is {format_number(value)}.",
+                    say("The {words} is {value}.", words=words, value=figure),
                     "Profile a step: loading, computing, synchronising.",
                     "metric", value, levels[severity], int(step_time.step[0]),
                     unit=step_time.unit,
@@ -205,15 +234,83 @@ def limit_runtime(case: Case) -> tuple[Finding, ...]:
     return tuple(out)
 
 
+def join_findings(own: Iterable[Finding], limits: Iterable[Finding]) -> tuple[Finding, ...]:
+    """What a rule has found and the limits that are reached, each culprit told of once.
+
+    A limit at a culprit that the rule has found by itself is part of that
+    finding, and sets its severity where it is the worse of the two.
+    """
+    found, others = list(own), []
+    for reached in limits:
+        same = [place for place, item in enumerate(found) if item.culprit == reached.culprit]
+        if same:
+            found[same[0]] = _join(found[same[0]], reached)
+        else:
+            others.append(reached)
+    return (*found, *others)
+
+
+def _join(own: Finding, reached: Finding) -> Finding:
+    is_worse = SEVERITIES.index(reached.severity) > SEVERITIES.index(own.severity)
+    return replace(
+        own,
+        severity=reached.severity if is_worse else own.severity,
+        fact=say("{one} {other}", one=keep_figures(own.fact), other=keep_figures(reached.fact)),
+        inference=say(
+            "{one} {other}",
+            one=keep_figures(own.inference), other=keep_figures(reached.inference),
+        ),
+        evidence=(*own.evidence, *reached.evidence),
+        is_hard_limit=True,
+    )  # fmt: skip
+
+
+def note_documented(crossed: Iterable[Finding], found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Documented thresholds of an error or worse that are crossed, as notes.
+
+    Where a finding has the same culprit already there is no note. Several
+    layers that cross the same one are one note, at the worst of them.
+
+    Args:
+        crossed: What the absolute mode would find.
+        found: What is found without it; its culprits need no note.
+    """
+    told = {name for item in found for name in (item.culprit, *item.affected)}
+    groups: dict[str, list[Finding]] = {}
+    for finding in crossed:
+        if finding.culprit not in told and finding.severity in _NOTED:
+            groups.setdefault(finding.title, []).append(finding)
+    return tuple(_note(group) for group in groups.values())
+
+
+def _note(group: list[Finding]) -> Finding:
+    worst = max(group, key=lambda item: SEVERITIES.index(item.severity))
+    level, (evidence, *_) = worst.severity, worst.evidence
+    return replace(
+        worst,
+        severity="info",
+        title=f"{worst.title} (documented {level} level)",
+        inference=say(
+            "This is at or beyond the documented {level} level of {threshold}. Held against the "
+            'run itself it is no fault; mode="absolute" makes an alert of it.',
+            level=level,
+            threshold=limit(evidence.threshold_value or 0.0),
+        ),
+        affected=tuple(item.culprit for item in group if item is not worst and item.culprit),
+        documented_level=level,
+    )
+
+
 @dataclass(frozen=True)
 class _Reading:
-    name: str
+    source: Source
     values: Floats
     step: NDArray[np.int64]
 
 
 def _collect(
     readings: Iterable[_Reading],
+    case: Case,
     levels: Levels,
     title: str,
     words: str,
@@ -237,10 +334,14 @@ def _collect(
             continue
         first = int(steps[int(np.argmax(values >= min(signed.values())))])
         worst = sign * float(values.max())
+        name = reading.source.name
         out.append(
             _make(
-                reading.name, severity, title,
-                f"The {words} of {reading.name} reached {format_number(worst)}.", check,
+                name, severity, title,
+                say("The {words} of {name} reached {worst}.", words=words, name=name,
+                    worst=measure(case.run, reading.source.kind, name,
+                                  "lowest" if falls else "highest", reading.source.field)),
+                check,
                 "layer", worst, levels[severity], first,
             )
         )  # fmt: skip
@@ -251,7 +352,7 @@ def _make(
     culprit: str,
     severity: AlertSeverity,
     title: str,
-    fact: str,
+    fact: Text,
     check: str,
     kind: str,
     observed: float,
@@ -266,13 +367,32 @@ def _make(
         severity=severity,
         title=title,
         fact=fact,
-        inference=f"This is at or beyond the configured limit of {format_number(threshold)}.",
+        inference=say(
+            "This is at or beyond the configured limit of {limit}.", limit=limit(threshold)
+        ),
         suggested_check=check,
         evidence=(observe(kind, culprit, fact, observed, threshold, step),),
         step=step,
         epoch=epoch,
         is_hard_limit=True,
     )
+
+
+def _take_deviation(values: Floats) -> float:
+    return float(values.std())
+
+
+def _measure_share(case: Case, norm: float) -> Figure:
+    """Share of all recorded norms of gradients that are below one."""
+
+    def count_below(values: Floats) -> float:
+        return float((values < norm).sum())
+
+    names = list(case.run.gradients)
+    below = [measure(case.run, "gradient", name, count_below, "norm") for name in names]
+    every = [measure(case.run, "gradient", name, "count", "norm") for name in names]
+    known = [pair for pair in zip(below, every, strict=True) if np.isfinite(pair[1].value)]
+    return add(pair[0] for pair in known) / add(pair[1] for pair in known)
 
 
 def _reached(value: float, levels: Levels) -> AlertSeverity | None:
@@ -285,9 +405,5 @@ def _reached(value: float, levels: Levels) -> AlertSeverity | None:
 
 def _find_longest(mask: NDArray[np.bool_]) -> tuple[int, int]:
     """Index and length of the longest stretch of true values, the first of equals."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    starts, lengths = edges[::2], edges[1::2] - edges[::2]
-    if not len(starts):
-        return 0, 0
-    longest = int(np.argmax(lengths))
-    return int(starts[longest]), int(lengths[longest])
+    low, high = max(list_stretches(mask), key=lambda part: part[1] - part[0], default=(0, 0))
+    return low, high - low

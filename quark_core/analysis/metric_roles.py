@@ -1,25 +1,37 @@
-"""Which metric plays which part: conventional keys first, then names that say it."""
+"""Which metric plays which part: what the user names, conventional keys, names that say it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from quark_core.analysis.curves import Curve
+from quark_core.records.names import decode_name, encode_name
+
+if TYPE_CHECKING:
+    from quark_core.analysis.curves import Curve
 
 __all__ = [
     "TRAIN_ACCURACY_KEYS",
     "TRAIN_LOSS_KEYS",
     "VALIDATION_ACCURACY_KEYS",
     "VALIDATION_LOSS_KEYS",
+    "choose_loss",
     "find_curve",
     "find_gradient_norm",
     "find_learning_rate",
+    "find_named",
     "find_train_accuracy",
     "find_train_loss",
     "find_validation_accuracy",
     "find_validation_loss",
+    "is_held_out",
+    "is_loss",
     "is_player_loss",
+    "is_score",
+    "names_a_part",
+    "prefer_objective",
 ]
 
 TRAIN_LOSS_KEYS = ("train/loss", "training/loss")
@@ -27,23 +39,158 @@ VALIDATION_LOSS_KEYS = ("val/loss", "validation/loss")
 TRAIN_ACCURACY_KEYS = ("train/accuracy", "training/accuracy", "train/acc")
 VALIDATION_ACCURACY_KEYS = ("val/accuracy", "validation/accuracy", "val/acc")
 
-_HELD_OUT = re.compile(
-    r"(^|[/_.-])(val|valid|validation|eval|evaluation|test|dev|heldout)([/_.-]|$)"
+_PLAYER = re.compile(r"disc|critic|judge|adversar|fake|real_loss")
+_PLAYERS = frozenset("d g generator netd netg".split())  # whose loss it is, beside a word for one
+
+_VALIDATION = frozenset("val valid validation eval evaluation dev heldout holdout".split())
+_TEST = frozenset("test testing".split())
+_TRAIN = frozenset("train training trn tr fit learn".split())
+# Words that say over what a figure is taken, not what it is.
+_QUALIFIERS = frozenset(
+    """
+    avg average averaged mean running total sum overall epoch epochs step steps batch iter
+    iteration ema smooth smoothed global raw full final current per set data dataset split
+    metric metrics scalar scalars logs history model net main torch the of on in
+    """.split()
 )
-_LOSS = re.compile(r"(^|[/_.-])(loss|nll|cost|objective|perplexity_loss)$")
-_ACCURACY = re.compile(r"(^|[/_.-])(acc|accuracy|top1|f1)$")
+_LOSS = frozenset("loss losses cost objective criterion".split())
+# Says by itself that it is a loss, and which one.
+_NAMED_LOSS = frozenset(
+    """
+    nll ce bce xent xe crossentropy logloss mse mae rmse msle mape huber hinge smoothl1 infonce
+    ppl perplexity bpc bpb bpd nce
+    """.split()
+)
+# Says which loss it is, beside a word that says that it is one.
+_KIND_OF_LOSS = frozenset(
+    """
+    cross entropy log likelihood negative neg squared absolute root error err square l1 l2 focal
+    dice triplet contrastive ctc binary categorical sparse softmax logits bits character byte dim
+    token
+    """.split()
+)
+_TOGETHER_LOSS = (
+    frozenset({"cross", "entropy"}),
+    frozenset({"neg", "likelihood"}),
+    frozenset({"negative", "likelihood"}),
+    frozenset({"squared", "error"}),
+    frozenset({"absolute", "error"}),
+    frozenset({"bits", "dim"}),
+    frozenset({"bits", "byte"}),
+    frozenset({"bits", "character"}),
+)
+_ALONE_LOSS = frozenset("error err l1 l2".split())
+_NO_ERROR = frozenset("standard io os page memory network disk".split())  # errors of other things
+_OF_A_PLAYER = 4  # rank of a loss that is taken where there is no other one
+# A figure of its own beside a loss, or one that only ever gets better.
+_NO_LOSS = frozenset(
+    """
+    best min max lowest highest scale scaler weight weights coef coefficient lambda ratio time ms
+    seconds std var variance diff delta gap change slope lr patience count norm grad improvement
+    """.split()
+)
+_ACCURACY = frozenset("acc accuracy top1 f1 accuracies".split())
+_OF_AN_ACCURACY = frozenset(
+    "balanced binary categorical sparse macro micro weighted multiclass top 1 at score".split()
+)
+_SCORE = frozenset(
+    """
+    reward rewards return returns elbo bleu auc auroc auprc map map50 iou miou psnr ssim rouge
+    rougel ndcg mrr r2 winrate exact em kappa mcc f2 fbeta recall precision score scores rew dice
+    jaccard
+    """.split()
+)
 _GRADIENT_NORM = re.compile(
     r"(^|[/_.-])(grad|gradient|gradients)([/_.-]?(global|total))?[/_.-]?norm$"
 )
-_PLAYER = re.compile(r"disc|critic|judge|adversar|(^|[/_.-])[dg]_loss|fake|real_loss")
 _RATE = re.compile(r"(^|[/_.-])(lr|learning_rate|learning-rate)([/_.-]?\d+)?$")
 
-Metrics = Mapping[str, Curve]
+_OWN = ("system/", "quark/")
+_WORDS = re.compile(r"[A-Z]?[a-z]+(?:\d+)?|[A-Z]+(?![a-z])\d*|\d+")
+_JOINED = re.compile(
+    r"(train|training|val|valid|validation|test|eval|dev)(loss|nll|mse|mae|ppl|acc|accuracy)"
+)
+
+Role = Literal["loss", "accuracy", "score"]
+Found = TypeVar("Found", bound=Sized)
+Metrics = Mapping[str, "Curve"]
+
+
+class _Part(NamedTuple):
+    """What a metric's name says of it: `rank` is lower the more plainly it says so."""
+
+    role: Role
+    held_out: bool
+    rank: int
 
 
 def is_player_loss(key: str) -> bool:
-    """Whether a loss is that of one of two players, whose level says little."""
-    return _PLAYER.search(key.lower()) is not None
+    """Whether a loss is that of one of two players (`Loss_D`, `errG`), whose level says little."""
+    if _PLAYER.search(key.lower()) is not None:
+        return True
+    words = set(_split(key))
+    return not words.isdisjoint(_PLAYERS) and not words.isdisjoint(_LOSS | _ALONE_LOSS)
+
+
+def is_loss(key: str) -> bool:
+    """Whether a metric is a loss by its name."""
+    part = _read(key)
+    return part is not None and part.role == "loss"
+
+
+def is_held_out(key: str) -> bool:
+    """Whether a metric's name says that it is measured on data that is not trained on."""
+    words = set(_split(key))
+    return not words.isdisjoint(_VALIDATION | _TEST)
+
+
+def is_score(key: str) -> bool:
+    """Whether a metric is an accuracy, a reward or the like by its name: the higher the better."""
+    part = _read(key)
+    return part is not None and part.role != "loss"
+
+
+def names_a_part(key: str) -> bool:
+    """Whether rules look at a metric of this name: a loss, a score, a norm, a rate, a time."""
+    if key.startswith(_OWN):
+        return key.endswith("_time_ms")
+    lower = key.lower()
+    return (
+        _read(key) is not None
+        or _GRADIENT_NORM.search(lower) is not None
+        or _RATE.search(lower) is not None
+    )
+
+
+def choose_loss(points: Mapping[str, int]) -> str | None:
+    """Of some metrics the one that is the loss, by names and numbers of points, or None.
+
+    The training's, where there is one; else that of a validation.
+    """
+    for keys, held_out in ((TRAIN_LOSS_KEYS, False), (VALIDATION_LOSS_KEYS, True)):
+        known = next((key for key in keys if points.get(key)), None)
+        found = known or _choose(points, "loss", held_out=held_out)
+        if found is not None:
+            return found
+    return None
+
+
+def find_named(metrics: Mapping[str, Found], name: str) -> tuple[str, Found] | None:
+    """The metric of a name, as it was logged or as it is stored."""
+    for key in (name, encode_name(name)):
+        if key in metrics and len(metrics[key]):
+            return key, metrics[key]
+    return None
+
+
+def prefer_objective(
+    keys: Iterable[str], metric: str | None, mode: str | None, *, held_out: bool
+) -> tuple[str, ...]:
+    """Keys of a loss, that which the user named before them where it is one of this data."""
+    is_loss = metric is not None and mode != "max" and not (mode is None and is_score(metric))
+    if metric is None or not is_loss or is_held_out(metric) is not held_out:
+        return tuple(keys)
+    return tuple(dict.fromkeys((metric, encode_name(metric), *keys)))
 
 
 def find_curve(metrics: Metrics, keys: Iterable[str]) -> Curve | None:
@@ -56,49 +203,123 @@ def find_curve(metrics: Metrics, keys: Iterable[str]) -> Curve | None:
 
 def find_train_loss(metrics: Metrics, keys: Iterable[str] = TRAIN_LOSS_KEYS) -> Curve | None:
     """The training loss: one of the keys, or else a metric that is called so."""
-    return find_curve(metrics, keys) or _find(metrics, _LOSS, held_out=False)
+    return find_curve(metrics, keys) or _find(metrics, "loss", held_out=False)
 
 
 def find_validation_loss(
     metrics: Metrics, keys: Iterable[str] = VALIDATION_LOSS_KEYS
 ) -> Curve | None:
     """The validation loss; likewise."""
-    return find_curve(metrics, keys) or _find(metrics, _LOSS, held_out=True)
+    return find_curve(metrics, keys) or _find(metrics, "loss", held_out=True)
 
 
 def find_train_accuracy(
     metrics: Metrics, keys: Iterable[str] = TRAIN_ACCURACY_KEYS
 ) -> Curve | None:
     """The training accuracy; likewise."""
-    return find_curve(metrics, keys) or _find(metrics, _ACCURACY, held_out=False)
+    return find_curve(metrics, keys) or _find(metrics, "accuracy", held_out=False)
 
 
 def find_validation_accuracy(
     metrics: Metrics, keys: Iterable[str] = VALIDATION_ACCURACY_KEYS
 ) -> Curve | None:
     """The validation accuracy; likewise."""
-    return find_curve(metrics, keys) or _find(metrics, _ACCURACY, held_out=True)
+    return find_curve(metrics, keys) or _find(metrics, "accuracy", held_out=True)
 
 
 def find_gradient_norm(metrics: Metrics) -> Curve | None:
     """The norm of all gradients together, where the run logs it."""
-    return _find(metrics, _GRADIENT_NORM, held_out=False)
+    return _find_most(metrics, lambda key: _GRADIENT_NORM.search(key.lower()) is not None)
 
 
 def find_learning_rate(metrics: Metrics) -> Curve | None:
     """The learning rate, where the run logs it."""
-    return _find(metrics, _RATE, held_out=False)
+    return _find_most(metrics, lambda key: _RATE.search(key.lower()) is not None)
 
 
-def _find(metrics: Metrics, pattern: re.Pattern[str], *, held_out: bool) -> Curve | None:
-    """The fitting metric with the most points; of equals the shortest name."""
+def _find(metrics: Metrics, role: Role, *, held_out: bool) -> Curve | None:
+    points = {key: len(curve) for key, curve in metrics.items()}
+    found = _choose(points, role, held_out=held_out)
+    return None if found is None else metrics[found]
+
+
+def _choose(points: Mapping[str, int], role: Role, *, held_out: bool) -> str | None:
+    """The metric that says most plainly to be it; of equals that with the most points."""
     fits = [
+        (part.rank, -count, len(key), key)
+        for key, count in points.items()
+        if count
+        and (part := _read(key)) is not None
+        and (part.role, part.held_out) == (role, held_out)
+    ]
+    return min(fits)[-1] if fits else None
+
+
+def _find_most(metrics: Metrics, fits: Callable[[str], bool]) -> Curve | None:
+    """The training's fitting metric with the most points; of equals the shortest name."""
+    found = [
         key
         for key, curve in metrics.items()
-        if len(curve)
-        and not key.startswith("system/")
-        and pattern.search(key.lower())
-        and bool(_HELD_OUT.search(key.lower())) is held_out
+        if len(curve) and not key.startswith(_OWN) and fits(key) and not is_held_out(key)
     ]
-    best = min(fits, key=lambda key: (-len(metrics[key]), len(key), key), default=None)
+    best = min(found, key=lambda key: (-len(metrics[key]), len(key), key), default=None)
     return None if best is None else metrics[best]
+
+
+@lru_cache(maxsize=65_536)
+def _read(key: str) -> _Part | None:
+    """What a name says: `Loss/train`, `val_nll`, `trainLossEpoch`; None where it says nothing."""
+    if key.startswith(_OWN):
+        return None
+    words = _split(key)
+    known = set(words)
+    held_out = not known.isdisjoint(_VALIDATION | _TEST)
+    on_test = known.isdisjoint(_VALIDATION) and not known.isdisjoint(_TEST)
+    rest = [
+        word
+        for word in words
+        if word not in _VALIDATION | _TEST | _TRAIN | _QUALIFIERS and not word.isdigit()
+    ]
+    role, rank = _read_role(set(rest), rest)
+    if role is None:
+        return None
+    if role == "loss" and is_player_loss(key):
+        rank = _OF_A_PLAYER
+    # A test is the last word on a run, a validation the one that comes again and again.
+    return _Part(role, held_out, 2 * rank + on_test)
+
+
+def _read_role(what: set[str], rest: list[str]) -> tuple[Role | None, int]:
+    if not rest:
+        return None, 0
+    if what <= _ACCURACY | _OF_AN_ACCURACY and what & _ACCURACY:
+        return "accuracy", 0
+    if rest[-1] in _ACCURACY:
+        return "accuracy", 1
+    if not what.isdisjoint(_NO_LOSS):
+        return None, 0
+    if what <= _LOSS:
+        return "loss", 0
+    if what <= _LOSS | _NAMED_LOSS | _KIND_OF_LOSS and (
+        not what.isdisjoint(_LOSS | _NAMED_LOSS) or any(pair <= what for pair in _TOGETHER_LOSS)
+    ):
+        return "loss", 1
+    # One term of several, or one of several losses.
+    if rest[-1] in _LOSS | _NAMED_LOSS or rest[0] in _LOSS:
+        return "loss", 2
+    if (what <= _ALONE_LOSS | _PLAYERS and what & _ALONE_LOSS) or (
+        rest[-1] == "error" and what.isdisjoint(_NO_ERROR)
+    ):
+        return "loss", 3
+    if rest[-1] in _SCORE:
+        return ("loss", 2) if what & {"neg", "negative"} else ("score", 0)
+    return None, 0
+
+
+def _split(key: str) -> list[str]:
+    words: list[str] = []
+    for found in _WORDS.findall(decode_name(key)):
+        word = found.lower()
+        joined = _JOINED.fullmatch(word)
+        words += joined.groups() if joined else (word,)
+    return words

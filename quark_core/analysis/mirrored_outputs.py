@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from quark_core import composition, settings
+from quark_core.config import settings
 from quark_core.delivery.generation_journal import frame_outputs, journal_outputs
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, journal_directory
-from quark_core.delivery.ledger import read_lines
-from quark_core.open_run import OpenRun
-from quark_core.output_delivery import deliver_outputs
-from quark_core.ranks import RankInfo
+from quark_core.delivery.lane_files import read_lines
+from quark_core.ranks.launches import RankInfo
 from quark_core.records import StreamRecord
+from quark_core.runs import composition
+from quark_core.runs.open_run import OpenRun
+from quark_core.runs.output_delivery import deliver_outputs
 
 __all__ = ["GatheredOutputs", "find_mirrors", "gather_outputs", "mirror_outputs"]
 

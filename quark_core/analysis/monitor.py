@@ -6,36 +6,40 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, Literal, NoReturn, Self, get_args
 
-from quark_core import settings
-from quark_core.analysis.analyzer_config import AnalyzerEngineConfig
+from quark_core.analysis.config import AnalyzerEngineConfig
 from quark_core.analysis.diagnosis import AnalyzerResult, analyze_run
+from quark_core.analysis.health import is_note
 from quark_core.analysis.monitor_feed import RunFeed
-from quark_core.analysis.monitor_settings import HaltOn, MonitorSettings
 from quark_core.analysis.monitor_sightings import Pace, Sightings, describe_alert
 from quark_core.analysis.outputs import AnalysisTarget
 from quark_core.analysis.rule import SEVERITIES
 from quark_core.analysis.rules.registry import choose_rules
-from quark_core.analysis_records import AlertRecord
+from quark_core.config import settings
 from quark_core.errors import (
     InvalidRunStateError,
+    SchemaValidationError,
     SessionStoreError,
     TrainingHalted,
 )
-from quark_core.open_run import OpenRun
-from quark_core.opening import resolve_target
+from quark_core.records.kinds.findings import AlertRecord
+from quark_core.runs.open_run import OpenRun
+from quark_core.runs.opening import resolve_target
 
-__all__ = ["ALERT_EVENT_TYPE", "MONITOR_NAME", "TrainingMonitor", "monitor"]
-
-MONITOR_NAME = "monitor"
-"""Under this name its alerts are stored; those of an AnalyzerEngine have another."""
-
-ALERT_EVENT_TYPE = "alert_raised"
-"""The type of the event that an alert is told by."""
+__all__ = [
+    "ALERT_EVENT_TYPE",
+    "MONITOR_NAME",
+    "TrainingMonitor",
+    "monitor",
+]
 
 _log = logging.getLogger("quark")
+
+HaltOn = Literal["error", "critical"]
 
 _SHARE = 0.05
 _LAST_LOOK_S = 5.0
@@ -43,6 +47,55 @@ _HAND_OVER_S = 1.0
 _OTHERS_S = 10.0
 _SLOW_S = 10.0
 _POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """Arguments of a TrainingMonitor; see there.
+
+    Raises:
+        SchemaValidationError: A bad one; the message names it.
+    """
+
+    every_n_steps: Any
+    on_alert: Any
+    halt_on: Any
+    config: Any
+    min_interval_s: Any
+
+    def __post_init__(self) -> None:
+        steps, interval = self.every_n_steps, self.min_interval_s
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise SchemaValidationError(f"every_n_steps must be a positive integer, got {steps!r}")
+        if self.on_alert is not None and not callable(self.on_alert):
+            raise SchemaValidationError(
+                f"on_alert must be a function of one alert, not {type(self.on_alert).__name__}"
+            )
+        if self.halt_on is not None and self.halt_on not in get_args(HaltOn):
+            raise SchemaValidationError(
+                f"halt_on must be {' or '.join(get_args(HaltOn))}, or None, got {self.halt_on!r}"
+            )
+        if self.config is not None and not isinstance(self.config, AnalyzerEngineConfig):
+            raise SchemaValidationError(
+                f"config must be an AnalyzerEngineConfig, not {type(self.config).__name__}"
+            )
+        is_number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
+        if not is_number or not isfinite(interval) or interval <= 0:
+            raise SchemaValidationError(
+                f"min_interval_s must be a positive number of seconds, got {interval!r}"
+            )
+
+    @property
+    def halt_rank(self) -> int:
+        """Place among the severities from which on the training is halted."""
+        return len(SEVERITIES) if self.halt_on is None else SEVERITIES.index(self.halt_on)
+
+
+MONITOR_NAME = "monitor"
+"""Under this name its alerts are stored; those of an AnalyzerEngine have another."""
+
+ALERT_EVENT_TYPE = "alert_raised"
+"""The type of the event that an alert is told by."""
 
 
 def monitor(
@@ -316,7 +369,8 @@ class TrainingMonitor:
         over = self._run_ends or self._run.is_over
         result = analyze_run(self._feed.load(ended=last and over), self._config)
         self._result = result
-        raised = self._sightings.update(result.alerts, last=last)
+        alerts = [alert for alert in result.alerts if not is_note(alert)]
+        raised = self._sightings.update(alerts, last=last)
         if raised:
             self._alerts += tuple(raised)
             self._unwritten = True

@@ -1,50 +1,82 @@
-"""What a run has so far, taken up as it is logged: every row is read once."""
+"""What a run has so far, taken up as it is logged: every row is read once.
+
+Points of metrics become curves as they come, so that a look costs what is new
+and what is judged, never what the run has logged since its start.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quark_core import settings
+from quark_core.analysis.curves import Curve
+from quark_core.analysis.reduction import MetricSamples, make_curve
 from quark_core.analysis.run_data import RunData
-from quark_core.codec import decode_body
-from quark_core.columns import Columns
+from quark_core.config import settings
 from quark_core.delivery.generation_journal import split_generation
 from quark_core.delivery.journal_folder import journal_directory
 from quark_core.errors import SessionStoreError
-from quark_core.query import Query
-from quark_core.records import (
-    BatchDiagnosticRecord,
-    EventRecord,
-    LayerSummaryRecord,
-    MetricRecord,
-    ParameterSummaryRecord,
-    SystemTelemetryRecord,
-)
+from quark_core.records import RECORD_TYPES, EventRecord, MetricRecord
+from quark_core.records.codec import decode_body
+from quark_core.records.columns import Columns
+from quark_core.records.query import Query
+from quark_core.runs.reading import iterate
 
 if TYPE_CHECKING:
-    from quark_core.backend import Batch
-    from quark_core.open_run import OpenRun
+    from quark_core.backends.contract import Batch
+    from quark_core.runs.open_run import OpenRun
 
 __all__ = ["KINDS", "RunFeed"]
 
 KINDS = tuple(
     record_type.KIND
-    for record_type in (
-        MetricRecord,
-        BatchDiagnosticRecord,
-        LayerSummaryRecord,
-        ParameterSummaryRecord,
-        SystemTelemetryRecord,
-    )
+    for record_type in RECORD_TYPES.values()
+    if record_type.HAS_FIGURES and not record_type.IS_ANALYSIS
 )
-"""What analyzers look at."""
+"""What analyzers look at: every kind of record with numbers that they did not find themselves."""
 
+_TABLES = tuple(kind for kind in KINDS if kind != MetricRecord.KIND)
 _WAITING_BYTES = 64 * 1024 * 1024
+
+
+class GrowingCurves:
+    """The metrics of a run that goes on, of its lowest rank, in bounded memory.
+
+    Attributes:
+        newest_us: Time of the newest point, microseconds since the epoch.
+    """
+
+    def __init__(self) -> None:
+        self._samples = MetricSamples()
+        self._rank: int | None = None
+        self._made: dict[str, tuple[int, Curve]] = {}
+        self.newest_us = 0
+
+    def add(self, columns: Columns) -> None:
+        """Take further rows."""
+        if not columns.count:
+            return
+        ranks = columns["rank"]
+        least = int(ranks.min())
+        if self._rank is None or least < self._rank:
+            self._rank, self._samples, self._made = least, MetricSamples(), {}
+        own = columns if bool((ranks == self._rank).all()) else columns.take(ranks == self._rank)
+        if own.count:
+            self.newest_us = max(self.newest_us, int(own["time_us"].max()))
+            self._samples.add(own)
+
+    def load(self) -> Mapping[str, Curve]:
+        """Every metric; of one that has no new point the curve of the last call."""
+        for name, seen, take in self._samples.peek():
+            known = self._made.get(name)
+            if known is None or known[0] != seen:
+                self._made[name] = seen, make_curve(name, take())
+        return {name: curve for name, (_, curve) in self._made.items()}
 
 
 class RunFeed:
@@ -74,7 +106,8 @@ class RunFeed:
         self._taken_bytes = 0
         self._overflowed = False
         self._base: dict[str, Columns] = {}
-        self._parts: dict[str, list[Columns]] = {kind: [] for kind in KINDS}
+        self._parts: dict[str, list[Columns]] = {kind: [] for kind in _TABLES}
+        self._curves = GrowingCurves()
         self._config: dict[str, Any] | None = None
         self._other_writers = False
         self._journals = _find_journals(run)
@@ -121,7 +154,13 @@ class RunFeed:
         Args:
             ended: Whether nothing comes after it.
         """
-        return RunData(self._read, self._run.context.run_id or "", ended=ended, config=self._config)
+        return RunData(
+            self._read,
+            self._run.context.run_id or "",
+            ended=ended,
+            config=self._config,
+            find_curves=lambda: self._curves,
+        )
 
     @property
     def has_other_writers(self) -> bool:
@@ -150,12 +189,22 @@ class RunFeed:
         try:
             # What is framed before we read is then in what we read or waits in the queue.
             self._stream.flush(settings.persistence_timeout_s(), sync=False)
-            base = {kind: reader.read(run_id, kind, Query()) for kind in KINDS}
+            base = {kind: reader.read(run_id, kind, Query()) for kind in _TABLES}
+            curves, newest = GrowingCurves(), -1
+            for part in iterate(reader, run_id, MetricRecord.KIND, Query()):
+                curves.add(part)
+                newest = max(newest, _find_newest(part, self._writer_id))
+                self._note_place(part)
         except SessionStoreError:
             self._overflowed = True
             raise
         came = self._decode_waiting()
-        for kind in KINDS:
+        self._curves = curves
+        points = came.get(MetricRecord.KIND)
+        if points is not None:
+            # The store takes a writer's rows in their order.
+            self._add(MetricRecord.KIND, points.take(points["sequence"] > newest))
+        for kind in _TABLES:
             self._base[kind], self._parts[kind] = base[kind], []
             self._note_place(base[kind])
             if kind in came:
@@ -193,6 +242,9 @@ class RunFeed:
         if not columns.count:
             return
         self._note_place(columns)
+        if kind == MetricRecord.KIND:
+            self._curves.add(columns)
+            return
         parts = self._parts[kind]
         parts.append(columns.make_all())
         # Each part is more than twice the one after it, so that a row is copied seldom.
@@ -202,12 +254,15 @@ class RunFeed:
 
     def _note_place(self, columns: Columns) -> None:
         for name in ("step", "epoch"):
+            if not columns.count or name not in columns:
+                continue
             known = columns[name] >= 0
-            if columns.count and bool(known.any()):
+            if bool(known.any()):
                 setattr(self, name, int(columns[name][known][-1]))
 
     def _read(self, kind: str, query: Query) -> Columns:
-        parts = [part for part in (self._base.get(kind), *self._parts[kind]) if part is not None]
+        kept = (self._base.get(kind), *self._parts.get(kind, ()))
+        parts = [part for part in kept if part is not None]
         return Columns.concatenate(kind, [part for part in parts if part.count]).select(query)
 
 
@@ -218,6 +273,12 @@ def _find_journals(run: OpenRun) -> Path:
     if "://" in context.run.run_path:
         path = context.storage_dir / ".quark" / "runs" / run_id
     return journal_directory(path, run_id)
+
+
+def _find_newest(columns: Columns, writer_id: str) -> int:
+    """The highest sequence of this process's writer, -1 where it has none."""
+    own = columns["sequence"][np.asarray(columns["writer_id"] == writer_id, dtype=np.bool_)]
+    return int(own.max()) if len(own) else -1
 
 
 def _leave_out(columns: Columns, base: Columns, writer_id: str) -> Columns:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from quark_core.analysis.rule import SEVERITIES
-from quark_core.analysis_records import AlertRecord
-from quark_core.json_object import JsonObject
+from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.findings import AlertRecord
 
 __all__ = ["Pace", "Sightings", "describe_alert"]
 

@@ -7,9 +7,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_core.analysis_records import EvidenceRecord
+from quark_core.records.kinds.findings import EvidenceRecord
 
-__all__ = ["count_run", "find_sustained", "format_number", "observe", "rank_by", "say_steps"]
+__all__ = [
+    "count_run",
+    "find_sustained",
+    "format_number",
+    "list_stretches",
+    "observe",
+    "rank_by",
+    "say_steps",
+]
 
 
 def observe(
@@ -38,6 +46,13 @@ def find_sustained(mask: NDArray[np.bool_], least: int) -> tuple[int, int] | Non
                 end += 1
             return index - least + 1, end
     return None
+
+
+def list_stretches(mask: NDArray[np.bool_], least: int = 1) -> list[tuple[int, int]]:
+    """Stretches of at least so many true values: the first index, and the one after the last."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    pairs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    return [(low, high) for low, high in pairs if high - low >= least]
 
 
 def count_run(mask: NDArray[np.bool_]) -> int:

@@ -9,34 +9,47 @@ such; a backend that only reads, such as the CSV files, keeps none.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as replace_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from quark_core import composition, settings
+from quark_core.analysis.long_curves import find_long_curves
 from quark_core.analysis.mirrored_outputs import mirror_outputs
 from quark_core.analysis.run_data import RunData
-from quark_core.backend import Generation, SupportsGenerations, SupportsPrimary
-from quark_core.backend_choice import BackendChoice, choose_primary
-from quark_core.context import RunContext
-from quark_core.delivery.origin import Origin
+from quark_core.backends.contract import Generation, SupportsGenerations, SupportsPrimary
+from quark_core.backends.registry import default_registry
+from quark_core.config import settings
+from quark_core.config.redaction import redact_record
+from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import RunStream
-from quark_core.errors import BackendUnavailable, RunNotFoundError, SessionStoreError
-from quark_core.open_run import OpenRun, open_runs
-from quark_core.opening import resolve_target
-from quark_core.query import Query
-from quark_core.ranks import RankInfo
-from quark_core.records import StreamRecord
-from quark_core.registry import default_registry
+from quark_core.errors import (
+    BackendUnavailable,
+    RunNotFoundError,
+    SchemaValidationError,
+    SessionStoreError,
+)
+from quark_core.ranks.launches import RankInfo
+from quark_core.records import HealthScoreRecord, StreamRecord
+from quark_core.records.query import Query
+from quark_core.records.runs import RunContext
+from quark_core.runs import composition
+from quark_core.runs.backend_choice import BackendChoice, choose_primary
+from quark_core.runs.open_run import OpenRun, open_runs
+from quark_core.runs.opening import resolve_target
+from quark_core.runs.reading import iterate
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
+    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.records.columns import Columns
 
 __all__ = ["AnalysisTarget", "identify", "open_analysis"]
 
 _log = logging.getLogger("quark")
+
+_MOST_LOOKED_AT = 50
 
 AnyRecord = TypeVar("AnyRecord", bound=StreamRecord)
 
@@ -68,6 +81,24 @@ class AnalysisTarget:
         """Whether outputs are kept, as far as is known before anything is written."""
         return self.refusal is None
 
+    def refuse(self, store: bool | None) -> str | None:
+        """Why outputs are not stored, as far as is known before anything is written.
+
+        Args:
+            store: What the caller wants; None stores unless the run was opened
+                for reading only.
+
+        Raises:
+            SchemaValidationError: `store` is neither a bool nor None.
+        """
+        if store is not None and not isinstance(store, bool):
+            raise SchemaValidationError("store must be True, False or None")
+        if store is False:
+            return "store=False was asked for"
+        if self.refusal is None and store is None and self._run.context.read_only:
+            return "the run was opened for reading only; analyze(store=True) stores them"
+        return self.refusal
+
     def load(self) -> RunData:
         """Flush the run, then return it as it is now; its columns are read when asked for.
 
@@ -78,20 +109,33 @@ class AnalysisTarget:
         self._flush()
         reader = self._run.reader
         if reader is None or not self.run_id:
-            from quark_core.columns import Columns
+            from quark_core.records.columns import Columns
 
             return RunData(lambda kind, _: Columns.empty(kind), self.run_id, ended=False)
-        stored, run_id = reader.load_run(self.run_id), self.run_id
+        return _make_data(reader, reader.load_run(self.run_id))
 
-        def read(kind: str, query: Query) -> Columns:
-            return reader.read(run_id, kind, query)
+    def iterate_healthy(self, analyzer: str) -> Iterator[RunData]:
+        """The newest completed runs of the project that an analyzer has stored as healthy.
 
-        return RunData(
-            read,
-            run_id,
-            ended=stored.state != "running",
-            config=None if stored.config is None else stored.config.values,
-        )
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+        reader = self._run.reader
+        if reader is None or not self.run_id or not isinstance(reader, SupportsGenerations):
+            return
+        project = self._run.context.project_name
+        for stored in reader.list_runs(project=project, limit=_MOST_LOOKED_AT):
+            run_id = str(stored.run.id)
+            if stored.state != "completed" or run_id == self.run_id:
+                continue
+            scores = reader.read_outputs(run_id, HealthScoreRecord.KIND, analyzer).to_records()
+            overall = [
+                score
+                for score in scores
+                if isinstance(score, HealthScoreRecord) and score.score_key == "overall"
+            ]
+            if overall and overall[-1].is_known and overall[-1].status == "healthy":
+                yield _make_data(reader, stored)
 
     def read_outputs(self, kind: str, analyzer: str) -> Columns:
         """What an analyzer has stored of one kind, from its newest replacing generation on.
@@ -106,7 +150,7 @@ class AnalysisTarget:
         self._flush()
         reader = self._run.reader
         if reader is None or not self.run_id:
-            from quark_core.columns import Columns
+            from quark_core.records.columns import Columns
 
             return Columns.empty(kind)
         if not isinstance(reader, SupportsGenerations):
@@ -144,6 +188,10 @@ class AnalysisTarget:
         self._flush()
         if self.refusal is not None:
             return None
+        # A rule may quote what it has read, and a plugin's rule whatever it likes.
+        outputs = {
+            kind: [redact_record(record) for record in records] for kind, records in outputs.items()
+        }
         generation = Generation(
             run_id=self.run_id,
             analyzer=analyzer,
@@ -207,6 +255,26 @@ class AnalysisTarget:
                 "parent, or in a process that was spawned"
             )
         run.stream.flush(settings.persistence_timeout_s(), sync=False)
+
+
+def _make_data(reader: SupportsRead, stored: StoredRun) -> RunData:
+    run_id = str(stored.run.id)
+
+    def read(kind: str, query: Query) -> Columns:
+        return reader.read(run_id, kind, query)
+
+    def iterate_parts(kind: str, query: Query) -> Iterator[Columns]:
+        return iterate(reader, run_id, kind, query)
+
+    return RunData(
+        read,
+        run_id,
+        iterate=iterate_parts,
+        ended=stored.state != "running",
+        config=None if stored.config is None else stored.config.values,
+        state=stored.state,
+        find_curves=partial(find_long_curves, reader, run_id),
+    )
 
 
 def open_analysis(session: object) -> AnalysisTarget:

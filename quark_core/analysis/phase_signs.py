@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_core.analysis.config import PhaseAnalyzerThresholds
 from quark_core.analysis.curves import Curve, fit_slope, median_filter, smooth
-from quark_core.analysis.phase_config import PhaseAnalyzerThresholds
 from quark_core.analysis.phase_tracks import Track, trim_outliers
 
 __all__ = ["Rise", "find_divergence", "find_non_finite", "find_overfitting"]

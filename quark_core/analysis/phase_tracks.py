@@ -29,6 +29,7 @@ Integers = NDArray[np.int64]
 _SINGLE = 64
 _NORMAL = 1.4826 / np.sqrt(6.0)  # of second differences
 _FLOOR = 0.05
+_WIDEST_RATIO = 1e300
 _START_BLOCKS = 8
 _NEGATIVE_SHARE = 0.005
 _OUTLIER = 4.0
@@ -131,6 +132,8 @@ def _lift_positive(level: Floats) -> Floats:
         start = float(np.max(level))
     if start <= 0:
         return np.zeros(len(level))
+    # A start of next to nothing must leave the ratio a number.
+    start = max(start, float(np.max(level)) / _WIDEST_RATIO)
     return np.log(np.maximum(level, 0.0) / start + _FLOOR)
 
 

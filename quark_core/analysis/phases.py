@@ -8,13 +8,13 @@ from typing import Any, NoReturn, get_args
 import msgspec
 import numpy as np
 
+from quark_core.analysis.config import PhaseAnalyzerConfig, PhaseAnalyzerThresholds
 from quark_core.analysis.outputs import AnalysisTarget, identify, open_analysis
-from quark_core.analysis.phase_config import PhaseAnalyzerConfig, PhaseAnalyzerThresholds
 from quark_core.analysis.phase_findings import PhaseName, find_phases
 from quark_core.analysis.run_data import RunData
 from quark_core.errors import SchemaValidationError
-from quark_core.query import check_index
 from quark_core.records import PhaseRecord
+from quark_core.records.query import check_index
 
 __all__ = [
     "PhaseAnalysisResult",
@@ -90,7 +90,9 @@ class PhaseAnalyzer:
         """The settings."""
         return self._config
 
-    def analyze(self, *, replace_existing: bool | None = None) -> PhaseAnalysisResult:
+    def analyze(
+        self, *, replace_existing: bool | None = None, store: bool | None = None
+    ) -> PhaseAnalysisResult:
         """Flush the run, find its phases and store them, all at once.
 
         Where the run's store keeps no outputs of analyzers or may only be
@@ -101,9 +103,11 @@ class PhaseAnalyzer:
             replace_existing: Whether `read_phases` no longer returns what was
                 stored before; None takes the configuration's
                 `replace_existing_outputs`.
+            store: Whether they are stored; None stores them unless the run was
+                opened for reading only, as in `AnalyzerEngine.analyze`.
 
         Raises:
-            SchemaValidationError: `replace_existing` is no bool.
+            SchemaValidationError: `replace_existing` or `store` is no bool.
             SessionStoreError: The store cannot be read, or is busy or full;
                 nothing was stored.
         """
@@ -115,11 +119,15 @@ class PhaseAnalyzer:
                 f"replace_existing must be True, False or None, not {type(replaces).__name__}"
             )
         target = self._target
+        refusal = target.refuse(store)
         result = analyze_phases(target.load(), self._config)
-        generation = target.write(_ANALYZER, replaces, {PhaseRecord.KIND: result.phases})
+        generation = None
+        if refusal is None:
+            generation = target.write(_ANALYZER, replaces, {PhaseRecord.KIND: result.phases})
+            refusal = target.refusal
         notes = result.notes
-        if target.refusal is not None:
-            notes = (*notes, f"not stored: {target.refusal}")
+        if refusal is not None:
+            notes = (*notes, f"not stored: {refusal}")
         return PhaseAnalysisResult(
             run_id=target.run_id,
             phases=identify(result.phases, target.run_id, _ANALYZER, generation),

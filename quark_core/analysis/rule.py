@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from quark_core.analysis_records import AlertCategory, AlertSeverity, EvidenceRecord
+from quark_core.records.kinds.findings import AlertCategory, AlertSeverity, EvidenceRecord
 
 if TYPE_CHECKING:
     from quark_core.analysis.case import Case
@@ -24,7 +24,8 @@ class Finding:
         culprit: The layer, parameter or metric at fault; None for the whole run.
         severity: From how long it lasted and how large it is.
         title: A few words.
-        fact: What was seen, with numbers.
+        fact: What was seen, with numbers: made by `quark_core.analysis.figures.say`, it keeps
+            the records that they are from.
         inference: What follows from it.
         suggested_check: What to look at next.
         evidence: Observations that it rests on.
@@ -34,6 +35,10 @@ class Finding:
         confidence: 0 to 1.
         affected: Other layers, parameters or metrics that show it.
         is_hard_limit: Whether it is a limit that the user has set.
+        causes: What changed where it began; see `quark_core.analysis.causes`.
+        aspect: Which of several faults it is, of a rule whose findings have causes of their own.
+        documented_level: Of a note: which documented threshold it is at or
+            beyond, though the run by itself gives no reason for an alert.
     """
 
     culprit: str | None
@@ -49,6 +54,15 @@ class Finding:
     confidence: float = 1.0
     affected: tuple[str, ...] = ()
     is_hard_limit: bool = False
+    causes: tuple[str, ...] = ()
+    aspect: str = ""
+    documented_level: AlertSeverity | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All of its texts, those of the evidence too; see `quark_core.analysis.figures`."""
+        own = (self.title, self.fact, self.inference, self.suggested_check)
+        return (*own, *(piece.summary for piece in self.evidence))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +86,8 @@ class Verdict:
 
     @property
     def state(self) -> Literal["fired", "quiet", "no_data"]:
-        """What came out."""
-        if self.findings:
+        """What came out; a note of a documented threshold is no firing."""
+        if any(finding.documented_level is None for finding in self.findings):
             return "fired"
         return "no_data" if self.missing else "quiet"
 

@@ -1,14 +1,16 @@
 """A run's records as analyzers want them: curves by metric, histories by layer and parameter.
 
 Everything is read as columns, once, when it is first asked for, from any
-backend that reads. Where several ranks have written, the lowest one speaks.
+backend that reads, part by part and in bounded memory: of very long runs a
+sample is kept, as `quark_core.analysis.reduction` says. Where several ranks
+have written, the lowest one speaks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,14 @@ from quark_core.analysis.histories import (
     factorize,
     strip_prefixes,
 )
-from quark_core.query import Query
+from quark_core.analysis.reduction import (
+    TABLE_ROWS,
+    MetricSamples,
+    RowSample,
+    make_curve,
+    sample_probes,
+    sample_rows,
+)
 from quark_core.records import (
     BatchDiagnosticRecord,
     LayerSummaryRecord,
@@ -31,12 +40,15 @@ from quark_core.records import (
     ParameterSummaryRecord,
     SystemTelemetryRecord,
 )
+from quark_core.records.query import Query
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
+    from quark_core.records.columns import Columns
 
 __all__ = [
+    "CurveSource",
     "History",
+    "IterateColumns",
     "LayerHistory",
     "ParameterHistory",
     "ReadColumns",
@@ -48,8 +60,28 @@ __all__ = [
 ReadColumns = Callable[[str, Query], "Columns"]
 """Reads the rows of one kind, in persistence order."""
 
+IterateColumns = Callable[[str, Query], "Iterable[Columns]"]
+"""The same in parts."""
+
+Collected = TypeVar("Collected")
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+class CurveSource(Protocol):
+    """Where a run's metrics are curves already.
+
+    Attributes:
+        newest_us: Time of the newest point, microseconds since the epoch.
+    """
+
+    @property
+    def newest_us(self) -> int:
+        """See the class."""
+
+    def load(self) -> Mapping[str, Curve]:
+        """Every metric by its stored key."""
 
 
 class RunData:
@@ -57,10 +89,14 @@ class RunData:
 
     Args:
         read: Reads rows of one kind.
+        iterate: Reads them in parts, so that not all are in memory; without it
+            they are read at once.
         run_id: The run.
         ended: Whether the run is over; of one that goes on, the last points may
             be the beginning of anything.
         config: The run's configuration, where there is one.
+        state: The run's status, or "lost"; None where nobody says.
+        find_curves: Finds where metrics are curves already; None of it reads every point.
 
     Attributes:
         newest_us: Microseconds since the epoch of the newest record read so far.
@@ -71,27 +107,31 @@ class RunData:
         read: ReadColumns,
         run_id: str,
         *,
+        iterate: IterateColumns | None = None,
         ended: bool = True,
         config: Mapping[str, Any] | None = None,
+        state: str | None = None,
+        find_curves: Callable[[], CurveSource | None] | None = None,
     ) -> None:
-        self._read = read
+        self._iterate = iterate or (lambda kind, query: (read(kind, query),))
         self.run_id = run_id
         self.ended = ended
         self.config = config or {}
+        self.state = state
+        self._find_curves = find_curves
         self.newest_us = 0
+        # Kinds that several ranks have written.
+        self._shared: set[str] = set()
 
     @cached_property
     def metrics(self) -> Mapping[str, Curve]:
         """Every metric by its stored key, non-finite values included."""
-        columns = self._read_lowest_rank(MetricRecord.KIND)
-        codes, names = factorize(columns["metric_key"])
-        step, epoch, value = columns["step"], columns["epoch"], columns["value"]
-        order = np.argsort(codes, kind="stable")
-        ends = np.searchsorted(codes[order], np.arange(len(names) + 1))
-        return {
-            name: _make_curve(name, *(array[order[low:high]] for array in (step, epoch, value)))
-            for name, low, high in zip(names, ends[:-1], ends[1:], strict=True)
-        }
+        source = None if self._find_curves is None else self._find_curves()
+        if source is not None:
+            self.newest_us = max(self.newest_us, source.newest_us)
+            return source.load()
+        samples = self._collect(MetricRecord.KIND, _sample_metrics)
+        return {name: make_curve(name, points) for name, points in samples.take()}
 
     @cached_property
     def activations(self) -> Mapping[str, LayerHistory]:
@@ -109,17 +149,58 @@ class RunData:
     @cached_property
     def parameters(self) -> Mapping[str, ParameterHistory]:
         """Parameters by name, in the order of their first records."""
-        return collect_parameters(self._read_lowest_rank(ParameterSummaryRecord.KIND))
+        kind = ParameterSummaryRecord.KIND
+        return collect_parameters(self._collect(kind, partial(sample_probes, kind)))
+
+    @cached_property
+    def replicas(self) -> Mapping[int, Mapping[str, ParameterHistory]]:
+        """Parameters by rank, where several ranks have written some; empty where one has."""
+        if not self.parameters or ParameterSummaryRecord.KIND not in self._shared:
+            return {}
+        kind = ParameterSummaryRecord.KIND
+        parts = (part for part in self._iterate(kind, Query()) if part.count)
+        columns = sample_probes(kind, parts)
+        ranks = columns["rank"]
+        return {
+            int(rank): collect_parameters(columns.take(ranks == rank)) for rank in np.unique(ranks)
+        }
 
     @cached_property
     def batches(self) -> Columns:
         """Rows of batch diagnostics, in persistence order."""
-        return self._read_lowest_rank(BatchDiagnosticRecord.KIND)
+        return self.read_rows(BatchDiagnosticRecord.KIND)
 
     @cached_property
     def telemetry(self) -> Columns:
         """Rows of telemetry, in persistence order."""
-        return self._read_lowest_rank(SystemTelemetryRecord.KIND)
+        return self.read_rows(SystemTelemetryRecord.KIND)
+
+    def read_rows(self, kind: str) -> Columns:
+        """Rows of any kind of record, of the lowest rank, in persistence order.
+
+        Args:
+            kind: As "telemetry". Of more than `TABLE_ROWS` rows every second,
+                fourth and so on.
+        """
+        return self._collect(kind, partial(sample_rows, kind))
+
+    @cached_property
+    def rank_telemetry(self) -> Mapping[int, Columns]:
+        """Rows of telemetry of every rank, by rank, in persistence order.
+
+        All ranks together have as many rows as one alone may have.
+        """
+        kind = SystemTelemetryRecord.KIND
+        samples: dict[int, RowSample] = {}
+        for part in self._iterate(kind, Query()):
+            ranks = part["rank"]
+            for rank in np.unique(ranks).tolist():
+                if rank not in samples:
+                    samples[rank] = RowSample(kind, TABLE_ROWS)
+                    for sample in samples.values():
+                        sample.keep_to(TABLE_ROWS // len(samples))
+                samples[rank].add(part.take(ranks == rank))
+        return {rank: samples[rank].finish() for rank in sorted(samples)}
 
     def place_on_steps(self, curve: Curve) -> Curve:
         """A curve over epochs, put at the last step that another metric has in each epoch.
@@ -164,29 +245,48 @@ class RunData:
 
     @cached_property
     def _layers(self) -> Mapping[tuple[str, str], LayerHistory]:
-        return collect_layers(self._read_lowest_rank(LayerSummaryRecord.KIND))
+        kind = LayerSummaryRecord.KIND
+        return collect_layers(self._collect(kind, partial(sample_probes, kind)))
 
-    def _read_lowest_rank(self, kind: str) -> Columns:
-        columns = self._read(kind, Query())
-        if columns.count:
-            self.newest_us = max(self.newest_us, int(columns["time_us"].max()))
-        ranks = columns["rank"]
-        if columns.count and bool((ranks != ranks[0]).any()):
-            columns = columns.take(ranks == ranks.min())
-        return columns
+    def _collect(self, kind: str, collect: Callable[[Iterable[Columns]], Collected]) -> Collected:
+        """What is made of the rows of the lowest rank."""
+        lowest: int | None = None
+        while True:
+            try:
+                return collect(self._iterate_rank(kind, lowest))
+            except _LowerRank as found:
+                lowest = found.rank
+
+    def _iterate_rank(self, kind: str, lowest: int | None) -> Iterator[Columns]:
+        """Rows of one rank, by default of the first; raises where a lower one comes later."""
+        for part in self._iterate(kind, Query()):
+            if not part.count:
+                continue
+            self.newest_us = max(self.newest_us, int(part["time_us"].max()))
+            ranks = part["rank"]
+            least = int(ranks.min())
+            if lowest is None:
+                lowest = least
+            elif least < lowest:
+                self._shared.add(kind)
+                raise _LowerRank(least)
+            if bool((ranks != lowest).any()):
+                self._shared.add(kind)
+                part = part.take(ranks == lowest)
+            if part.count:
+                yield part
 
 
-def _make_curve(key: str, step: Integers, epoch: Integers, value: Floats) -> Curve:
-    """A curve over steps, or over epochs where no point has a step."""
-    unit, over = "step", step
-    if len(step) and bool((step < 0).any()):
-        if bool((step >= 0).any()):
-            kept = step >= 0
-            step, epoch, value = step[kept], epoch[kept], value[kept]
-            over = step
-        else:
-            unit, over = "epoch", epoch
-    if len(over) > 1 and bool((over[1:] < over[:-1]).any()):
-        order = np.argsort(over, kind="stable")
-        over, epoch, value = over[order], epoch[order], value[order]
-    return Curve(key, over, value, epoch, unit)
+class _LowerRank(Exception):
+    """An attempt that came later has a lower rank than all before it: begin anew."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+def _sample_metrics(parts: Iterable[Columns]) -> MetricSamples:
+    samples = MetricSamples()
+    for part in parts:
+        samples.add(part)
+    return samples

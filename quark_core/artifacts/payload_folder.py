@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from quark_core.artifacts.layout import ARTIFACT_STORAGE_LAYOUT, object_path
+from quark_core.artifacts.media_types import HEAD_BYTES
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError, SessionStoreError
+from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT, is_sha256, object_path
 
 __all__ = [
     "CHUNK_BYTES",
@@ -22,6 +24,7 @@ __all__ = [
     "PayloadFolder",
     "PayloadSpool",
     "PutPayload",
+    "is_plain_file",
     "open_source",
 ]
 
@@ -40,12 +43,14 @@ class PutPayload(msgspec.Struct, frozen=True):
         changed: It was altered while it was read; what was there at first is
             kept, as far as it still was.
         failure: Why it could not be kept, or None.
+        head: Of a file its first bytes, as they were kept.
     """
 
     sha256: str
     size_bytes: int
     changed: bool = False
     failure: str | None = None
+    head: bytes = b""
 
 
 class PayloadFolder:
@@ -102,9 +107,11 @@ class PayloadFolder:
             return put
 
     def find(self, sha256: str) -> Path | None:
-        """Where a payload lies, or None."""
+        """Where a payload lies, or None; a link is none, whatever it leads to."""
+        if not is_sha256(sha256):
+            return None
         path = self.root / object_path(sha256)
-        return path if path.is_file() else None
+        return path if is_plain_file(path) else None
 
     def open(self, sha256: str) -> BinaryIO:
         """A payload, open for reading.
@@ -113,8 +120,13 @@ class PayloadFolder:
             ArtifactNotFoundError: It is not here.
             SessionStoreError: It cannot be read.
         """
+        if not is_sha256(sha256):
+            raise ArtifactNotFoundError(f"{sha256!r:.80} is the hash of no payload")
         path = self.root / object_path(sha256)
         try:
+            # A pipe in its place would be waited for.
+            if os.path.lexists(path) and not is_plain_file(path):
+                raise SessionStoreError(f"payload {sha256} cannot be read: {path} is no plain file")
             return path.open("rb")
         except FileNotFoundError:
             raise ArtifactNotFoundError(f"payload {sha256} is not there: {path}") from None
@@ -157,7 +169,8 @@ class PayloadSpool(PayloadFolder):
             self._wanted[sha256] -= 1
             if self._wanted[sha256] <= 0:
                 del self._wanted[sha256]
-                (self.root / object_path(sha256)).unlink(missing_ok=True)
+                if is_sha256(sha256):
+                    (self.root / object_path(sha256)).unlink(missing_ok=True)
 
     def _commit(self, put: PutPayload, partial: _Partial | None) -> bool:
         # Under the lock, so that a lane cannot let go of what is being counted on.
@@ -246,6 +259,14 @@ class _Partial:
         self.close()
 
 
+def is_plain_file(path: Path) -> bool:
+    """Whether a regular file lies there itself: no link to one, which might be any file."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
 def open_source(path: object, argument: str = "path") -> tuple[BinaryIO, int]:
     """Open a file of the user's; returns it and its size as it is now.
 
@@ -282,12 +303,14 @@ def _digest(source: BinaryIO, size_bytes: int, write: Callable[[bytes], None]) -
     digest = hashlib.sha256()
     failure: str | None = None
     remaining = size_bytes
+    head = b""
     written_ns = _find_write_time(source)
     while remaining > 0:
         piece = source.read(min(CHUNK_BYTES, remaining))
         if not piece:
             break
         digest.update(piece)
+        head = head or piece[:HEAD_BYTES]
         remaining -= len(piece)
         if failure is None:
             try:
@@ -295,7 +318,7 @@ def _digest(source: BinaryIO, size_bytes: int, write: Callable[[bytes], None]) -
             except OSError as error:
                 failure = _describe(error)
     changed = remaining > 0 or bool(source.read(1)) or _find_write_time(source) != written_ns
-    return PutPayload(digest.hexdigest(), size_bytes - remaining, changed, failure)
+    return PutPayload(digest.hexdigest(), size_bytes - remaining, changed, failure, head)
 
 
 def _copy(data: memoryview, write: Callable[[bytes], None]) -> str:
@@ -317,10 +340,7 @@ def _find_write_time(source: BinaryIO) -> int | None:
 
 
 def _measure(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+    return path.stat().st_size if is_plain_file(path) else None
 
 
 def _describe(error: OSError) -> str:

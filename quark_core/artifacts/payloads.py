@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from quark_core.errors import SchemaValidationError
-from quark_core.json_object import encode_json, normalize_json
-from quark_core.schema import ARTIFACT_PAYLOAD_FORMATS
+from quark_core.records.json_object import encode_json, normalize_json
+from quark_core.records.schema import ARTIFACT_PAYLOAD_FORMATS
 
 __all__ = ["EXTENSIONS", "choose_format", "decode_payload", "encode_payload"]
 

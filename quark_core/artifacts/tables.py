@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from quark_core.errors import SchemaValidationError
-from quark_core.json_object import normalize_json
+from quark_core.records.json_object import normalize_json
 
 __all__ = ["encode_table"]
 

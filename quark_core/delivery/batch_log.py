@@ -6,10 +6,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from quark_core.backend import Batch
+from quark_core.backends.contract import Batch
+from quark_core.delivery.accounts import StreamAccounts, list_item_spans
+from quark_core.delivery.black_box import BlackBox
 from quark_core.delivery.journal import Journal, JournalReader
+from quark_core.delivery.segments import encode_frame
 
 __all__ = ["BatchLog", "Cursor"]
 
@@ -25,10 +29,13 @@ _JOURNAL_PART = 16
 class BatchLog:
     """One writer's batches in the order of their numbers, from 0 on.
 
-    With a journal, batches are written there first; memory holds the newest
-    of them, and a lane that is further behind reads the journal. While the
-    journal cannot be written, batches wait in memory, up to the capacity,
-    and lanes are served from there. Without a journal memory is all there is:
+    With a journal, batches are written there before any reader sees them;
+    memory holds the newest of them, and a lane that is further behind reads
+    the journal. While the journal cannot be written, batches go to the black
+    box instead and wait in memory too, up to the capacity, and lanes are
+    served from there. Where neither takes them, lanes are served all the
+    same, but nothing that outlives the process numbers them anew: the black
+    box notes that they are made. Without a journal memory is all there is:
     beyond the capacity the oldest go, and each cursor that had not passed
     them counts their records as dropped.
 
@@ -40,6 +47,8 @@ class BatchLog:
         window_bytes: How much of what is journaled is kept in memory as well.
         journal_capacity_bytes: Beyond this the journal lets go what the
             primary has, even if another lane has not.
+        box: Where batches are kept that the journal does not take, and where it is
+            noted which records are in batches.
         replay: Gives batches that the journal has let go, from a number on and
             at most so many, out of the primary.
     """
@@ -51,11 +60,13 @@ class BatchLog:
         *,
         window_bytes: int = _WINDOW_BYTES,
         journal_capacity_bytes: int | None = None,
+        box: BlackBox | None = None,
         replay: Callable[[int, int], list[Batch]] | None = None,
     ) -> None:
         self._capacity_bytes = capacity_bytes
         self._window_bytes = window_bytes
         self._journal_capacity_bytes = journal_capacity_bytes
+        self._box = box
         self._replay = replay
         self._keeper: Cursor | None = None
         self._journal = journal
@@ -68,6 +79,11 @@ class BatchLog:
         self._totals: deque[int] = deque([0])
         self._totals_base = 0
         self._released = 0
+        self.accounts = StreamAccounts()
+        """Which records are in a batch; the appending thread's."""
+        self._unpublished: list[Batch] = []
+        self._kept_end = 0
+        self._unsynced_kept = False
         self._unwritten: list[Batch] = []
         self._unwritten_bytes = 0
         self._retry_at = 0.0
@@ -84,41 +100,121 @@ class BatchLog:
             return cursor
 
     def append(self, *batches: Batch) -> None:
-        """Add batches, for the readers at once and for the journal as soon as it takes them."""
+        """Add batches and hand them to the readers."""
         self.add(*batches)
         self.persist()
 
     def add(self, *batches: Batch) -> None:
-        """Add batches to what memory holds, and wake the readers."""
+        """Add batches, which readers see from the next `persist` on."""
         if not self._cursors and self._journal is None:
             return
         with self._changed:
-            for batch in batches:
-                self._batches.append(batch)
-                self._totals.append(self._totals[-1] + batch.count)
-                self._size_bytes += len(batch.body)
-            self._changed.notify_all()
+            self._unpublished += batches
+        self.accounts.next_number = batches[-1].number + 1
         if self._journal is not None:
             self._unwritten += batches
             self._unwritten_bytes += sum(len(batch.body) for batch in batches)
 
     def persist(self) -> None:
-        """Journal what was added, if the journal takes it, and keep memory within its bounds."""
+        """Bring what was added to where it outlives the process, then hand it to the readers."""
         self.write_journal()
+        self._publish()
+        if self._box is not None:
+            self._box.provide()
         with self._changed:
             self._evict()
+
+    def account(self, kind: str, items: list[Any]) -> None:
+        """Note that a channel's items are in a batch that is about to be added."""
+        if self._box is not None:
+            self.accounts.add(kind, list_item_spans(items))
+
+    def tell(self, gaps: Mapping[str, int]) -> None:
+        """Note that records, by kind, are gone and that the run itself tells of it."""
+        self.accounts.tell(gaps)
+        if self._box is not None:
+            self._box.save_accounts(self.accounts)
+
+    def _publish(self) -> None:
+        """Let the readers see what was added."""
+        if not self._unpublished:
+            return
+        if self._box is not None:
+            self._box.save_accounts(self.accounts)
+        with self._changed:
+            for batch in self._unpublished:
+                self._batches.append(batch)
+                self._totals.append(self._totals[-1] + batch.count)
+                self._size_bytes += len(batch.body)
+            self._unpublished.clear()
+            self._changed.notify_all()
+
+    def count_unpublished(self) -> int:
+        """Records that were added and that no reader sees yet."""
+        with self._changed:
+            return sum(batch.count for batch in self._unpublished)
 
     def write_journal(self, *, now: bool = False) -> bool:
         """Write to the journal what is not there yet; whether all of it is.
 
-        While the journal fails it is tried a few times a second, not at every call.
+        While the journal fails it is tried a few times a second, not at every
+        call, and the black box takes what it does not.
 
         Args:
             now: Try even if the last try was a moment ago.
         """
         self._forget_delivered()
-        if self._journal is None or not self._unwritten:
-            return self._journal is not None
+        if self._journal is None:
+            return False
+        whole = not self._unwritten or self._try_journal(now=now)
+        if self._box is not None:
+            self._use_box(self._box, whole)
+        return whole
+
+    def _use_box(self, box: BlackBox, whole: bool) -> None:
+        """Keep in the black box what the journal does not hold, and no more than that."""
+        journal = self._journal
+        assert journal is not None
+        if whole and not journal.must_rewrite:
+            self._kept_end, self._unsynced_kept = 0, False
+            box.drop_frames()
+        frames: list[tuple[int, bytes]] = []
+        if journal.must_rewrite and not self._unsynced_kept:
+            # After a failed sync nothing may be trusted that was not synced.
+            frames += journal.unsynced
+        left = [batch for batch in self._unwritten if batch.number >= self._kept_end]
+        frames += [(batch.number, encode_frame(batch)) for batch in left]
+        if frames:
+            try:
+                box.keep_frames(frames)
+            except (OSError, MemoryError) as error:
+                if not self.accounts.exposed:
+                    _log.warning(
+                        "shared memory takes no records either (%s): until the journal can be "
+                        "written, a kill loses what no backend has",
+                        error,
+                    )
+            else:
+                self._unsynced_kept = journal.must_rewrite
+                self._kept_end = frames[-1][0] + 1
+                left = []
+        exposed = sum(batch.count for batch in left)
+        if exposed != self.accounts.exposed:
+            self.accounts.exposed = exposed
+            box.save_accounts(self.accounts)
+
+    @property
+    def survives(self) -> bool:
+        """Whether all that was added is where it outlives the process."""
+        if self._journal is None:
+            return False
+        return not self._unwritten or (
+            self._box is not None and self._unwritten[-1].number < self._kept_end
+        )
+
+    def _try_journal(self, *, now: bool) -> bool:
+        """Write to the journal what is not there yet, as `write_journal`."""
+        assert self._journal is not None
         if not now and time.monotonic() < self._retry_at:
             return False
         try:
@@ -152,6 +248,8 @@ class BatchLog:
         if len(kept) < len(self._unwritten):
             self._unwritten = kept
             self._unwritten_bytes = sum(len(batch.body) for batch in kept)
+        if self._box is not None and self._kept_end:
+            self._box.release_frames(self._released)
 
     def sync_journal(self) -> bool:
         """Bring the journal to the disk; whether all that was appended is there."""
@@ -162,6 +260,8 @@ class BatchLog:
             self._journal.sync()
         except (OSError, MemoryError) as error:
             _log.debug("syncing the journal %s: %s", self._journal.directory, error)
+            if self._box is not None:
+                self._use_box(self._box, not self._unwritten)
             return False
         return True
 
@@ -188,15 +288,18 @@ class BatchLog:
 
     @property
     def end(self) -> int:
-        """Position after the newest batch."""
+        """Position after the newest batch, whether readers see it yet or not."""
         with self._changed:
-            return self._base + len(self._batches)
+            return self._find_end()
+
+    def _find_end(self) -> int:
+        return self._base + len(self._batches) + len(self._unpublished)
 
     @property
     def all_passed(self) -> bool:
         """Whether every cursor is at the end."""
         with self._changed:
-            end = self._base + len(self._batches)
+            end = self._find_end()
             if not self._cursors:
                 return self._journal is None
             return all(cursor.position >= end for cursor in self._cursors)
@@ -215,7 +318,9 @@ class BatchLog:
                 self._totals.popleft()
                 self._totals_base += 1
             return
-        while self._size_bytes > self._window_bytes and self._base < written and self._batches:
+        # What a sync that fails may yet lose must not have to be read from the journal.
+        durable = self._journal.durable_end
+        while self._size_bytes > self._window_bytes and self._base < durable and self._batches:
             self._forget_first()
 
     def _forget_first(self) -> None:

@@ -1,117 +1,196 @@
 """A black box against SIGKILL: what is accepted and not yet journaled, in shared memory.
 
-The delivery thread journals every 20 ms or so; a process that is killed in
-between would lose what `log()` returned for since. So each record also goes,
-encoded, into a small ring in shared memory, which outlives the process. The
-next start or `quark sync` finds it there and journals what the journal lacks.
+The delivery thread journals every 50 ms or so, and cannot while the journal's
+disk fails; a process that is killed would lose what `log()` returned for
+since. So each record also goes, encoded, into shared memory, which outlives
+the process, and so does each batch that the journal does not take. The next
+start or `quark sync` finds them there and journals what the journal lacks.
 
-    file    header, then a ring of entries
-    header  magic "QKB1" · capacity u32 · tail position u64 · tail number u64
-            · records not covered u64 · of them journaled since u64
-    entry   length u32 · xxh32 u32 · number u64 · msgpack, padded to 8 bytes
+A box is a folder in shared memory:
 
-Positions count bytes since the beginning and are taken modulo the capacity.
-The writer never overwrites what the tail has not passed: where the ring is
-full, records are not covered until the journal has caught up.
+    head            magic "QKB2", then what the writers note of themselves, and two places
+                    for the accounts (`StreamAccounts`), written in turn
+    NNNN.records    a segment: one entry for each record or row, in the order they came
+    frames/*.qj     batches that the journal could not take, as the journal would hold them
+    journal.json    the journal's manifest, for a journal that never had one
+
+    entry           length u32 · xxh32 u32 · msgpack
+
+An entry is added by one call into C, which nothing interrupts: no lock is
+taken, whoever logs from which thread, signal handler or finalizer. When a
+segment is full, the next spare one is taken. The delivery thread makes spare
+ones ahead of need and takes those back whose records are journaled. Where it
+does not keep up, the thread that logs makes one, which is the one system call
+it may ever make. The box grows up to the bound at which records are dropped
+anyway, and leaves half of the machine's shared memory to others.
+
+An entry beyond the newest one of a segment that is used again is an old one:
+its record is in the accounts, so that nobody takes it for a new one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import logging
 import os
+import re
+import shutil
+import stat
 import struct
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import xxhash
 
-from quark_core import settings
-from quark_core.delivery.origin import Origin
-from quark_core.fields import ORIGIN_FIELDS, column_types, restorers
-from quark_core.json_object import JsonObject, decode_json
-from quark_core.metric_rows import MetricKey, expand_row
-from quark_core.names import split_name
-from quark_core.records import (
-    RECORD_TYPES,
-    EventRecord,
-    LifecycleRecord,
-    MetricRecord,
-    StreamRecord,
-)
+from quark_core.config import settings
+from quark_core.delivery.accounts import StreamAccounts
+from quark_core.delivery.journal import Journal
+from quark_core.delivery.segments import Origin
+from quark_core.records import EventRecord, LifecycleRecord, MetricRecord
+from quark_core.records.fields import ORIGIN_FIELDS
+from quark_core.records.json_object import JsonObject
 
-__all__ = ["BlackBox", "open_black_box", "read_black_box"]
+__all__ = [
+    "BlackBox",
+    "BoxMark",
+    "find_box_path",
+    "is_own_box",
+    "open_black_box",
+    "remove_black_box",
+]
 
 _log = logging.getLogger("quark")
-_STUCK_S = 1.0
 
-SIZE_BYTES = 2 * 1024 * 1024
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is shared memory that is wanted
-_MAGIC = b"QKB1"
-_HEADER = struct.Struct("<4sIQQ")
-_TAIL = struct.Struct("<QQ")
-_TAIL_AT = 8
-_UNCOVERED = struct.Struct("<QQ")
-_UNCOVERED_AT = 24
-_RING_AT = 64
-_ENTRY = struct.Struct("<IIQ")
-_WRAP = 0xFFFFFFFF
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is shared memory that is wanted
+SEGMENT_BYTES = 1024 * 1024
+_LARGEST_SEGMENT_BYTES = 64 * 1024 * 1024
+# A larger segment takes milliseconds to make, which is too long for a thread that logs.
+_LARGEST_HURRIED_BYTES = 8 * 1024 * 1024
+_FRAMES_SEGMENT_BYTES = 4 * 1024 * 1024
+
+MAGIC = b"QKB2"
+# Uncovered records, of them journaled since; whether a queue was ever near its bound.
+NOTES = struct.Struct("<QQB")
+NOTES_AT = 8
+ACCOUNTS_AT = (64, 64 + 32 * 1024)
+ACCOUNTS_BYTES = 32 * 1024
+ACCOUNTS_HEAD = struct.Struct("<QII")
+HEAD_BYTES = 64 + 2 * ACCOUNTS_BYTES
+ENTRY = struct.Struct("<II")
+HEAD_NAME = "head"
+RECORDS_SUFFIX = ".records"
+FRAMES_NAME = "frames"
+_PLAIN_IDS = re.compile(r"[A-Za-z0-9._-]{1,128}/[A-Za-z0-9_]{1,64}")
 
 _encode = msgspec.msgpack.Encoder().encode
+_pack_entry = ENTRY.pack
+_checksum = xxhash.xxh32_intdigest
+
+BoxMark = tuple[list[tuple["_Segment", int]], int]
 
 
-class BlackBox:
-    """The ring of one writer. Any thread puts entries in; the delivery thread releases them.
+class _Segment:
+    """A file in shared memory that entries are added to."""
 
-    Args:
-        path: The file in shared memory; it must not exist.
-        size_bytes: Its size.
+    __slots__ = ("memory", "path", "size_bytes", "spare")
 
-    Raises:
-        OSError: There is not so much shared memory.
-        ImportError: This Python has no mmap.
-    """
-
-    def __init__(self, path: Path, *, size_bytes: int = SIZE_BYTES) -> None:
+    def __init__(self, path: Path, size_bytes: int) -> None:
         import mmap  # not every Python has it
 
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Without this, writing to memory that is not there would kill the process.
             os.posix_fallocate(descriptor, 0, size_bytes)
-            self._memory = mmap.mmap(descriptor, size_bytes)
+            self.memory = mmap.mmap(descriptor, size_bytes)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
         self.path = path
-        self._capacity = size_bytes - _RING_AT
-        self._capacity -= self._capacity % 8
-        self._head = 0
-        self._number = 0
-        self._seen_head = 0
-        self._entered = self._seen_entered = 0
-        self._stuck_since: float | None = None
-        self._tail = 0
-        # Held for a copy in memory, never waited for: a signal handler may come in between.
-        self._lock = threading.Lock()
-        self._journaled = 0
-        self.uncovered = 0
-        """Items that were not put in, because the ring was full or in use."""
-        _HEADER.pack_into(self._memory, 0, _MAGIC, self._capacity, 0, 0)
+        self.size_bytes = size_bytes
+        self.spare = True
 
-    def wrap_append(self, append: Callable[[Any], None]) -> Callable[[Any], None]:
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.memory.close()
+
+
+class BlackBox:
+    """The black box of one writer. Any thread puts entries in; the rest is the delivery thread's.
+
+    Args:
+        path: The folder to make in shared memory; it must not exist.
+        origin: Whose it is.
+        capacity_bytes: What its segments may take together.
+        segment_bytes: What the smallest of them takes.
+
+    Raises:
+        OSError: There is not so much shared memory.
+        ImportError: This Python has no mmap.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        origin: Origin,
+        *,
+        capacity_bytes: int,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        path.mkdir(mode=0o700)
+        self.path = path
+        self._capacity_bytes = capacity_bytes
+        self._segment_bytes = segment_bytes
+        self._numbers = itertools.count()
+        self._segments: list[_Segment] = []
+        self._spares: deque[_Segment] = deque()
+        self._recycled_bytes = 0
+        self._seen_bytes = 0
+        self._uncovered = itertools.count()
+        self._journaled_uncovered = 0
+        self._filling = 0
+        self._generation = 0
+        self._closed = False
+        self._fullness: list[Callable[[], bool]] = []
+        try:
+            self._head = _Segment(path / HEAD_NAME, HEAD_BYTES).memory
+            self._head[: len(MAGIC)] = MAGIC
+            first = self._make_segment(segment_bytes)
+            self._spares.append(self._make_segment(segment_bytes))
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        first.spare = False
+        # Its `__self__` says which segment is the current one: one attribute, set at once.
+        self._write: Any = first.memory.write
+        # Never synced: it lies in memory.
+        self._frames = Journal(
+            path / FRAMES_NAME, origin, segment_bytes=_FRAMES_SEGMENT_BYTES, prepare=None
+        )
+
+    # --- threads that log ---
+
+    def wrap_append(
+        self, append: Callable[[Any], None], is_filling: Callable[[], bool] | None = None
+    ) -> Callable[[Any], None]:
         """An `append` that also puts the item in here, after it was appended.
 
-        In this order, whatever is in the ring before a tick begins is in the
+        In this order, whatever is in the box before a tick begins is in the
         channel too, and is drained by that tick.
+
+        Args:
+            append: Appends to a channel.
+            is_filling: Whether the channel may be about to let go of records.
         """
-        put = self.put
+        box = self
+        if is_filling is not None:
+            self._fullness.append(is_filling)
 
         def append_and_put(item: Any) -> None:
             append(item)
@@ -135,246 +214,271 @@ class BlackBox:
                 sequence, time_us, step, epoch, keys, values = item
                 names = [key[0] for key in keys]
                 data = _encode((2, sequence, time_us, step, epoch, names, values))
-            elif kind is EventRecord:
-                payload = item.payload
-                data = _encode(
-                    (
-                        3,
-                        item.sequence,
-                        item.time_us,
-                        item.event_type,
-                        item.severity,
-                        item.step,
-                        item.epoch,
-                        item.status,
-                        None if payload is None else payload.encoded,
-                    )
-                )
-            elif kind is LifecycleRecord:
-                body = None if item.data is None else item.data.encoded
-                data = _encode((4, item.sequence, item.time_us, item.action, body))
             else:
-                plain = [
-                    value.encoded if type(value) is JsonObject else value
-                    for value in msgspec.structs.astuple(item)[len(ORIGIN_FIELDS) :]
-                ]
-                data = _encode((5, item.KIND, plain))
-            put(data)
+                data = _encode_record(item)
+            entry = _pack_entry(len(data), _checksum(data)) + data
+            try:
+                # Between looking this up and calling it no other thread comes in.
+                box._write(entry)
+            except ValueError:
+                box._put_elsewhere(entry, len(item[5]) if kind is tuple else 1)
 
         return append_and_put
 
-    def put(self, data: bytes) -> None:
-        """Put one entry in, if there is room."""
-        if not self._lock.acquire(False):
-            self._leave_out()
+    def _put_elsewhere(self, entry: bytes, records: int) -> None:
+        """Put an entry into another segment, since the current one is full."""
+        self._look_whether_filling()
+        while (segment := self._take_spare(len(entry))) is not None:
+            try:
+                segment.memory.write(entry)
+            except ValueError:
+                continue  # larger than this one, or another thread was quicker
+            self._write = segment.memory.write
             return
+        for _ in range(records):
+            next(self._uncovered)
+        self._note()
+
+    def _take_spare(self, needed_bytes: int) -> _Segment | None:
         try:
-            self._entered += 1
-            length = len(data)
-            size = (_ENTRY.size + length + 7) & ~7
-            capacity, head = self._capacity, self._head
-            place = head % capacity
-            room = capacity - place
-            needed = size if size <= room else room + size
-            if head + needed - self._tail > capacity:
-                self._leave_out()
-                return
-            memory = self._memory
-            if size > room:
-                if room >= _ENTRY.size:
-                    _ENTRY.pack_into(memory, _RING_AT + place, _WRAP, 0, 0)
-                head += room
-                place = 0
-            start = _RING_AT + place
-            memory[start + 16 : start + 16 + length] = data
-            # The entry counts from here on; a kill before this leaves it out.
-            _ENTRY.pack_into(memory, start, length, xxhash.xxh32_intdigest(data), self._number)
-            self._number += 1
-            self._head = head + size
-        finally:
-            self._release_lock()
+            segment = self._spares.popleft()
+        except IndexError:
+            if self._closed:
+                return None
+            size_bytes = min(_LARGEST_HURRIED_BYTES, self._measure() // 8)
+            try:
+                segment = self._make_segment(max(self._segment_bytes, size_bytes, needed_bytes))
+            except (OSError, ValueError):
+                return None
+        segment.spare = False
+        return segment
 
-    def _release_lock(self) -> None:
-        # Where the delivery thread took the lock for lost, it is free already.
-        with contextlib.suppress(RuntimeError):
-            self._lock.release()
+    def _look_whether_filling(self) -> None:
+        if not self._filling and any(is_filling() for is_filling in self._fullness):
+            self.note_filling()
 
-    def _free_lost_lock(self) -> None:
-        """Free the lock where an interrupt came between taking it and giving it back.
+    def note_filling(self) -> None:
+        """Note that records may have to go: what is missing later was not just on its way."""
+        if not self._filling:
+            self._filling = 1
+            self._note()
 
-        Ctrl-C in a notebook may hit there, and nothing would be covered any
-        more. A copy takes microseconds, so that a lock that is held through a
-        second of ticks, with nobody coming in, is held by nobody.
+    def _make_segment(self, size_bytes: int) -> _Segment:
+        """Make a segment that is not in use yet; callable from any thread.
+
+        Raises:
+            OSError: There is no room for it.
         """
-        if not self._lock.locked() or self._entered != self._seen_entered:
-            self._seen_entered = self._entered
-            self._stuck_since = None
-            return
-        now = time.monotonic()
-        if self._stuck_since is None:
-            self._stuck_since = now
-        elif now - self._stuck_since >= _STUCK_S:
-            self._stuck_since = None
-            self._release_lock()
+        if self._measure() + size_bytes > max(self._capacity_bytes, 2 * self._segment_bytes):
+            raise OSError(errno.ENOSPC, "the black box is as large as it may be")
+        if self._segments:
+            _leave_room(self.path, size_bytes)
+        segment = _Segment(
+            self.path / f"{next(self._numbers):06d}{RECORDS_SUFFIX}",
+            size_bytes,
+        )
+        self._segments.append(segment)
+        return segment
 
-    def mark(self) -> tuple[int, int, int]:
-        """Where the ring ends now; everything before it is in the channels."""
-        self._free_lost_lock()
-        return self._head, self._number, self.uncovered
+    def _measure(self) -> int:
+        """What the segments take together."""
+        return sum(segment.size_bytes for segment in self._segments)
+
+    # --- the delivery thread ---
+
+    @property
+    def uncovered(self) -> int:
+        """Records that were not put in, because there was no room."""
+        # repr() is the one way to look at a counter without moving it.
+        return int(repr(self._uncovered)[len("count(") : -1])
+
+    def mark(self) -> BoxMark:
+        """Where the box ends now; everything before it is in the channels."""
+        self._look_whether_filling()
+        places = [(s, s.memory.tell()) for s in self._segments if not s.spare]
+        return places, self.uncovered
+
+    def release(self, mark: BoxMark) -> None:
+        """Let entries before a mark be overwritten: they are journaled, and the accounts saved."""
+        places, uncovered = mark
+        for segment, place in places:
+            memory = segment.memory
+            # What came meanwhile from a thread that was late stays until the next mark.
+            if memory is not self._write.__self__ and memory.tell() == place:
+                self._recycled_bytes += place
+                memory.seek(0)
+                segment.spare = True
+                self._spares.append(segment)
+        if self._journaled_uncovered != uncovered:
+            self._journaled_uncovered = uncovered
+            self._note()
+        self.provide()
+
+    def provide(self) -> None:
+        """See that there are spare segments ahead of need, and not many more than that."""
+        spare_bytes = sum(segment.size_bytes for segment in list(self._spares))
+        used_bytes = self._measure() - spare_bytes
+        wanted_bytes = max(self._segment_bytes, min(_LARGEST_SEGMENT_BYTES, used_bytes))
+        if spare_bytes < wanted_bytes:
+            with contextlib.suppress(OSError, ValueError):
+                self._spares.append(self._make_segment(wanted_bytes - spare_bytes))
+        while spare_bytes > 2 * wanted_bytes:
+            try:
+                segment = self._spares.pop()
+            except IndexError:
+                return
+            self._segments.remove(segment)
+            spare_bytes -= segment.size_bytes
+            segment.remove()
 
     def choose_wait(self, tick_s: float, elapsed_s: float) -> float:
-        """How long to wait for the next tick, so that about a quarter of the ring is used.
+        """How long to wait for the next tick, so that about half of a small segment is used.
 
         Args:
             tick_s: The longest wait.
             elapsed_s: Time since the last call.
         """
-        used = self._head - self._seen_head
-        self._seen_head = self._head
-        share = self._capacity // 4
+        total = self._recycled_bytes + sum(
+            s.memory.tell() for s in list(self._segments) if not s.spare
+        )
+        used, self._seen_bytes = total - self._seen_bytes, total
+        share = self._segment_bytes // 2
         return tick_s if used <= share else min(tick_s, elapsed_s * share / used)
 
-    def release(self, mark: tuple[int, int, int]) -> None:
-        """Let entries before a mark be overwritten: they are journaled."""
-        head, number, journaled = mark
-        _TAIL.pack_into(self._memory, _TAIL_AT, head, number)
-        self._tail = head
-        if self._journaled != journaled:
-            self._journaled = journaled
-            self._note_uncovered()
+    def save_accounts(self, accounts: StreamAccounts) -> None:
+        """Note which records are in batches; before a lane sees them."""
+        data = accounts.encode()
+        if len(data) > ACCOUNTS_BYTES - ACCOUNTS_HEAD.size:
+            return  # too many kinds with too many gaps; the last ones were good, and the journal is
+        self._generation += 1
+        place = ACCOUNTS_AT[self._generation % 2]
+        start = place + ACCOUNTS_HEAD.size
+        self._head[start : start + len(data)] = data
+        checksum = xxhash.xxh32_intdigest(data, self._generation & 0xFFFFFFFF)
+        ACCOUNTS_HEAD.pack_into(self._head, place, self._generation, len(data), checksum)
 
-    def _leave_out(self) -> None:
-        self.uncovered += 1
-        self._note_uncovered()
+    def keep_frames(self, frames: Sequence[tuple[int, bytes]]) -> None:
+        """Keep batches that the journal does not take.
 
-    def _note_uncovered(self) -> None:
-        _UNCOVERED.pack_into(self._memory, _UNCOVERED_AT, self.uncovered, self._journaled)
+        Args:
+            frames: Number of each batch, and its frame.
+
+        Raises:
+            OSError: There is no room for them.
+        """
+        size_bytes = sum(len(frame) for _, frame in frames)
+        if self._frames.size_bytes + size_bytes > self._capacity_bytes:
+            raise OSError(errno.ENOSPC, "the black box is as large as it may be")
+        _leave_room(self.path, size_bytes)
+        self._frames.append_frames(frames)
+
+    def release_frames(self, number: int) -> None:
+        """Let batches before a number go: every lane has passed them."""
+        self._frames.release(number)
+
+    def drop_frames(self) -> None:
+        """Let all batches go: the journal has them."""
+        if self._frames.size_bytes:
+            self._frames.discard()
 
     def remove(self) -> None:
-        """Delete the file; the ring itself goes with the last who uses it."""
-        self.path.unlink(missing_ok=True)
+        """Delete the box; the memory itself goes with the last who uses it."""
+        self._closed = True
+        remove_black_box(self.path)
+
+    def _note(self) -> None:
+        while True:
+            uncovered = self.uncovered
+            NOTES.pack_into(
+                self._head, NOTES_AT, uncovered, self._journaled_uncovered, self._filling
+            )
+            if self.uncovered == uncovered:
+                return
 
 
-def open_black_box(origin: Origin) -> BlackBox | None:
-    """The ring of a writer, or None where there is no shared memory for it.
+def _encode_record(item: Any) -> bytes:
+    """A record that is no metric."""
+    kind = type(item)
+    if kind is EventRecord:
+        payload = item.payload
+        return _encode(
+            (
+                3,
+                item.sequence,
+                item.time_us,
+                item.event_type,
+                item.severity,
+                item.step,
+                item.epoch,
+                item.status,
+                None if payload is None else payload.encoded,
+            )
+        )
+    if kind is LifecycleRecord:
+        body = None if item.data is None else item.data.encoded
+        return _encode((4, item.sequence, item.time_us, item.action, body))
+    plain = [
+        value.encoded if type(value) is JsonObject else value
+        for value in msgspec.structs.astuple(item)[len(ORIGIN_FIELDS) :]
+    ]
+    return _encode((5, item.KIND, plain))
+
+
+def _leave_room(path: Path, size_bytes: int) -> None:
+    """Leave half of the shared memory to others, such as the workers of a data loader.
+
+    Raises:
+        OSError: So much is not to be had.
+    """
+    room = os.statvfs(path)
+    if room.f_blocks and (room.f_bavail * room.f_frsize - size_bytes) * 2 < (
+        room.f_blocks * room.f_frsize
+    ):
+        raise OSError(errno.ENOSPC, "half of the shared memory is in use")
+
+
+def find_box_path(run_id: str | None, writer_id: str) -> Path | None:
+    """Where the black box of a writer lies; None for ids that no box is named by.
+
+    The one way from a journal to a box: what a journal says of a file is not believed.
+    """
+    if _PLAIN_IDS.fullmatch(f"{run_id}/{writer_id}") is None:
+        return None
+    return SHARED_MEMORY / f"quark-{run_id}-{writer_id}"
+
+
+def is_own_box(path: Path) -> bool:
+    """Whether a path is a folder or file of this user, which may be read as a box and deleted."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
+    return plain and status.st_uid == os.geteuid()
+
+
+def open_black_box(origin: Origin, capacity_bytes: int) -> BlackBox | None:
+    """The black box of a writer, or None where there is no shared memory for it.
 
     QUARK_BLACK_BOX=0 does without: a call then costs about half as much.
     """
     if os.environ.get(settings.BLACK_BOX, "").strip() == "0":
         return None
-    if not hasattr(os, "posix_fallocate") or not _SHARED_MEMORY.is_dir():
+    if not hasattr(os, "posix_fallocate") or not SHARED_MEMORY.is_dir():
+        return None
+    path = find_box_path(origin.run_id, origin.writer_id)
+    if path is None:
         return None
     try:
-        return BlackBox(_SHARED_MEMORY / f"quark-{origin.run_id}-{origin.writer_id}")
+        return BlackBox(path, origin, capacity_bytes=capacity_bytes)
     except (OSError, ImportError) as error:
         _log.debug("no black box: %s", error)
         return None
 
 
-def read_black_box(path: Path, origin: Origin) -> tuple[list[StreamRecord], int]:
-    """What is in a ring whose process is gone.
-
-    Args:
-        path: The ring's file; none is as good as an empty one.
-        origin: Whose records they are.
-
-    Returns:
-        The records, in the order they were put in, and how many calls of the
-        process since it last journaled may be in neither place: at most so
-        many, since part of them may have come into the journal.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return [], 0
-    records: list[StreamRecord] = []
-    for entry in _read_entries(data):
-        records += _to_records(entry, origin)
-    return records, _count_uncovered(data)
-
-
-def _count_uncovered(data: bytes) -> int:
-    if len(data) < _RING_AT or data[:4] != _MAGIC:
-        return 0
-    uncovered, journaled = _UNCOVERED.unpack_from(data, _UNCOVERED_AT)
-    return max(0, int(uncovered) - int(journaled))
-
-
-def _read_entries(data: bytes) -> Iterator[Any]:
-    if len(data) < _RING_AT:
-        return
-    magic, capacity, position, number = _HEADER.unpack_from(data)
-    if magic != _MAGIC or capacity + _RING_AT > len(data) or capacity <= 0:
-        return
-    while True:
-        place = position % capacity
-        room = capacity - place
-        if room < _ENTRY.size:
-            position += room
-            continue
-        length, checksum, found = _ENTRY.unpack_from(data, _RING_AT + place)
-        if length == _WRAP:
-            position += room
-            place = 0
-            length, checksum, found = _ENTRY.unpack_from(data, _RING_AT)
-        start = _RING_AT + place + _ENTRY.size
-        body = data[start : start + length]
-        if found != number or len(body) != length or xxhash.xxh32_intdigest(body) != checksum:
-            return
-        try:
-            yield msgspec.msgpack.decode(body)
-        except msgspec.DecodeError:
-            return
-        number += 1
-        position += (_ENTRY.size + length + 7) & ~7
-
-
-def _to_records(entry: Any, origin: Origin) -> list[Any]:
-    head: Any = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
-    plain: Any
-    kind, *fields = entry
-    if kind == 1:
-        sequence, time_us, key, value, step, epoch, description, metadata = fields
-        names = (key, *split_name(key))
-        rest: Any = (value, step, epoch, description, _to_object(metadata))
-        return [MetricRecord(*(*head, sequence, time_us, *names, *rest))]
-    if kind == 2:
-        sequence, time_us, step, epoch, names, values = fields
-        keys = tuple(MetricKey(name, *split_name(name)) for name in names)
-        return list(
-            expand_row(
-                (sequence, time_us, step, epoch, keys, values),
-                run_id=origin.run_id,
-                writer_id=origin.writer_id,
-                attempt=origin.attempt,
-                rank=origin.rank,
-            )
-        )
-    if kind == 3:
-        *plain, payload = fields
-        return [EventRecord(*(*head, *plain, _to_object(payload)))]
-    if kind == 4:
-        *plain, body = fields
-        return [LifecycleRecord(*(*head, *plain, _to_object(body)))]
-    if kind == 5 and fields[0] in RECORD_TYPES:
-        name, plain = fields
-        restore = restorers(name)
-        types = column_types(name)
-        values = [
-            None
-            if value is None
-            else restore[field](value)
-            if field in restore
-            # Only JSON objects travel as bytes.
-            else _to_object(value)
-            if types[field] == "j"
-            else value
-            for field, value in zip(types, plain, strict=True)
-        ]
-        record_type: Any = RECORD_TYPES[name]
-        return [record_type(*head, *values)]
-    return []
-
-
-def _to_object(encoded: bytes | None) -> JsonObject | None:
-    return None if encoded is None else decode_json(encoded)
+def remove_black_box(path: Path) -> None:
+    """Delete a black box, of this form or the one before it; none is as good."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,24 +1,46 @@
-"""The records of one kind on their way out of the training thread."""
+"""The records of one kind on their way out of the training thread, and a bound on all of them."""
 
 from __future__ import annotations
 
 import itertools
+import logging
+import math
+import os
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from quark_core import metric_rows
-from quark_core.codec import encode_columns
-from quark_core.fields import column_types
+from quark_core.config.redaction import redact_record
+from quark_core.delivery import metric_rows
+from quark_core.records.codec import encode_columns
+from quark_core.records.fields import column_types
 
 if TYPE_CHECKING:
-    from quark_core.backend import Batch
+    from quark_core.backends.contract import Batch
+    from quark_core.records import StreamRecord
 
-__all__ = ["FRAME_BYTES", "ITEM_BYTES", "Channel", "encode_frame_body"]
+__all__ = [
+    "Channel",
+    "FRAME_BYTES",
+    "ITEM_BYTES",
+    "LONG_FRAME_RECORDS",
+    "MemoryBound",
+    "choose_capacity",
+    "encode_frame_body",
+]
+
+_Record = TypeVar("_Record", bound="StreamRecord")
 
 FRAME_BYTES = 256 * 1024
 """A frame is closed when its items weigh about as much, encoded and not compressed."""
 
+LONG_FRAME_RECORDS = 16_384
+"""A frame of a long queue is closed when it holds this many records, or more by one item's."""
+
+# Each batch has a price of its own, to whoever stores and reads it: a queue that grew by more
+# than this many frames goes into frames that are as large as everybody takes.
+_LONG_QUEUE_FRAMES = 10
+_LONG_FRAME_BYTES = 4 * FRAME_BYTES
 _DEFAULT_FRAME_RECORDS = 100
 # What a record weighs in memory, measured over metrics with step and epoch.
 ITEM_BYTES = 256
@@ -32,12 +54,14 @@ class Channel:
     """A queue of records (for metrics: also of rows) that never makes its writer wait.
 
     Attributes:
-        append: Hands over one record or row. Takes no lock, makes no system
-            call; safe in any thread, signal handler or finalizer. Where the
-            queue is full, its oldest item goes, and is counted later.
+        append: Hands over one record or row in which nobody has written a text.
+            Takes no lock, makes no system call; safe in any thread, signal
+            handler or finalizer. Where the queue is full, its oldest item
+            goes, and is counted later.
         take_sequence: The next sequence number. Atomic.
         sequence: The counter itself, for who needs several at once.
-        frame_records: A batch is closed when it holds this many records.
+        frame_records: A batch is closed when it holds this many records, or
+            `LONG_FRAME_RECORDS` while many wait.
         on_batch: Called by the delivery thread with each batch that it closes, where it
             is set; it must neither wait nor raise.
         lost: Records that went because memory ran out.
@@ -75,6 +99,15 @@ class Channel:
         self._settled = -1
         self._was_filling = False
 
+    def put(self, record: _Record) -> _Record:
+        """Hand over one record without the secrets that are in it; returns it as it is kept.
+
+        What comes after this, the black box and the journal first, keeps what it gets.
+        """
+        redacted = redact_record(record)
+        self.append(redacted)
+        return redacted
+
     def fit_frames(self, records: int) -> None:
         """Let batches hold as many records as the largest of the channel's writers wants."""
         self.frame_records = records if not self._fitted else max(self.frame_records, records)
@@ -108,9 +141,10 @@ class Channel:
     def take_frame(self) -> tuple[list[Any], int]:
         """The next items that go into one batch, and how many records they are."""
         self._look_how_full()
+        most_records, most_bytes = self._choose_bounds()
         items: list[Any] = []
         records = size_bytes = 0
-        while records < self.frame_records and size_bytes < FRAME_BYTES:
+        while records < most_records and size_bytes < most_bytes:
             try:
                 item = self.items.popleft()
             except IndexError:
@@ -120,6 +154,16 @@ class Channel:
             size_bytes += _measure_encoded(self.kind, item)
         self._drained += records
         return items, records
+
+    def _choose_bounds(self) -> tuple[int, int]:
+        """How many records, and about how many bytes, go into the next frame."""
+        try:
+            waiting = len(self.items) * metric_rows.count_items(self.items[0])
+        except IndexError:
+            waiting = 0
+        if waiting <= _LONG_QUEUE_FRAMES * self.frame_records:
+            return self.frame_records, FRAME_BYTES
+        return max(self.frame_records, LONG_FRAME_RECORDS), _LONG_FRAME_BYTES
 
     def drop_oldest(self, count: int) -> None:
         """Let the oldest items go, counted."""
@@ -196,3 +240,94 @@ def encode_frame_body(kind: str, items: list[Any]) -> tuple[int, bytes]:
         return metric_rows.encode_items(items)
     columns = {name: [getattr(item, name) for item in items] for name in column_types(kind)}
     return len(items), encode_columns(kind, len(items), columns)
+
+
+_log = logging.getLogger("quark")
+
+_LEAST_CAPACITY_BYTES = 64 * 1024 * 1024
+_MOST_CAPACITY_BYTES = 1024 * 1024 * 1024
+
+_DROP_ORDER = (
+    "parameter_distribution",
+    "layer",
+    "parameter",
+    "telemetry",
+    "batch",
+    "artifact",
+    "metric",
+    "event",
+    "lifecycle",
+)
+"""Which kinds go first where memory runs out: what sums up the network before what users say."""
+
+
+class MemoryBound:
+    """Lets the oldest records of the lowest kinds go where the channels weigh too much.
+
+    Args:
+        channels: The channels, by kind.
+        capacity_bytes: What they may weigh together, about.
+        on_gap: Told of the records, by kind, that went.
+        on_excess: Called before any are let go.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[str, Channel],
+        capacity_bytes: int,
+        on_gap: Callable[[Mapping[str, int]], None] | None,
+        on_excess: Callable[[], None] | None = None,
+    ) -> None:
+        self._channels = channels
+        self._capacity_bytes = capacity_bytes
+        self._on_gap = on_gap
+        self._on_excess = on_excess
+        self._told: dict[str, int] = dict.fromkeys(channels, 0)
+
+    def bound(self, *, may_tell: bool) -> None:
+        """Drop what is too much, and tell of it once there is room to tell."""
+        self._drop_excess()
+        if not may_tell or self._on_gap is None:
+            return
+        gaps = {
+            kind: channel.lost - self._told[kind]
+            for kind, channel in self._channels.items()
+            if channel.lost > self._told[kind]
+        }
+        if gaps:
+            for kind, count in gaps.items():
+                self._told[kind] += count
+            _log.warning(
+                "records came faster than they could be taken away, and the %d MB for them are "
+                "full; these are gone: %s. A loop that logs without a pause should call "
+                "session.flush('journaled') now and then",
+                self._capacity_bytes // 1_000_000,
+                gaps,
+            )
+            self._on_gap(gaps)
+
+    def _drop_excess(self) -> None:
+        weights = {kind: channel.weigh() for kind, channel in self._channels.items()}
+        excess = sum(weights.values()) - self._capacity_bytes
+        if excess > 0 and self._on_excess is not None:
+            self._on_excess()
+        for kind in _DROP_ORDER:
+            channel = self._channels.get(kind)
+            if channel is None:
+                continue
+            waiting = len(channel.items)
+            if excess > 0 and waiting:
+                each = weights[kind] / waiting
+                dropped = min(waiting, math.ceil(excess / each))
+                channel.drop_oldest(dropped)
+                excess -= int(dropped * each)
+            channel.count_overflow()
+
+
+def choose_capacity() -> int:
+    """Bytes that may wait for delivery: a sixteenth of the memory, from 64 MiB to 1 GiB."""
+    try:
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return _LEAST_CAPACITY_BYTES
+    return max(_LEAST_CAPACITY_BYTES, min(_MOST_CAPACITY_BYTES, memory_bytes // 16))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quark_core.system.folders import read_plain_file
+
 __all__ = ["Files", "identify_file"]
 
 # Windows has no fdatasync, and would translate line ends without O_BINARY.
@@ -55,8 +57,8 @@ class Files:
         os.close(descriptor)
 
     def read(self, path: Path) -> bytes:
-        """All of a file."""
-        return path.read_bytes()
+        """All of a regular file."""
+        return read_plain_file(path)
 
     def exists(self, path: Path) -> bool:
         """Whether a file is there."""

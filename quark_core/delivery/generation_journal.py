@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from quark_core.backend import Batch
-from quark_core.codec import decode_body, encode_records
+from quark_core.backends.contract import Batch
 from quark_core.delivery.journal import Journal
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.lane_files import lane_folder_name
-from quark_core.delivery.origin import Origin
-from quark_core.process import current_process
+from quark_core.delivery.segments import Origin
 from quark_core.records import RECORD_TYPES, StreamRecord
+from quark_core.records.codec import decode_body, encode_records
+from quark_core.system.process import current_process
 
 __all__ = ["frame_outputs", "journal_outputs", "split_generation"]
 

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from quark_core.backend import Batch
+from quark_core.backends.contract import Batch
 from quark_core.delivery.files import Files
-from quark_core.delivery.origin import Origin
+from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.segments import (
+    END_MARK,
     SEGMENT_SUFFIX,
+    DamagedPart,
     DamagedSegment,
+    NewerSegment,
+    Origin,
+    ParsedSegment,
+    encode_end_mark,
     encode_frame,
     encode_header,
     parse_segment,
+    read_end_mark,
+    read_origin,
     segment_name,
 )
 
-__all__ = ["Journal", "JournalReader"]
+__all__ = ["SEGMENT_BYTES", "Journal", "JournalReader", "KnownSegment"]
 
 _log = logging.getLogger("quark")
 
 SEGMENT_BYTES = 16 * 1024 * 1024
+"""A new segment is begun beyond this size."""
+
 # What is not yet synced is kept in memory, since a failed sync may lose it.
 _UNSYNCED_BYTES = 16 * 1024 * 1024
 
@@ -101,7 +112,14 @@ class Journal:
         Raises:
             OSError: The disk is full, gone or broken; call again later.
         """
-        frames = [(batch.number, encode_frame(batch)) for batch in batches]
+        self.append_frames([(batch.number, encode_frame(batch)) for batch in batches])
+
+    def append_frames(self, frames: Sequence[tuple[int, bytes]]) -> None:
+        """Write batches whose frames are made already, each with its number.
+
+        Raises:
+            OSError: As of `append`.
+        """
         if self._unsynced_bytes > _UNSYNCED_BYTES:
             self.sync()
         if self._rewrite:
@@ -115,7 +133,7 @@ class Journal:
             self._segments[segment_name(self._index)].size_bytes = self._size_bytes
         self._unsynced += frames
         self._unsynced_bytes += sum(len(frame) for _, frame in frames)
-        self.end = batches[-1].number + 1
+        self.end = frames[-1][0] + 1
 
     def sync(self) -> None:
         """Bring everything appended so far to the disk.
@@ -155,18 +173,53 @@ class Journal:
                 return
             del self._segments[name]
 
+    def discard(self) -> None:
+        """Delete all segments: somebody else has what is in them."""
+        self._abandon_segment()
+        self._unsynced.clear()
+        self._unsynced_bytes = 0
+        self._rewrite = False
+        for name in list(self._segments):
+            try:
+                self.files.remove(self.directory / name)
+            except OSError as error:
+                _log.debug("removing %s: %s", self.directory / name, error)
+            del self._segments[name]
+
+    @property
+    def unsynced(self) -> Sequence[tuple[int, bytes]]:
+        """Number and frame of the batches that are not durable yet, oldest first."""
+        return self._unsynced
+
     @property
     def size_bytes(self) -> int:
         """Length of all segments that are not released yet."""
         return sum(segment.size_bytes for segment in self._segments.values())
 
     def close(self) -> None:
-        """Sync what can be synced and close the newest segment."""
+        """Sync what can be synced, close the newest segment, and note with which number it ends."""
         try:
             self.sync()
         except OSError as error:
             _log.warning("the journal %s could not be synced: %s", self.directory, error)
+        else:
+            self._note_end()
         self._abandon_segment()
+
+    def _note_end(self) -> None:
+        """Without this a reader could not tell a file that was cut from one that was killed."""
+        if not self._segments:
+            return
+        path = self.directory / END_MARK
+        try:
+            self.files.remove(path)
+            descriptor = self.files.create(path)
+            try:
+                self.files.write(descriptor, encode_end_mark(self.end))
+            finally:
+                self.files.close(descriptor)
+        except OSError as error:
+            _log.debug("the end of the journal %s is not noted: %s", self.directory, error)
 
     def _begin_segment(self, frames: Sequence[tuple[int, bytes]]) -> None:
         """Begin a segment with these frames in it; no segment is left half begun."""
@@ -249,13 +302,78 @@ class Journal:
                 _log.debug("closing a segment of %s: %s", self.directory, error)
 
 
+@dataclass(slots=True)
+class _Doubtful:
+    """Segments with damage, until it is known what later ones have of the same batches."""
+
+    damaged: dict[str, list[DamagedPart]] = field(default_factory=dict)
+    batches: dict[int, Batch] = field(default_factory=dict)
+    lowest: int = 0
+    newest: int = -1
+    tail: DamagedPart | None = None
+
+    def add(self, name: str, parsed: ParsedSegment, wanted: int, *, is_oldest: bool) -> None:
+        """Take in a segment, of which batches before `wanted` are not asked for."""
+        if not self.damaged:
+            # What came before the oldest segment was released.
+            begins = parsed.first_number if is_oldest and parsed.header_is_whole else None
+            self.lowest = max(wanted, begins or 0)
+        for batch in parsed.batches:
+            if batch.number >= wanted:
+                self.batches.setdefault(batch.number, batch)
+            self.newest = max(self.newest, batch.number)
+        if parsed.damaged:
+            self.damaged[name] = parsed.damaged
+        self.tail = parsed.damaged_end
+
+    def find_missing(self, end: int | None) -> list[tuple[int, int | None]]:
+        """First and last number of each gap.
+
+        Args:
+            end: Number that comes after all of these; None where nobody knows
+                it, and then the last gap has no end.
+        """
+        missing: list[tuple[int, int | None]] = []
+        expected = self.lowest
+        for number in sorted(self.batches):
+            if number > expected:
+                missing.append((expected, number - 1))
+            expected = max(expected, number + 1)
+        if end is not None and end > expected:
+            missing.append((expected, end - 1))
+        elif end is None and self.tail is not None and not self.tail.is_torn:
+            missing.append((expected, None))
+        return missing
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSegment:
+    """A whole segment of which whoever reads knows already what is in it.
+
+    Attributes:
+        name: Its name.
+        first: Number of its first batch.
+        end: Number after its last; between the two none is missing.
+    """
+
+    name: str
+    first: int
+    end: int
+
+
 class JournalReader:
     """Reads a writer's journal, also while it is being written, from any thread.
 
     Args:
         directory: The writer's directory.
         files: File operations.
-        on_damage: Told of each segment that is damaged, with what is wrong.
+        on_damage: Told of each segment that is damaged and costs something,
+            with what is wrong and the numbers of the batches that are missing;
+            without it, the log is told.
+        is_written: Whether its process may be writing it now: how it ends is
+            not judged then.
+        find_known: Says of a segment's name what is known of it, or None; `read_parts`
+            does not open what is known.
     """
 
     def __init__(
@@ -264,47 +382,176 @@ class JournalReader:
         *,
         files: Files | None = None,
         on_damage: Callable[[str, str], None] | None = None,
+        is_written: bool = False,
+        find_known: Callable[[str], KnownSegment | None] = lambda _name: None,
     ) -> None:
         self._directory = directory
         self._files = files or Files()
         self._on_damage = on_damage
+        self._is_written = is_written
+        self._find_known = find_known
         self._told: set[str] = set()
+        self._origin: Origin | None = None
+        self.missing: list[tuple[int, int | None]] = []
+        """First and last number of each gap in what was read so far; the last is None where
+        nobody knows how many batches there were."""
+        self.left_alone = False
+        """Whether there is a segment of a newer version, or one that nobody can say whose it is."""
+        self.whole: dict[str, KnownSegment] = {}
+        """By name, the segments among those read so far that nothing is wrong with."""
 
     def read(self, start: int = 0) -> Iterator[Batch]:
         """Batches from a number on, in order, each once.
 
-        A segment is read up to its first damaged frame; later segments are
-        read all the same. The newest segment may end in a torn frame, which
-        is only what a killed process leaves.
+        Whatever is damaged, each frame that is whole is read. A journal whose
+        process was killed may end in a torn frame, which is no damage; one
+        that was closed says itself with which number it ends.
         """
-        wanted = start
-        names = self.segment_names()
-        for position, name in enumerate(names):
-            try:
-                data = self._files.read(self._directory / name)
-            except FileNotFoundError:
-                continue  # released while it was being looked for
-            try:
-                parsed = parse_segment(data)
-            except DamagedSegment as error:
-                self._report(name, str(error))
+        for part in self.read_parts(start):
+            assert isinstance(part, Batch)  # nothing is known that stands for others
+            yield part
+
+    def read_parts(self, start: int = 0) -> Iterator[Batch | KnownSegment]:
+        """What `read` returns, with whole segments that are known in place of their batches."""
+        wanted, is_oldest = start, True
+        doubtful: _Doubtful | None = None
+        for name in self.segment_names():
+            known = self._find_known(name)
+            if known is not None and doubtful is not None and known.first > doubtful.newest:
+                yield from self._settle(doubtful, known.first)
+                wanted = max(wanted, known.first)
+                doubtful = None
+            if known is not None and doubtful is None and _is_apart(known, wanted):
+                if known.first > wanted and not is_oldest:
+                    self._miss(wanted, known.first, name)
+                if known.end > wanted:
+                    wanted = known.end
+                    yield known
+                is_oldest = False
                 continue
-            if parsed.damage is not None and position < len(names) - 1:
-                self._report(name, parsed.damage)
-            for batch in parsed.batches:
+            parsed = self._parse(name)
+            if parsed is None:
+                is_oldest = True  # whatever it holds is not missing
+                continue
+            first = parsed.first_number
+            if doubtful is not None and first is not None and first > doubtful.newest:
+                yield from self._settle(doubtful, first)
+                wanted = max(wanted, first)
+                doubtful = None
+            if doubtful is not None or parsed.damaged:
+                doubtful = doubtful or _Doubtful()
+                doubtful.add(name, parsed, wanted, is_oldest=is_oldest)
+            elif parsed.is_contiguous:
+                end = parsed.batches[-1].number + 1
+                self.whole[name] = KnownSegment(name, parsed.batches[0].number, end)
+            for batch in parsed.batches if doubtful is None else ():
+                if batch.number > wanted and not is_oldest:
+                    self._miss(wanted, batch.number, name)
+                is_oldest = False
                 if batch.number >= wanted:
                     wanted = batch.number + 1
                     yield batch
+            is_oldest = False
+        yield from self._finish(doubtful, wanted)
 
     def segment_names(self) -> list[str]:
         """Names of the segments, oldest first."""
         names = self._files.list_names(self._directory)
         return [name for name in names if name.endswith(SEGMENT_SUFFIX)]
 
+    def _parse(self, name: str) -> ParsedSegment | None:
+        """What is in a segment; None where nothing of it can be read."""
+        try:
+            data = self._files.read(self._directory / name)
+        except FileNotFoundError:
+            return None  # released while it was being looked for
+        try:
+            try:
+                return parse_segment(data)
+            except NewerSegment:
+                raise
+            except DamagedSegment:
+                return parse_segment(data, self._find_origin())
+        except DamagedSegment as error:
+            self.left_alone = True
+            self._report(name, str(error))
+            return None
+
+    def _find_origin(self) -> Origin | None:
+        """Whose journal it is, by its manifest or by any segment's header."""
+        if self._origin is None:
+            manifest = JournalFolder(self._directory).read_manifest()
+            if manifest is not None:
+                self._origin = Origin(
+                    manifest.run_id, manifest.writer_id, manifest.attempt, manifest.rank
+                )
+        for name in self.segment_names() if self._origin is None else ():
+            with contextlib.suppress(OSError, DamagedSegment):
+                self._origin = read_origin(self._files.read(self._directory / name))
+                break
+        return self._origin
+
+    def _settle(self, doubtful: _Doubtful, end: int | None) -> list[Batch]:
+        """What there is of segments with damage, after telling what is not."""
+        missing = doubtful.find_missing(end)
+        for name, parts in doubtful.damaged.items():
+            what = ", ".join(part.describe() for part in parts)
+            if missing:
+                self._report(name, f"{what}; {_describe_gaps(missing)}")
+            elif not all(part.is_torn for part in parts):
+                _log.info(
+                    "journal segment %s: %s; all batches are there", self._directory / name, what
+                )
+        self.missing += missing
+        return [doubtful.batches[number] for number in sorted(doubtful.batches)]
+
+    def _finish(self, doubtful: _Doubtful | None, wanted: int) -> list[Batch]:
+        """What is left of segments with damage, after telling what is not there up to the end."""
+        end = None if self._is_written or self.left_alone else self._read_end()
+        if doubtful is not None:
+            if self._is_written:
+                doubtful.tail = None
+            return self._settle(doubtful, end)
+        if end is not None and end > wanted:
+            self._miss(wanted, end, END_MARK)
+        return []
+
+    def _miss(self, first: int, end: int, name: str) -> None:
+        """Tell of batches that are not there, though nothing is damaged."""
+        self.missing.append((first, end - 1))
+        self._report(name, _describe_gaps([(first, end - 1)]))
+
+    def _read_end(self) -> int | None:
+        """Number after the last batch, where the journal was closed."""
+        try:
+            return read_end_mark(self._files.read(self._directory / END_MARK))
+        except OSError:
+            return None
+
     def _report(self, name: str, damage: str) -> None:
         if name in self._told:
             return
         self._told.add(name)
-        _log.warning("journal segment %s: %s", self._directory / name, damage)
         if self._on_damage is not None:
             self._on_damage(name, damage)
+        else:
+            _log.warning("journal segment %s: %s", self._directory / name, damage)
+
+
+def _is_apart(known: KnownSegment, wanted: int) -> bool:
+    """Whether all of a segment, or nothing of it, comes before the batch that is wanted next."""
+    return known.end <= wanted or known.first >= wanted
+
+
+def _describe_gaps(missing: Sequence[tuple[int, int | None]]) -> str:
+    """Numbers of batches that are missing, for a person."""
+    parts = []
+    for first, last in missing:
+        if last is None:
+            parts.append(f"those from {first} on")
+        else:
+            parts.append(f"{first}" if last == first else f"{first} to {last}")
+    if missing[0][1] is None:
+        return f"batches from {missing[0][0]} on are missing"
+    one = len(missing) == 1 and missing[0][0] == missing[0][1]
+    return f"batch {parts[0]} is missing" if one else f"batches {', '.join(parts)} are missing"

@@ -6,21 +6,42 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from glob import escape
 from pathlib import Path
 
 import msgspec
 
-from quark_core import settings
-from quark_core.delivery.lane_files import LEASE_STALE_S, LaneMark, Lease, lane_folder_name
-from quark_core.delivery.ledger import LedgerLine, append_lines
+from quark_core.config import settings
+from quark_core.delivery.lane_files import (
+    LEASE_STALE_S,
+    LaneMark,
+    Lease,
+    LedgerLine,
+    append_lines,
+    lane_folder_name,
+)
 from quark_core.delivery.segments import SEGMENT_SUFFIX
-from quark_core.process import ProcessIdentity, is_alive
+from quark_core.records import format_time
+from quark_core.records.times import now_us
+from quark_core.system.folders import Place, describe_link, read_plain_file
+from quark_core.system.process import ProcessIdentity, is_alive
 
-__all__ = ["JournalFolder", "LaneEntry", "Manifest", "find_folders", "journal_directory"]
+__all__ = [
+    "DamageNote",
+    "JournalFolder",
+    "LaneEntry",
+    "LostBatches",
+    "Manifest",
+    "find_damaged",
+    "find_folders",
+    "journal_directory",
+]
 
 _log = logging.getLogger("quark")
 _MANIFEST = "journal.json"
+_ASIDE = "journal.aside.json"
+_DAMAGE = "damaged.json"
 _LANES = "lanes"
 _CLOSED = "closed"
 
@@ -49,11 +70,15 @@ class Manifest(msgspec.Struct, frozen=True):
         run_path: The run's own directory.
         lanes: Where it goes.
         process: The process that writes it.
-        black_box: File in shared memory that holds what is not journaled yet.
+        black_box: Whether there is a ring in shared memory that holds what is
+            not journaled yet. Its path, for older versions to read; it is
+            found by the ids of run and writer, never by what is said here.
         awaits_run: Whether another process begins the run; until the store has
             it, the journal waits.
         generation: Number of the analysis whose outputs it holds; 0 for the
             journal of a process.
+        journal: Where the journal lies, said by the copy in a black box only.
+        places: Where the run's directory and the journal lie, likewise.
     """
 
     run_id: str
@@ -68,6 +93,53 @@ class Manifest(msgspec.Struct, frozen=True):
     black_box: str | None = None
     awaits_run: bool = False
     generation: int = 0
+    journal: str | None = None
+    places: tuple[Place, ...] = ()
+
+
+class LostBatches(msgspec.Struct, frozen=True):
+    """Batches that damage to a journal has cost one of its lanes.
+
+    Attributes:
+        lane: The lane.
+        first, last: Numbers of the first and the last; the last is None where
+            nobody knows how many there were.
+    """
+
+    lane: str
+    first: int
+    last: int | None
+
+    def covers(self, number: int) -> bool:
+        """Whether a batch is among them."""
+        return self.first <= number and (self.last is None or number <= self.last)
+
+    def describe(self) -> str:
+        """The numbers, for a person."""
+        if self.last is None:
+            return f"batches from {self.first} on are missing"
+        if self.last == self.first:
+            return f"batch {self.first} is missing"
+        return f"batches {self.first} to {self.last} are missing"
+
+
+class DamageNote(msgspec.Struct, frozen=True):
+    """What damage to a journal has cost; it stays beside the journal's files.
+
+    Attributes:
+        run_id, writer_id, attempt, rank: Whose journal it is.
+        found_at: When it was found.
+        lost: What is gone.
+        damage: What is wrong with which file.
+    """
+
+    run_id: str
+    writer_id: str
+    attempt: int
+    rank: int
+    found_at: str
+    lost: tuple[LostBatches, ...] = ()
+    damage: tuple[str, ...] = ()
 
 
 class JournalFolder:
@@ -75,7 +147,7 @@ class JournalFolder:
 
     Args:
         path: The folder.
-        storage_dir: The storage root that it lies under now, where that is known.
+        storage_dir: The storage root that it belongs to, where that is known.
     """
 
     def __init__(self, path: Path, *, storage_dir: Path | None = None) -> None:
@@ -105,16 +177,44 @@ class JournalFolder:
     def read_manifest(self) -> Manifest | None:
         """What the journal is, or None where that cannot be read."""
         try:
-            manifest = msgspec.json.decode((self.path / _MANIFEST).read_bytes(), type=Manifest)
+            manifest = msgspec.json.decode(read_plain_file(self.path / _MANIFEST), type=Manifest)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
             _log.warning("the journal %s is left alone: %s", self.path, error)
             return None
-        if self._storage_dir is None:
+        placed = self._place(manifest)
+        if placed is None:
+            _log.warning(
+                "the journal %s is left alone: it says that it is of run %r, writer %r",
+                self.path,
+                manifest.run_id,
+                manifest.writer_id,
+            )
+        return placed
+
+    def _place(self, manifest: Manifest) -> Manifest | None:
+        """The manifest with the paths that follow from where the folder lies.
+
+        The root may have been moved or copied, or be somebody else's: what counts
+        is the place. None where the manifest is of another run or writer.
+        """
+        storage_dir, run_path = self._storage_dir, Path(manifest.run_path)
+        parents = self.path.parents
+        if len(parents) > 4 and parents[0].name == "journal" and parents[3].name == ".quark":
+            run_path = parents[1]
+            storage_dir = storage_dir or parents[4]
+            run_id = run_path.name
+        elif len(parents) > 1 and parents[1] == _journal_root():
+            storage_dir = storage_dir or Path(manifest.storage_dir)
+            run_id = parents[0].name
+            run_path = storage_dir / ".quark" / "runs" / run_id
+        else:
             return manifest
+        if (manifest.run_id, lane_folder_name(manifest.writer_id)) != (run_id, self.path.name):
+            return None
         return msgspec.structs.replace(
-            manifest, storage_dir=str(self._storage_dir), run_path=str(self.path.parent.parent)
+            manifest, storage_dir=str(storage_dir), run_path=str(run_path)
         )
 
     def lease(self, lane: str) -> Lease:
@@ -180,6 +280,47 @@ class JournalFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         _remove_empty(self.path.parent, self.path.parent.parent)
 
+    def note_damage(
+        self, manifest: Manifest, lost: Sequence[LostBatches], damage: Sequence[str]
+    ) -> None:
+        """Keep on disk what was found to be gone, before anything behind it is delivered."""
+        note = self.read_damage() or DamageNote(
+            manifest.run_id,
+            manifest.writer_id,
+            manifest.attempt,
+            manifest.rank,
+            format_time(now_us()),
+        )
+        note = msgspec.structs.replace(
+            note,
+            lost=tuple(dict.fromkeys((*note.lost, *lost))),
+            damage=tuple(dict.fromkeys((*note.damage, *damage))),
+        )
+        scratch = self.path / f"{_DAMAGE}.part"
+        try:
+            scratch.write_bytes(msgspec.json.encode(note))
+            os.replace(scratch, self.path / _DAMAGE)
+        except OSError as error:
+            _log.warning("the damage to the journal %s is not noted: %s", self.path, error)
+
+    def read_damage(self) -> DamageNote | None:
+        """What damage has cost, or None where nobody has found any."""
+        try:
+            return msgspec.json.decode((self.path / _DAMAGE).read_bytes(), type=DamageNote)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            _log.warning("the damage to the journal %s cannot be read: %s", self.path, error)
+            return None
+
+    def set_aside(self, *, unknown: Mapping[str, int] | None = None) -> None:
+        """Keep the files of a damaged journal, which every lane has passed, as they are.
+
+        From now on it is no journal that anybody delivers.
+        """
+        self._note_delivery(unknown or {})
+        os.replace(self.path / _MANIFEST, self.path / _ASIDE)
+
     def prune(self) -> None:
         """Delete the bare folders that a lease makes again after another process's `remove`."""
         if not (self.path / _MANIFEST).exists():
@@ -198,22 +339,60 @@ def _remove_empty(*paths: Path) -> None:
 
 def journal_directory(run_path: Path, run_id: str) -> Path:
     """Where the journals of a run lie: under its directory, or under QUARK_JOURNAL_DIR."""
+    root = _journal_root()
+    return run_path / "journal" if root is None else root / run_id
+
+
+def _journal_root() -> Path | None:
     root = os.environ.get(settings.JOURNAL_DIR, "").strip()
-    if root:
-        return Path(root).expanduser().resolve() / run_id
-    return run_path / "journal"
+    return Path(root).expanduser().resolve() if root else None
 
 
-def find_folders(storage_dir: Path) -> Iterator[JournalFolder]:
-    """Every journal of a storage root, and those under QUARK_JOURNAL_DIR that belong to it."""
-    for path in sorted((storage_dir / ".quark" / "runs").glob(f"*/journal/*/{_MANIFEST}")):
-        # Where it lies is what counts: the root may have been moved or copied since.
+def find_folders(storage_dir: Path, run_id: str | None = None) -> Iterator[JournalFolder]:
+    """Every journal of a storage root, and those under QUARK_JOURNAL_DIR that belong to it.
+
+    Args:
+        storage_dir: The storage root.
+        run_id: Only those of this run.
+    """
+    store = storage_dir / ".quark"
+    if run_id is not None and Path(run_id).name != run_id:
+        return  # no run's: it would lead out of the folder of runs
+    run = "*" if run_id is None else escape(run_id)
+    for path in sorted((store / "runs").glob(f"{run}/journal/*/{_MANIFEST}")):
+        links = [each for each in (path, *path.parents[:4]) if each.is_symlink()]
+        if links:
+            _log.warning("the journal %s is left alone: %s", path.parent, describe_link(links[0]))
+            continue
         yield JournalFolder(path.parent, storage_dir=storage_dir)
-    root = os.environ.get(settings.JOURNAL_DIR, "").strip()
-    if not root:
+    root = _journal_root()
+    if root is None:
         return
-    for path in sorted(Path(root).expanduser().resolve().glob(f"*/*/{_MANIFEST}")):
-        folder = JournalFolder(path.parent)
-        manifest = folder.read_manifest()
-        if manifest is not None and Path(manifest.storage_dir) == storage_dir:
+    for path in sorted(root.glob(f"{run}/*/{_MANIFEST}")):
+        folder = JournalFolder(path.parent, storage_dir=storage_dir)
+        try:
+            said = msgspec.json.decode(read_plain_file(path), type=_Said)
+        except (OSError, msgspec.DecodeError):
+            continue
+        if Path(said.storage_dir) == storage_dir and folder.read_manifest() is not None:
             yield folder
+
+
+def find_damaged(storage_dir: Path) -> Iterator[tuple[JournalFolder, DamageNote]]:
+    """Every journal that damage has cost something, those that were set aside too."""
+    runs = storage_dir / ".quark" / "runs"
+    paths = sorted(runs.glob(f"*/journal/*/{_DAMAGE}"))
+    root = _journal_root()
+    if root is not None:
+        elsewhere = root.glob(f"*/*/{_DAMAGE}")
+        # Only a run of this store has its folder here.
+        paths += sorted(path for path in elsewhere if (runs / path.parent.parent.name).is_dir())
+    for path in paths:
+        folder = JournalFolder(path.parent)
+        note = folder.read_damage()
+        if note is not None:
+            yield folder, note
+
+
+class _Said(msgspec.Struct):
+    storage_dir: str

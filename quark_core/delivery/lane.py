@@ -1,4 +1,10 @@
-"""One backend's lane: a thread that delivers batches in order, and never gives up on its own."""
+"""One backend's lane: a thread that delivers batches in order, and never gives up on its own.
+
+A store refuses records of a run that was never started in it. Which rank's
+records come first is chance, so the lane of a rank that joins a run waits until
+it is there (`wait_for_run`), with the records in memory and in the journal like
+in any outage.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +16,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quark_core.artifacts.payload_folder import PayloadFolder, PayloadSpool
-from quark_core.backend import Backend, Batch, SupportsGroups
+from quark_core.backends.contract import Backend, Batch, SupportsGroups, SupportsRead
+from quark_core.backends.delivery_report import LaneReport
+from quark_core.delivery.attempt_starts import StartWatch
 from quark_core.delivery.batch_log import Cursor
 from quark_core.delivery.lane_files import LaneMark
-from quark_core.delivery.payload_delivery import (
+from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.sending import (
+    GROUP_BATCHES,
+    GROUP_RECORDS,
+    cut_groups,
     list_payloads,
     send_payloads,
     set_payloads_aside,
 )
-from quark_core.delivery.quarantine import Quarantine
-from quark_core.delivery.report import LaneReport
-from quark_core.errors import BackendRejected, BackendUnauthorized, BackendUnavailable
+from quark_core.errors import (
+    BackendOutcomeUnknown,
+    BackendRejected,
+    BackendUnavailable,
+    BackendUnusable,
+    RunNotFoundError,
+    SessionStoreError,
+)
 
-__all__ = ["Lane", "RetryPolicy"]
+__all__ = ["AWAIT_CAP_S", "Lane", "RetryPolicy", "check_run_is_there", "wait_for_run"]
 
 _log = logging.getLogger("quark")
-_GROUP_LIMIT = 64
 # What comes meanwhile goes into the same transaction, which costs training a tenth of many small
 # ones; nobody waits for it, since whoever does nudges the lane.
 _LINGER_S = 0.5
@@ -43,7 +59,8 @@ class RetryPolicy:
         failures_before_rest: Unexpected errors in a row after which the lane
             rests instead.
         rest_s: How long it rests before it probes.
-        paused_s: How long it waits after its credentials were refused.
+        paused_s: How long it waits where a person must mend something, such as the
+            credentials.
         asked_cap_s: Bound of a wait that the backend asks for.
     """
 
@@ -60,8 +77,9 @@ class Lane:
 
     Whatever the backend does (raise, hang, call `sys.exit`) stays in here.
     `BackendUnavailable` is tried again for ever, `BackendRejected` goes to the
-    quarantine, and anything else is tried again, then rested upon. Each
-    reason is logged once.
+    quarantine, what `BackendOutcomeUnknown` is said of is never sent twice
+    where that could store it twice, and anything else is tried again, then
+    rested upon. Each reason is logged once.
 
     Args:
         name: Name of the backend.
@@ -104,16 +122,22 @@ class Lane:
         self._backend: Backend | None = None
         self._state = "opening"
         self._delivered = 0
+        self._unknown = 0
         self._quarantined: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._tries = 0
         self._unexpected = 0
         self._in_flight: list[Batch] = []
         self._given_up = False
+        self._forgotten = False
+        self._start_watch = StartWatch() if primary else None
         # Held while a batch moves from waiting to done, so that a report adds up.
         self._counting = threading.Lock()
         self._hurry = threading.Event()
         self._deadline: float | None = None
+        self._patience_s = 0.0
+        self._last_moment = 0.0
+        self._unusable = False
         self._thread = threading.Thread(target=self._run, name=f"quark-lane-{name}", daemon=True)
 
     def start(self) -> None:
@@ -128,15 +152,43 @@ class Lane:
         """Wait until everything before a position of the log is done with; whether it is."""
         return self._cursor.wait_passed(position, timeout_s)
 
-    def close(self, deadline: float) -> None:
+    def close(
+        self, deadline: float, *, patience_s: float = 0.0, last_moment: float | None = None
+    ) -> None:
         """Ask the lane to deliver what is left and to close its backend by a deadline.
+
+        A mirror that cannot work before a person has mended something is not tried again.
 
         Args:
             deadline: On the clock of `time.monotonic`.
+            patience_s: Whenever the lane gets on, the deadline is this far away again.
+            last_moment: Where the deadline is never beyond; itself by default.
         """
+        self._patience_s = patience_s
+        self._last_moment = deadline if last_moment is None else last_moment
         self._deadline = deadline
         self._hurry.set()
         self._cursor.wake()
+
+    @property
+    def ends_by(self) -> float | None:
+        """When the lane is given up after `close`; None where it has ended."""
+        return self._deadline if self._thread.is_alive() else None
+
+    @property
+    def is_at_it(self) -> bool:
+        """Whether the backend is opening or has taken what it was given last."""
+        return self._state in ("opening", "ready")
+
+    def get_on(self) -> None:
+        """Put the end off, since something was done."""
+        if self._deadline is not None and self._patience_s:
+            later = min(time.monotonic() + self._patience_s, self._last_moment)
+            self._deadline = max(self._deadline, later)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end of the lane, without giving it up."""
+        self._thread.join(max(0.0, timeout_s))
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the lane after `close`; whether it has ended.
@@ -148,6 +200,10 @@ class Lane:
             self._thread.join(max(0.0, timeout_s))
         self._given_up = self._thread.is_alive()
         return not self._given_up
+
+    def forget(self) -> None:
+        """Keep nothing that the backend may yet refuse: what it was is given up."""
+        self._forgotten = True
 
     @property
     def last_error(self) -> str | None:
@@ -163,29 +219,32 @@ class Lane:
         """
         with self._counting:
             submitted, waiting, dropped = self._cursor.count_records()
-            unknown = 0
+            in_flight = 0
             if self._given_up and not self._idempotent:
-                unknown = sum(batch.count for batch in self._in_flight)
+                in_flight = sum(batch.count for batch in self._in_flight)
             return LaneReport(
                 backend=self.name,
                 primary=self.primary,
                 state=self._state,
                 submitted=submitted + pending_records + lost_records,
                 delivered=self._delivered,
-                waiting=waiting - unknown + pending_records,
+                waiting=waiting - in_flight + pending_records,
                 quarantined=dict(self._quarantined),
                 dropped=dropped + lost_records,
-                unknown=unknown,
+                unknown=self._unknown + in_flight,
                 errors=dict(self._errors),
             )
 
     def _run(self) -> None:
         while True:
-            batches = self._cursor.peek(_GROUP_LIMIT)
+            batches = self._cursor.peek(GROUP_BATCHES)
             if batches and self._may_linger(batches):
                 self._hurry.wait(_LINGER_S)
                 self._hurry.clear()
-                batches = self._cursor.peek(_GROUP_LIMIT)
+                batches = self._cursor.peek(GROUP_BATCHES)
+            batches = next(cut_groups(batches), [])
+            if batches and self._is_hopeless():
+                break
             if batches:
                 if not self._deliver(batches) and self._expired():
                     break
@@ -198,11 +257,16 @@ class Lane:
     def _may_linger(self, batches: list[Batch]) -> bool:
         """Whether more batches may be waited for, so that they are written as one group."""
         return (
-            len(batches) < _GROUP_LIMIT
+            len(batches) < GROUP_BATCHES
+            and sum(batch.count for batch in batches) < GROUP_RECORDS
             and self._deadline is None
             and self._state == "ready"
             and isinstance(self._backend, SupportsGroups)
         )
+
+    def _is_hopeless(self) -> bool:
+        """Whether the run ends, and what is left needs a person first."""
+        return self._deadline is not None and self._unusable and not self.primary
 
     def _expired(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
@@ -218,16 +282,24 @@ class Lane:
                 for batch in batches:
                     self._write_one(self._backend, batch)
         except BaseException as error:  # noqa: BLE001 - SystemExit too: nothing may end the lane
+            if isinstance(error, BackendOutcomeUnknown) and not self._idempotent:
+                # Sending them again could store them twice.
+                with self._counting:
+                    self._unknown += sum(batch.count for batch in self._in_flight)
+                    self._pass(self._in_flight)
             self._in_flight = []
             self._note_failure(error)
             self._pause(error)
             return False
         self._state = "ready"
+        self._unusable = False
         self._tries = self._unexpected = 0
         return True
 
     def _write_group(self, backend: SupportsGroups, batches: list[Batch]) -> None:
         try:
+            if self._start_watch is not None and self._start_watch.refusal is not None:
+                raise BackendRejected(self._start_watch.refusal)
             self._send_payloads(backend, batches)
             self._begin(batches)
             backend.write_group(batches)
@@ -245,25 +317,35 @@ class Lane:
             self._mark.begin(batches[-1].number + 1)
 
     def _write_one(self, backend: Backend, batch: Batch) -> None:
+        if self._start_watch is not None and self._start_watch.refusal is not None:
+            self._set_aside(batch, self._start_watch.refusal)
+            return
         try:
             # A payload may come twice, so nothing is begun by sending it.
             self._send_payloads(backend, [batch])
             self._begin([batch])
             backend.write(batch)
         except BackendRejected as error:
+            if self._forgotten:
+                return
             reason = str(error)
-            self._quarantine.put(batch, reason)
-            if isinstance(self._payloads, PayloadSpool):
-                set_payloads_aside([batch], self._payloads.find, self._quarantine.directory)
-            if reason not in self._quarantined:
-                _log.warning("backend %s refused records: %s", self.name, reason)
-            with self._counting:
-                self._quarantined[reason] += batch.count
-                self._pass([batch])
+            if self._start_watch is not None:
+                self._start_watch.note_refused(batch, reason)
+            self._set_aside(batch, reason)
             if self._on_failure is not None:
                 self._on_failure(error)
             return
         self._acknowledge([batch])
+
+    def _set_aside(self, batch: Batch, reason: str) -> None:
+        self._quarantine.put(batch, reason)
+        if isinstance(self._payloads, PayloadSpool):
+            set_payloads_aside([batch], self._payloads.find, self._quarantine.directory)
+        if reason not in self._quarantined:
+            _log.warning("backend %s refused records: %s", self.name, reason)
+        with self._counting:
+            self._quarantined[reason] += batch.count
+            self._pass([batch])
 
     def _send_payloads(self, backend: Backend, batches: list[Batch]) -> None:
         if self._payloads is not None:
@@ -273,6 +355,8 @@ class Lane:
         with self._counting:
             self._delivered += sum(batch.count for batch in batches)
             self._pass(batches)
+        if self._start_watch is not None and self._backend is not None:
+            self._start_watch.note_stored(self._backend, batches)
         if self._payloads is not None:
             # Those of refused batches stay, as the batches do.
             for _, record in list_payloads(batches):
@@ -280,13 +364,16 @@ class Lane:
 
     def _pass(self, batches: list[Batch]) -> None:
         self._in_flight = []
+        if not batches:
+            return
         if self._mark is not None:
             self._mark.finish(batches[-1].number + 1)
         self._cursor.advance(batches)
+        self.get_on()
 
     def _note_failure(self, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if reason not in self._errors:
+        if reason not in self._errors and not self._given_up:
             _log.warning("backend %s does not take records now (%s); they wait", self.name, reason)
         self._errors[reason] += 1
         if self._on_failure is not None:
@@ -297,7 +384,8 @@ class Lane:
 
         policy = self._retry
         self._unexpected = 0 if isinstance(error, BackendUnavailable) else self._unexpected + 1
-        if isinstance(error, BackendUnauthorized):
+        self._unusable = isinstance(error, BackendUnusable)
+        if self._unusable:
             self._state = "paused"
             wait_s = policy.paused_s
         elif self._unexpected >= policy.failures_before_rest:
@@ -329,3 +417,69 @@ class Lane:
         if self._mark is not None:
             self._mark.close()
         self._state = "closed"
+
+
+AWAIT_CAP_S = 15.0
+"""Bound of the wait between two tries of such a lane."""
+
+_QUIET_S = 1.0
+_POLL_S = 0.05
+
+
+def wait_for_run(
+    open_backend: Callable[[], Backend], run_id: str | None, opened: object
+) -> Callable[[], Backend]:
+    """Open a backend only once it has a run; for a lane, on its own thread.
+
+    Args:
+        open_backend: Opens it.
+        run_id: The run.
+        opened: The backend, where it was open before and outlives a failure.
+    """
+
+    def open_when_there() -> Backend:
+        backend = open_backend()
+        deadline = time.monotonic() + _QUIET_S
+        poll_s = _POLL_S
+        while True:
+            try:
+                check_run_is_there(backend, run_id, closes=False)
+            except BackendUnavailable:
+                if time.monotonic() < deadline:
+                    time.sleep(poll_s)
+                    poll_s *= 1.5
+                    continue
+                if opened is None:
+                    backend.close()
+                raise
+            return backend
+
+    return open_when_there
+
+
+def check_run_is_there(backend: Backend, run_id: str | None, *, closes: bool = True) -> None:
+    """See that a backend has a run.
+
+    Args:
+        backend: It; one that cannot be asked, or has no store but the journal, passes.
+        run_id: The run.
+        closes: Whether the backend is closed where it has not.
+
+    Raises:
+        BackendUnavailable: It has not, so far.
+    """
+    asked: object = backend
+    if run_id is None or getattr(backend, "keeps_journal", False):
+        return
+    if not isinstance(asked, SupportsRead):
+        return
+    try:
+        asked.load_run(run_id)
+    except SessionStoreError as error:
+        if closes:
+            backend.close()
+        if not isinstance(error, RunNotFoundError):
+            raise BackendUnavailable(str(error)) from error
+        raise BackendUnavailable(
+            f"run {run_id} is not in the store yet; the rank that leads it begins it there"
+        ) from None

@@ -1,34 +1,53 @@
-"""What a lane keeps on disk: how far it is, and who drives it."""
+"""What a lane keeps on disk: how far it is, who drives it, and what it has delivered.
+
+The last stays when the run's journals are gone: one line per writer and lane in
+`delivered.jsonl` of the run's directory, made only where a run has mirrors.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import struct
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from quark_core.delivery.files import identify_file
-from quark_core.process import ProcessIdentity, current_process, is_alive
+from quark_core.system.folders import read_plain_file
+from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
-__all__ = ["LEASE_STALE_S", "LaneMark", "Lease", "lane_folder_name"]
+__all__ = [
+    "LEASE_STALE_S",
+    "LaneMark",
+    "Lease",
+    "LedgerLine",
+    "append_lines",
+    "lane_folder_name",
+    "read_lines",
+]
 
 LEASE_STALE_S = 60.0
 """A lease of another host is stale after this long without a beat; they come every 10 s."""
 
+# A name of a file has 255, of which some are for what is put behind it.
+_MAX_NAME_BYTES = 200
 _MARK = struct.Struct("<QQQ")
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 def lane_folder_name(lane: str) -> str:
     """Name of a lane as a file name."""
     kept = "".join(c if c.isalnum() or c in "._-" else "_" for c in lane)
-    if kept == lane:
+    if kept == lane and kept.strip(".") and len(kept.encode()) <= _MAX_NAME_BYTES:
         return kept
-    return f"{kept}-{xxhash.xxh3_64_hexdigest(lane.encode())[:8]}"
+    kept = kept.encode()[:_MAX_NAME_BYTES].decode("utf-8", "ignore")
+    return f"{kept}-{xxhash.xxh3_64_hexdigest(lane.encode('utf-8', 'replace'))[:8]}"
 
 
 class LaneMark:
@@ -53,7 +72,7 @@ class LaneMark:
 
     def _load(self) -> None:
         try:
-            data = self._path.read_bytes()
+            data = read_plain_file(self._path)
         except OSError:
             return
         if len(data) == _MARK.size:
@@ -85,10 +104,14 @@ class LaneMark:
         head = struct.pack("<QQ", self.done, self.begun)
         data = head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
         try:
+            if self._descriptor is not None and not self._path.exists():
+                self.close()  # deleted with its folder: nobody would see what is written there
             if self._descriptor is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 binary = getattr(os, "O_BINARY", 0)
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | binary, 0o666)
+                self._descriptor = os.open(
+                    self._path, os.O_WRONLY | os.O_CREAT | binary | _NO_LINK, 0o666
+                )
                 self._identity = identify_file(self._descriptor)
             elif identify_file(self._descriptor) != self._identity:
                 self._descriptor = None
@@ -146,8 +169,10 @@ class Lease:
         if self._token is not None:
             try:
                 os.utime(self._path)
+            except FileNotFoundError:
+                # Deleted with its folder; another process that has taken it since keeps it.
+                self._make(self._token)
             except OSError:
-                # Somebody removed the folder; what follows will say so.
                 return
 
     def release(self) -> None:
@@ -197,7 +222,72 @@ class Lease:
 
     def _read(self) -> tuple[ProcessIdentity | None, str | None]:
         try:
-            data = json.loads(self._path.read_text())
+            data = json.loads(read_plain_file(self._path))
             return msgspec.convert(data["process"], ProcessIdentity), data["token"]
         except (OSError, ValueError, KeyError, TypeError):
             return None, None
+
+
+_log = logging.getLogger("quark")
+_NAME = "delivered.jsonl"
+
+
+class LedgerLine(msgspec.Struct, frozen=True):
+    """One writer's stream to one backend, as it ended.
+
+    Attributes:
+        writer_id, attempt, rank: The writer.
+        lane: Name of the lane.
+        specification: How to ask for its backend, without secrets.
+        primary: Whether it is the run's primary.
+        batches: How many batches were passed to it.
+        unknown: Records that it may or may not have.
+        begun: Whether this says only that a replay was begun.
+    """
+
+    writer_id: str
+    attempt: int
+    rank: int
+    lane: str
+    specification: str
+    primary: bool = False
+    batches: int = 0
+    unknown: int = 0
+    begun: bool = False
+
+
+def append_lines(run_path: Path, lines: Iterable[LedgerLine]) -> None:
+    """Add lines; where they cannot be written, a log entry is all that is lost."""
+    data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    try:
+        run_path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(
+            run_path / _NAME,
+            os.O_WRONLY
+            | os.O_CREAT
+            | os.O_APPEND
+            | getattr(os, "O_BINARY", 0)
+            | getattr(os, "O_NOFOLLOW", 0),
+            0o666,
+        )
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _log.debug("what was delivered is not noted in %s: %s", run_path, error)
+
+
+def read_lines(run_path: Path) -> list[LedgerLine]:
+    """All lines of a run; a torn one is left out."""
+    try:
+        data = read_plain_file(run_path / _NAME)
+    except OSError:
+        return []
+    lines = []
+    for line in data.splitlines():
+        try:
+            lines.append(msgspec.json.decode(line, type=LedgerLine))
+        except msgspec.DecodeError:
+            continue
+    return lines

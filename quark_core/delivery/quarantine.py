@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from quark_core.backend import Batch
+from quark_core.backends.contract import Batch
 
 __all__ = ["Quarantine", "QuarantinedBatch"]
 
@@ -42,7 +42,7 @@ class Quarantine:
         if self._directory is None:
             self._in_memory.append(item)
             return
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", f"{batch.writer_id}-{batch.number}")
+        name = _make_name(f"{batch.writer_id}-{batch.number}")
         target = self._directory / f"{name}.batch"
         scratch = target.with_suffix(".part")
         try:
@@ -55,6 +55,18 @@ class Quarantine:
                 "refused records of backend %s are kept in memory only: %s", self._backend, error
             )
 
+    def load_first(self, writer_id: str, limit: int) -> list[QuarantinedBatch]:
+        """The first batches of a writer that are kept here, in order, at most `limit`."""
+        if self._directory is None or not self._directory.is_dir():
+            return []
+        numbers = []
+        for path in self._directory.glob(f"{_make_name(writer_id)}-*.batch"):
+            number = path.stem.rpartition("-")[2]
+            if number.isdecimal():
+                numbers.append((int(number), path))
+        first = [path for _, path in sorted(numbers)[:limit]]
+        return [msgspec.msgpack.decode(path.read_bytes(), type=QuarantinedBatch) for path in first]
+
     def load(self) -> list[QuarantinedBatch]:
         """Every batch kept here, those of earlier processes included."""
         found: list[QuarantinedBatch] = []
@@ -64,3 +76,7 @@ class Quarantine:
                 for path in sorted(self._directory.glob("*.batch"))
             ]
         return found + self._in_memory
+
+
+def _make_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)

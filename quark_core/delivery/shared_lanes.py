@@ -6,7 +6,7 @@ import logging
 import time
 from pathlib import Path
 
-from quark_core.backend import Backend
+from quark_core.backends.contract import Backend
 from quark_core.delivery.journal_folder import (
     JournalFolder,
     LaneEntry,

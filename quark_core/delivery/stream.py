@@ -6,24 +6,31 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-from quark_core import settings
 from quark_core.artifacts.payload_folder import PayloadFolder
+from quark_core.backends.contract import Batch
+from quark_core.backends.delivery_report import DeliveryReport, LaneReport
+from quark_core.config import settings
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.black_box import BlackBox
-from quark_core.delivery.channel import ITEM_BYTES, Channel
-from quark_core.delivery.framer import Framer
+from quark_core.delivery.channel import (
+    FRAME_BYTES,
+    ITEM_BYTES,
+    Channel,
+    MemoryBound,
+    choose_capacity,
+    encode_frame_body,
+)
 from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.lane import Lane
 from quark_core.delivery.lane_files import Lease
-from quark_core.delivery.memory_bound import MemoryBound, choose_capacity
-from quark_core.delivery.origin import Origin
-from quark_core.delivery.report import DeliveryReport, LaneReport
+from quark_core.delivery.segments import Origin
 from quark_core.errors import SessionStoreError
 from quark_core.records import RECORD_TYPES
 
-__all__ = ["FlushLevel", "RunStream"]
+__all__ = ["FlushLevel", "RunStream", "StandInStream"]
 
 _log = logging.getLogger("quark")
 
@@ -34,6 +41,16 @@ TICK_S = 0.02
 COVERED_TICK_S = 0.05
 HEARTBEAT_S = 10.0
 SYNC_S = 1.0
+_LAST_TRY_S = 2.0
+PATIENCE_TIMES = 12
+"""How many times its patience the end of a run may last, while lanes get on."""
+
+# How often the end looks whether something gets on, and which part of a core a helper process
+# uses that does, on a machine with much else to do: one that only waits is below.
+_LOOK_EVERY_S = 1.0
+# Where no time is left, lanes that get on are waited for all the same, and not by spinning.
+_LEAST_LOOK_S = 0.05
+_WORKING_SHARE = 0.02
 
 # Lifecycle comes last in a tick: a status must not overtake what was logged before it.
 _KIND_ORDER = sorted(RECORD_TYPES, key=lambda kind: kind == "lifecycle")
@@ -56,6 +73,10 @@ class RunStream:
         leases: Leases of the lanes, given up at the end.
         black_box: Where accepted records outlive the process until they are
             journaled.
+        measure_work: Processor time in s that helper processes have used so far. At the
+            end it counts as progress of backends that have not failed, as where one
+            imports its library or is at a large group.
+        on_patience: Called where an end has to wait for lanes.
         payloads: Where this process puts the payloads of artifacts; None where
             no backend takes any.
         retain: The journal is the store: it is synced at a flush, and stays.
@@ -79,6 +100,8 @@ class RunStream:
         retain: bool = False,
         black_box: BlackBox | None = None,
         payloads: PayloadFolder | None = None,
+        measure_work: Callable[[], float] | None = None,
+        on_patience: Callable[[], None] | None = None,
         on_second: Callable[[], None] | None = None,
         on_beat: Callable[[], None] | None = None,
         on_gap: Callable[[Mapping[str, int]], None] | None = None,
@@ -93,6 +116,8 @@ class RunStream:
         self._leases = tuple(leases)
         self._retain = retain
         self._payloads = payloads
+        self._measure_work = measure_work
+        self._on_patience = on_patience
         if capacity_bytes is None:
             capacity_bytes = choose_capacity()
         capacity_items = capacity_bytes // ITEM_BYTES if self.active else 0
@@ -102,11 +127,19 @@ class RunStream:
         self._black_box = black_box
         if black_box is not None:
             for channel in self._channels.values():
-                channel.append = black_box.wrap_append(channel.append)
-        self._framer = Framer(origin, self._channels, self._log)
+                channel.append = black_box.wrap_append(
+                    channel.append, partial(_may_overflow, channel)
+                )
+        self._framer = _Framer(origin, self._channels, self._log)
         self._on_second = on_second
         self._on_beat = on_beat
-        self._memory = MemoryBound(self._channels, capacity_bytes, on_gap)
+        self._on_gap = on_gap
+        self._memory = MemoryBound(
+            self._channels,
+            capacity_bytes,
+            None if on_gap is None else self._tell_gap,
+            None if black_box is None else black_box.note_filling,
+        )
         if tick_s is None:
             tick_s = TICK_S if black_box is None else COVERED_TICK_S
         self._tick_s = tick_s
@@ -157,12 +190,31 @@ class RunStream:
         """Whether anything is kept at all."""
         return bool(self._lanes) or self._folder is not None
 
-    def hand_over(self, timeout_s: float) -> int | None:
+    def hand_over(self, timeout_s: float, *, patience_s: float = 0.0) -> int | None:
         """Wait until everything accepted so far is framed, and journaled if that is possible.
 
-        Returns the position in the log after it, or None where that took longer.
+        Args:
+            timeout_s: How long.
+            patience_s: Whenever fewer records wait than before, it is this long from then on,
+                `PATIENCE_TIMES` times as much in all.
+
+        Returns:
+            The position in the log after it, or None where that took longer.
         """
-        return self._ask(timeout_s, sync=False)
+        now = time.monotonic()
+        deadline, last_moment = now + timeout_s, now + timeout_s + PATIENCE_TIMES * patience_s
+        fewest = self._count_items()
+        while True:
+            position = self._ask(min(_LOOK_EVERY_S, max(0.0, deadline - now)), sync=False)
+            now = time.monotonic()
+            waiting = self._count_items()
+            if waiting < fewest and patience_s:
+                fewest, deadline = waiting, min(last_moment, max(deadline, now + patience_s))
+            if position is not None or now >= deadline:
+                return position
+
+    def _count_items(self) -> int:
+        return sum(len(channel.items) for channel in self._channels.values())
 
     def flush(self, timeout_s: float, level: FlushLevel = "stored", *, sync: bool = True) -> None:
         """Wait until everything accepted before this call is as safe as `level` says.
@@ -219,23 +271,43 @@ class RunStream:
             if self._primary.wait_passed(position, 0.02):
                 return
 
-    def close(self, timeout_s: float) -> DeliveryReport:
+    def close(
+        self,
+        timeout_s: float,
+        *,
+        patience_s: float = 0.0,
+        on_overtime: Callable[[DeliveryReport], None] | None = None,
+        gives_up: bool = False,
+    ) -> DeliveryReport:
         """Deliver what is left within a time, close the lanes, and say what became of it all.
 
         A second call returns the first one's report.
+
+        Args:
+            timeout_s: The time.
+            patience_s: A lane that gets on has this time again from each such moment on,
+                `PATIENCE_TIMES` times as much in all.
+            on_overtime: Called where lanes that get on make the end last longer than
+                `timeout_s`, with what is delivered so far.
+            gives_up: Whether a primary that has taken nothing yet is tried for 2 s at most.
         """
         if self._closed_report is not None:
             return self._closed_report
         deadline = time.monotonic() + timeout_s
+        last_moment = deadline + patience_s * (PATIENCE_TIMES - 1)
         # A heartbeat after this would find the quick lanes closed.
         self._on_beat = self._on_second = None
         # Even where nobody waits for delivery, what was accepted must come into the journal.
         journal_s = settings.journal_timeout_s()
-        self._ask(journal_s, sync=False)
+        self.hand_over(journal_s, patience_s=patience_s)
         for lane in self._lanes:
-            lane.close(deadline)
+            if gives_up and lane.primary and not lane.report().delivered:
+                lane.close(min(deadline, time.monotonic() + _LAST_TRY_S))
+            else:
+                lane.close(deadline, patience_s=patience_s, last_moment=last_moment)
+        self._wait_for_lanes(deadline, on_overtime)
         for lane in self._lanes:
-            lane.join(deadline - time.monotonic())
+            lane.join(0.0)
         self._closing = True
         self._wake.set()
         if self._thread is not None:
@@ -246,11 +318,42 @@ class RunStream:
         if self._folder is not None and ended:
             # A thread that hangs in its disk may write yet; a later process finds what it leaves.
             if self._log.all_passed and not self._retain and not self._framer.count_pending():
-                self._folder.remove()
+                unknown = {lane.name: lane.report().unknown for lane in self._lanes}
+                self._folder.remove(unknown=unknown)
+                if self._black_box is not None:
+                    self._black_box.remove()  # it is there still where the journal failed
             else:
                 self._folder.close()
         self._closed_report = self.report()
         return self._closed_report
+
+    def _wait_for_lanes(
+        self, deadline: float, on_overtime: Callable[[DeliveryReport], None] | None
+    ) -> None:
+        """Wait until each lane has ended or is to be given up."""
+        quarter_s = (deadline - time.monotonic()) / 4
+        look_s = min(_LOOK_EVERY_S, max(_LEAST_LOOK_S, quarter_s))
+        work_s: float | None = None
+        looks = 0
+        while True:
+            now = time.monotonic()
+            ends = [(lane, lane.ends_by) for lane in self._lanes]
+            waiting = [(lane, end) for lane, end in ends if end is not None and end > now]
+            if not waiting:
+                return
+            if now >= deadline and on_overtime is not None:
+                on_overtime(self.report())
+                on_overtime = None
+            waiting[0][0].wait(min(look_s, max(end for _, end in waiting) - now))
+            if looks == 1 and self._on_patience is not None:
+                self._on_patience()
+            looks += 1
+            at_it = [lane for lane, _ in waiting if lane.is_at_it]
+            if at_it and self._measure_work is not None:
+                was_s, work_s = work_s, self._measure_work()
+                if was_s is not None and work_s - was_s >= _WORKING_SHARE * look_s:
+                    for lane in at_it:
+                        lane.get_on()
 
     def ask_from_signal(self) -> int:
         """Ask, without any lock, that everything accepted so far be brought to the disk."""
@@ -285,6 +388,8 @@ class RunStream:
 
     def discard(self) -> None:
         """Delete the journal and what is left in it; after `close`, of a run that never began."""
+        for lane in self._lanes:
+            lane.forget()
         if self._folder is not None:
             self._folder.remove(note=False)
 
@@ -384,17 +489,172 @@ class RunStream:
         end = self._log.end
         if written:
             self._journaled_end = end
-            if self._black_box is not None and mark is not None:
-                self._black_box.release(mark)
+        if self._black_box is not None and mark is not None and drained and self._log.survives:
+            self._black_box.release(mark)
         if sync and self._log.sync_journal():
             self._journaled_end = self._durable_end = end
         if not self._retain:
             self._log.release_journal()
         return drained
 
+    def _tell_gap(self, gaps: Mapping[str, int]) -> None:
+        assert self._on_gap is not None
+        self._on_gap(gaps)
+        self._log.tell(gaps)
+
     def _beat(self) -> None:
         for lease in self._leases:
+            # Where the journal's disk failed at the start, it may have come back.
+            lease.take()
             lease.beat()
         on_beat = self._on_beat
         if on_beat is not None:
             on_beat()
+
+
+def _may_overflow(channel: Channel) -> bool:
+    return 2 * len(channel.items) >= (channel.items.maxlen or 0)
+
+
+# A loop that logs without a pause must not make the thread spin.
+_SHORTEST_TICK_S = 0.005
+
+
+class _Framer:
+    """Numbers a writer's batches; belongs to the delivery thread, counts may be asked anywhere.
+
+    Args:
+        origin: What all records have in common.
+        channels: Where records come from, by kind, in the order of a tick.
+        log: Where batches go.
+    """
+
+    def __init__(self, origin: Origin, channels: Mapping[str, Channel], log: BatchLog) -> None:
+        self._origin = origin
+        self._channels = tuple(channels.values())
+        self._log = log
+        self._draining = 0
+        self._framed_bytes = 0
+        self._unpersisted_bytes = 0
+        self.unencodable = 0
+        """Records that could not be encoded; a bug, counted."""
+
+    def drain(self) -> bool:
+        """Put what is in the channels now into the log; whether there was room for all of it."""
+        drained = True
+        for channel in self._channels:
+            if channel.items:
+                drained = self._drain(channel) and drained
+        self._persist()
+        return drained
+
+    def count_pending(self) -> int:
+        """Records that are accepted and that no reader of the log sees yet."""
+        waiting = sum(channel.count_records() for channel in self._channels)
+        return self._draining + self._log.count_unpublished() + waiting
+
+    def choose_wait(self, tick_s: float, elapsed_s: float) -> float:
+        """How long to wait for the next tick, so that about `FRAME_BYTES` come in meanwhile.
+
+        The threads that log must not be made to look at a size or to wake
+        anybody, so it is reckoned from what came since the last call.
+
+        Args:
+            tick_s: The longest wait.
+            elapsed_s: Time since the last call.
+        """
+        framed, self._framed_bytes = self._framed_bytes, 0
+        if framed <= FRAME_BYTES:
+            return tick_s
+        return min(tick_s, max(_SHORTEST_TICK_S, elapsed_s * FRAME_BYTES / framed))
+
+    def _drain(self, channel: Channel) -> bool:
+        # What comes while this goes on waits for the next tick, so that a tick ends.
+        remaining = len(channel.items)
+        while remaining > 0 and not self._log.is_full:
+            items, records = channel.take_frame()
+            if not items:
+                return True
+            remaining -= len(items)
+            self._draining = records
+            try:
+                batch = self._make_batch(channel.kind, items)
+            except Exception:  # noqa: BLE001
+                # Records are validated before they come here, so this is a bug of ours or
+                # memory that ran out; it must cost this frame only, and be seen.
+                _log.exception("%d %s records could not be encoded", records, channel.kind)
+                self.unencodable += records
+                self._draining = 0
+                continue
+            self._log.account(channel.kind, items)
+            self._log.add(batch)
+            on_batch = channel.on_batch
+            if on_batch is not None:
+                on_batch(batch)
+            self._draining = 0
+            self._framed_bytes += len(batch.body)
+            # Several small frames are one write.
+            self._unpersisted_bytes += len(batch.body)
+            if self._unpersisted_bytes >= FRAME_BYTES:
+                self._persist()
+        return remaining <= 0
+
+    def _persist(self) -> None:
+        self._unpersisted_bytes = 0
+        self._log.persist()
+
+    def _make_batch(self, kind: str, items: list[Any]) -> Batch:
+        count, body = encode_frame_body(kind, items)
+        origin = self._origin
+        return Batch(
+            origin.run_id or "",
+            origin.writer_id,
+            origin.attempt,
+            origin.rank,
+            self._log.end,
+            kind,
+            count,
+            body,
+        )
+
+
+class StandInStream(RunStream):
+    """Stands in for a stream that may never be needed; it costs nothing until then.
+
+    Args:
+        origin: What all records will have in common.
+        open_stream: Called by the first record; by the time it returns,
+            `succeed` has been called, or the record is not kept.
+    """
+
+    def __init__(self, origin: Origin, open_stream: Callable[[], None]) -> None:
+        super().__init__(origin)
+        self._open_stream = open_stream
+        self._successor: RunStream | None = None
+        for channel in self._channels.values():
+            channel.append = partial(self._hand_on, channel.kind)
+
+    @property
+    def active(self) -> bool:
+        """Whether what comes here is kept: by the stream that it opens."""
+        return True
+
+    @property
+    def payloads(self) -> PayloadFolder | None:
+        """Where the real stream's payloads go, which is opened for this."""
+        if self._successor is None:
+            self._open_stream()
+        return None if self._successor is None else self._successor.payloads
+
+    def succeed(self, stream: RunStream) -> None:
+        """Pass on to the real stream what still comes here."""
+        for kind, channel in self._channels.items():
+            # What was numbered here keeps its number, so the next one must be another.
+            stream.channel(kind).continue_sequence(channel)
+        self._successor = stream
+
+    def _hand_on(self, kind: str, item: Any) -> None:
+        if self._successor is None:
+            self._open_stream()
+        if self._successor is not None:
+            self._successor.channel(kind).append(item)

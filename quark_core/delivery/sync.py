@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backend import Backend, Batch, SupportsGroups, SupportsReplay
-from quark_core.delivery.black_box import read_black_box
-from quark_core.delivery.black_box_recovery import recover_black_box
+from quark_core.backends.contract import (
+    Backend,
+    Batch,
+    SupportsGroups,
+    SupportsRead,
+    SupportsReplay,
+)
+from quark_core.delivery.attempt_starts import StartWatch
+from quark_core.delivery.black_box import find_box_path
+from quark_core.delivery.black_box_recovery import (
+    OpenLane,
+    find_unjournaled,
+    recover_black_box,
+)
 from quark_core.delivery.journal import JournalReader
-from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
+from quark_core.delivery.journal_folder import (
+    JournalFolder,
+    LaneEntry,
+    LostBatches,
+    Manifest,
+)
 from quark_core.delivery.lane_files import LaneMark, lane_folder_name
-from quark_core.delivery.origin import Origin
-from quark_core.delivery.payload_delivery import (
+from quark_core.delivery.lost_batches import make_stand_ins
+from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.sending import (
+    GROUP_BATCHES,
     FindPayload,
+    cut_groups,
     send_payloads,
     set_payloads_aside,
 )
-from quark_core.delivery.quarantine import Quarantine
-from quark_core.errors import BackendRejected
+from quark_core.errors import BackendRejected, RunNotFoundError
+from quark_core.system.folders import describe_link, find_foreign_link
 
-__all__ = ["KeepLane", "LaneSync", "OpenLane", "count_boxed", "count_waiting", "sync_folder"]
+__all__ = [
+    "KeepLane",
+    "LaneSync",
+    "OpenLane",
+    "SyncLog",
+    "count_boxed",
+    "count_waiting",
+    "sync_folder",
+]
 
 _log = logging.getLogger("quark")
-_GROUP_LIMIT = 64
-
-OpenLane = Callable[[Manifest, LaneEntry], tuple[Backend, bool]]
-"""Opens the backend of a lane; returns it and whether a batch may be sent to it twice."""
 
 KeepLane = Callable[[Backend, Exception | None], bool]
 """Says whether a backend stays open after a journal, given what it failed with."""
@@ -53,6 +77,8 @@ class LaneSync:
         quarantined: Refused for good, by reason.
         unknown: In flight when the writer died, to a backend that may have them.
         damage: Damaged segments, each with what is wrong.
+        missing: First and last number of each gap that no store can fill; the
+            last is None where nobody knows how many batches there were.
         reason: Why it waits, or who holds it.
     """
 
@@ -65,6 +91,7 @@ class LaneSync:
     quarantined: dict[str, int] = field(default_factory=dict)
     unknown: int = 0
     damage: list[str] = field(default_factory=list)
+    missing: list[tuple[int, int | None]] = field(default_factory=list)
     reason: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,11 +107,13 @@ def count_waiting(folder: JournalFolder, manifest: Manifest) -> list[LaneSync]:
     """
     found = []
     boxed, reason = count_boxed(folder, manifest)
+    is_written = folder.is_written(manifest)
     for entry in manifest.lanes:
         result = LaneSync(run_id=manifest.run_id, writer_id=manifest.writer_id, backend=entry.name)
         mark = folder.mark(entry.name)
-        reader = JournalReader(folder.path, on_damage=_note_damage(result))
+        reader = _open_reader(folder, result, is_written=is_written)
         result.waiting = boxed + sum(batch.count for batch in reader.read(mark.done))
+        result.missing = reader.missing
         lease = folder.lease(entry.name)
         if not lease.is_stale():
             result.state = "held"
@@ -97,6 +126,33 @@ def count_waiting(folder: JournalFolder, manifest: Manifest) -> list[LaneSync]:
     return found
 
 
+class SyncLog:
+    """Says on the log what becomes of journals that are looked at again and again: what is new."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, str, str], int] = {}
+
+    def note(self, what: str, results: Iterable[LaneSync]) -> None:
+        """Say what was delivered of a journal, and what waits where that is another number.
+
+        Args:
+            what: The journal, for people.
+            results: What became of its lanes.
+        """
+        for result in results:
+            lane = result.run_id, result.writer_id, result.backend
+            if not result.delivered and result.waiting == self._waiting.get(lane, 0):
+                continue
+            self._waiting[lane] = result.waiting
+            _log.info(
+                "%s to %s: %d records delivered, %d wait",
+                what,
+                result.backend,
+                result.delivered,
+                result.waiting,
+            )
+
+
 def count_boxed(folder: JournalFolder, manifest: Manifest) -> tuple[int, str | None]:
     """What a process that is gone left in its black box and not in its journal; touches nothing.
 
@@ -106,28 +162,17 @@ def count_boxed(folder: JournalFolder, manifest: Manifest) -> tuple[int, str | N
     """
     if manifest.black_box is None or folder.is_written(manifest):
         return 0, None
-    path = Path(manifest.black_box)
     try:
-        path.open("rb").close()
-    except FileNotFoundError:
-        return 0, None
+        found = find_unjournaled(folder, manifest)
     except OSError as error:
-        # Another user's, mostly: what is in it is not known, and may be all of the run.
-        return 0, f"its process was killed, and its black box {path} cannot be read: {error}"
-    origin = Origin(manifest.run_id, manifest.writer_id, manifest.attempt, manifest.rank)
-    records, uncovered = read_black_box(path, origin)
-    journaled = {
-        (batch.kind, sequence)
-        for batch in JournalReader(folder.path).read()
-        for sequence in batch.decoded.to_list("sequence")
-    }
-    boxed = sum((record.KIND, record.sequence) not in journaled for record in records)
+        # What is in it is not known, and may be all of the run.
+        return 0, f"its process was killed, and its black box cannot be read: {error}"
     reasons = []
-    if boxed:
-        reasons.append(f"its last {boxed} records are in its black box only")
-    if uncovered:
-        reasons.append(f"at most its last {uncovered} calls are lost: its black box was full")
-    return boxed, f"its process was killed: {'; '.join(reasons)}" if reasons else None
+    if found.waiting:
+        reasons.append(f"its last {found.waiting} records are in its black box only")
+    if found.lost:
+        reasons.append(f"at most {found.lost} records are lost: there was no room for them")
+    return found.waiting, f"its process was killed: {'; '.join(reasons)}" if reasons else None
 
 
 def sync_folder(
@@ -149,11 +194,15 @@ def sync_folder(
         on_progress: Told of each number of records that are done with.
         keep_lane: Says whether a backend stays open; by default each is closed.
     """
+    link = find_foreign_link(folder.path)
+    if link is not None:
+        return [_hold_back(manifest, entry, describe_link(link)) for entry in manifest.lanes]
     results = []
     # Asked before anything is read: what a living writer adds meanwhile must not be deleted unread.
     is_final = not folder.is_written(manifest)
-    recover_black_box(folder, manifest)
-    if manifest.black_box is not None and Path(manifest.black_box).exists():
+    recover_black_box(folder, manifest, open_lane)
+    box = find_box_path(manifest.run_id, manifest.writer_id)
+    if manifest.black_box is not None and box is not None and os.path.lexists(box):
         is_final = False  # another process is about to journal what is in there
     for entry in manifest.lanes:
         result = LaneSync(run_id=manifest.run_id, writer_id=manifest.writer_id, backend=entry.name)
@@ -165,67 +214,196 @@ def sync_folder(
             result.reason = f"process {holder.pid if holder else '?'} delivers it"
             continue
         try:
-            _sync_lane(folder, manifest, entry, open_lane, result, on_progress, keep_lane)
+            _LaneDelivery(folder, manifest, entry, open_lane, result, is_final=is_final).run(
+                on_progress, keep_lane
+            )
         finally:
             lease.release()
+    for what in dict.fromkeys(what for result in results for what in result.damage):
+        _log.warning("journal %s: %s", folder.path, what)
     if is_final and all(result.state == "delivered" for result in results):
-        if any(result.damage for result in results):
-            _log.warning("the journal %s is damaged; its files are kept", folder.path)
+        unknown = {result.backend: result.unknown for result in results}
+        if folder.read_damage() is not None:
+            folder.set_aside(unknown=unknown)
+            _log.warning("the journal %s was damaged; its files are kept there", folder.path)
+        elif any(result.damage for result in results):
+            _log.warning("the journal %s is kept: not all of it can be read", folder.path)
         else:
-            folder.remove(unknown={result.backend: result.unknown for result in results})
+            folder.remove(unknown=unknown)
     else:
         folder.prune()
     return results
 
 
-def _sync_lane(
-    folder: JournalFolder,
-    manifest: Manifest,
-    entry: LaneEntry,
-    open_lane: OpenLane,
-    result: LaneSync,
-    on_progress: Callable[[int], None] | None,
-    keep_lane: KeepLane | None,
-) -> None:
-    mark = folder.mark(entry.name)
-    reader = JournalReader(folder.path, on_damage=_note_damage(result))
-    quarantine = Quarantine(
-        Path(manifest.run_path) / "quarantine" / lane_folder_name(entry.name), entry.name
+def _hold_back(manifest: Manifest, entry: LaneEntry, reason: str) -> LaneSync:
+    return LaneSync(
+        run_id=manifest.run_id,
+        writer_id=manifest.writer_id,
+        backend=entry.name,
+        state="waiting",
+        reason=reason,
     )
-    backend: Backend | None = None
-    failure: Exception | None = None
-    try:
-        batches = _fill_gaps(folder, manifest, reader.read(mark.done), mark.done, open_lane, result)
-        first = next(batches, None)
-        if first is not None:
-            backend, idempotent = open_lane(manifest, entry)
-            if getattr(backend, "keeps_journal", False):
-                result.state = "kept"
-                result.reason = (
-                    "storage_dir lies on a network file system: the journal is the store"
-                )
-                return
-            # In the journal lie those that went nowhere but to backends.
-            find = [PayloadFolder(place).find for place in (folder.path, Path(manifest.run_path))]
-            for group in _group(chain([first], batches), _GROUP_LIMIT if idempotent else 1):
-                if idempotent or group[0].number >= mark.begun:
-                    _write(backend, group, quarantine, result, find, mark)
-                else:
-                    # Sent once already, perhaps: sending it again could store it twice.
-                    result.unknown += group[0].count
-                mark.finish(group[-1].number + 1)
-                if on_progress is not None:
-                    on_progress(sum(batch.count for batch in group))
-        result.state = "delivered"
-    except Exception as error:  # noqa: BLE001 - the other lanes must still be delivered
-        failure = error
-        result.state = "waiting"
-        result.reason = f"{type(error).__name__}: {error}"
-        result.waiting = sum(batch.count for batch in reader.read(mark.done))
-    finally:
-        mark.close()
-        if backend is not None and not (keep_lane is not None and keep_lane(backend, failure)):
-            _close(backend, result)
+
+
+class _LaneDelivery:
+    """Delivers one journal to one of its lanes.
+
+    Args:
+        folder: The journal.
+        manifest: What it says of itself.
+        entry: The lane.
+        open_lane: Opens backends.
+        result: Takes what becomes of it.
+        is_final: Whether nothing more is written to the journal.
+    """
+
+    def __init__(
+        self,
+        folder: JournalFolder,
+        manifest: Manifest,
+        entry: LaneEntry,
+        open_lane: OpenLane,
+        result: LaneSync,
+        *,
+        is_final: bool,
+    ) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._entry = entry
+        self._open_lane = open_lane
+        self._result = result
+        self._is_final = is_final
+        self._found: list[str] = []
+        self._reader = JournalReader(
+            folder.path,
+            on_damage=lambda name, what: self._found.append(f"{name}: {what}"),
+            is_written=not is_final,
+        )
+        self._backend: Backend | None = None
+        note = folder.read_damage()
+        self._noted = [] if note is None else list(note.lost)
+
+    def run(self, on_progress: Callable[[int], None] | None, keep_lane: KeepLane | None) -> None:
+        """Deliver what can be delivered now."""
+        folder, manifest, entry, result = self._folder, self._manifest, self._entry, self._result
+        mark = folder.mark(entry.name)
+        quarantine = Quarantine(
+            Path(manifest.run_path) / "quarantine" / lane_folder_name(entry.name), entry.name
+        )
+        watch = StartWatch.of_journal(quarantine, manifest.writer_id) if entry.primary else None
+        failure: Exception | None = None
+        try:
+            batches = self._reader.read(mark.done)
+            first = next(batches, None)
+            if first is not None or self._reader.missing:
+                self._backend, idempotent = self._open_lane(manifest, entry)
+                if getattr(self._backend, "keeps_journal", False):
+                    self._keep(batches)
+                    return
+                head = [] if first is None else [first]
+                # In the journal lie those that went nowhere but to backends.
+                places = (folder.path, Path(manifest.run_path))
+                find = [PayloadFolder(place).find for place in places]
+                whole = self._fill_gaps(chain(head, batches), mark.done)
+                for group in cut_groups(whole, GROUP_BATCHES if idempotent else 1):
+                    if idempotent or group[0].number >= mark.begun:
+                        _write(self._backend, group, quarantine, result, find, mark, watch)
+                    else:
+                        # Sent once already, perhaps: sending it again could store it twice.
+                        result.unknown += group[0].count
+                    mark.finish(group[-1].number + 1)
+                    if on_progress is not None:
+                        on_progress(sum(batch.count for batch in group))
+            if result.missing or self._reader.left_alone:
+                result.damage += self._found
+            result.state = "delivered"
+        except Exception as error:  # noqa: BLE001 - the other lanes must still be delivered
+            failure = error
+            result.state = "waiting"
+            result.reason = f"{type(error).__name__}: {error}"
+            reader = _open_reader(folder, result, is_written=not self._is_final)
+            result.waiting = sum(batch.count for batch in reader.read(mark.done))
+        finally:
+            mark.close()
+            backend = self._backend
+            if backend is not None and not (keep_lane is not None and keep_lane(backend, failure)):
+                _close(backend, result)
+
+    def _keep(self, batches: Iterable[Batch]) -> None:
+        """Leave a journal that is the store as it is; what is wrong with it is said."""
+        result = self._result
+        for _ in batches:
+            pass
+        result.missing += self._reader.missing
+        result.damage += self._found
+        result.state = "kept"
+        result.reason = "storage_dir lies on a network file system: the journal is the store"
+
+    def _fill_gaps(self, batches: Iterable[Batch], start: int) -> Iterator[Batch]:
+        """The journal's batches, with those that it lacks taken from the primary.
+
+        What nobody has is told, and stood in for.
+        """
+        wanted = start
+        for batch in batches:
+            if batch.number > wanted:
+                yield from self._fill(wanted, batch.number - 1)
+            wanted = batch.number + 1
+            yield batch
+        for first, last in self._reader.missing:
+            if last is None and first >= wanted:
+                yield from self._lose(first, None)
+            elif last is not None and last >= wanted:
+                yield from self._fill(max(first, wanted), last)
+
+    def _fill(self, first: int, last: int) -> Iterator[Batch]:
+        """Batches that are not in the journal."""
+        wanted = first
+        for batch in self._replay(first, last):
+            if self._find_noted(batch.number) is not None:
+                continue  # what stands in for it has come there already
+            if batch.number > wanted:
+                yield from self._lose(wanted, batch.number - 1)
+            wanted = batch.number + 1
+            if not self._entry.primary:
+                yield batch
+        if wanted <= last and not self._reader.left_alone:
+            yield from self._lose(wanted, last)
+
+    def _replay(self, first: int, last: int) -> list[Batch]:
+        """Those of the batches that the primary has."""
+        entry = next((entry for entry in self._manifest.lanes if entry.primary), None)
+        if entry is None:
+            return []
+        if self._entry.primary:
+            return _read_batches(self._backend, self._manifest, first, last)
+        primary, _ = self._open_lane(self._manifest, entry)
+        try:
+            return _read_batches(primary, self._manifest, first, last)
+        finally:
+            primary.close()
+
+    def _lose(self, first: int, last: int | None) -> list[Batch]:
+        """Tell that batches are gone for good, before anything behind them is delivered."""
+        manifest, result = self._manifest, self._result
+        # As it was found first: what stands in for it must be the same each time.
+        noted = self._find_noted(first)
+        wanted, first, last = first, *((noted.first, noted.last) if noted else (first, last))
+        lost = LostBatches(result.backend, first, last)
+        result.missing.append((first, last))
+        if not self._found:
+            self._found.append(lost.describe())
+        self._folder.note_damage(manifest, [lost], self._found)
+        self._noted.append(lost)
+        if not self._is_final:
+            return []
+        starts = self._entry.primary and not _has_attempt(self._backend, manifest)
+        found = make_stand_ins(self._folder, manifest, first, last, starts=starts)
+        return [batch for batch in found if batch.number >= wanted]
+
+    def _find_noted(self, number: int) -> LostBatches | None:
+        """The gap, known already, that a batch is in."""
+        return next((lost for lost in self._noted if lost.covers(number)), None)
 
 
 def _close(backend: Backend, result: LaneSync) -> None:
@@ -237,44 +415,25 @@ def _close(backend: Backend, result: LaneSync) -> None:
         result.reason = result.reason or f"{type(error).__name__}: {error}"
 
 
-def _fill_gaps(
-    folder: JournalFolder,
-    manifest: Manifest,
-    batches: Iterator[Batch],
-    start: int,
-    open_lane: OpenLane,
-    result: LaneSync,
-) -> Iterator[Batch]:
-    """The journal's batches, with those that it had to let go taken from the primary."""
-    wanted = start
-    for batch in batches:
-        if batch.number > wanted and result.backend not in _primary_names(manifest):
-            replayed = _replay(manifest, wanted, batch.number, open_lane)
-            yield from replayed
-            missing = batch.number - wanted - len(replayed)
-            if missing:
-                _log.warning("journal %s: %d batches are gone", folder.path, missing)
-        wanted = batch.number + 1
-        yield batch
+def _read_batches(backend: object, manifest: Manifest, first: int, last: int) -> list[Batch]:
+    """Batches of a journal's writer as a store has them; none where it has no such run."""
+    if not isinstance(backend, SupportsReplay):
+        return []
+    try:
+        found = backend.read_batches(manifest.run_id, manifest.writer_id, first, last - first + 1)
+    except RunNotFoundError:
+        return []
+    return [batch for batch in found if batch.number <= last]
 
 
-def _primary_names(manifest: Manifest) -> set[str]:
-    return {entry.name for entry in manifest.lanes if entry.primary}
-
-
-def _replay(manifest: Manifest, start: int, stop: int, open_lane: OpenLane) -> list[Batch]:
-    for entry in manifest.lanes:
-        if entry.primary:
-            primary, _ = open_lane(manifest, entry)
-            try:
-                if isinstance(primary, SupportsReplay):
-                    found = primary.read_batches(
-                        manifest.run_id, manifest.writer_id, start, stop - start
-                    )
-                    return [batch for batch in found if batch.number < stop]
-            finally:
-                primary.close()
-    return []
+def _has_attempt(backend: object, manifest: Manifest) -> bool:
+    """Whether a store has the start of a writer's attempt."""
+    if manifest.awaits_run or not isinstance(backend, SupportsRead):
+        return True
+    try:
+        return backend.load_run(manifest.run_id).run.attempt >= manifest.attempt
+    except RunNotFoundError:
+        return False
 
 
 def _write(
@@ -284,8 +443,10 @@ def _write(
     result: LaneSync,
     find: Sequence[FindPayload],
     mark: LaneMark,
+    watch: StartWatch | None,
 ) -> None:
-    if len(batches) > 1 and isinstance(backend, SupportsGroups):
+    refusal = None if watch is None else watch.refusal
+    if len(batches) > 1 and refusal is None and isinstance(backend, SupportsGroups):
         try:
             send_payloads(backend, batches, find)
             mark.begin(batches[-1].number + 1)
@@ -295,29 +456,33 @@ def _write(
             _log.debug("a group was refused; its batches go one by one")
         else:
             result.delivered += sum(batch.count for batch in batches)
+            if watch is not None:
+                watch.note_stored(backend, batches)
             return
     for batch in batches:
         try:
+            if watch is not None and watch.refusal is not None:
+                raise BackendRejected(watch.refusal)
             send_payloads(backend, [batch], find)
             mark.begin(batch.number + 1)
             backend.write(batch)
         except BackendRejected as error:
+            if watch is not None:
+                watch.note_refused(batch, str(error))
             quarantine.put(batch, str(error))
             set_payloads_aside([batch], find[0], quarantine.directory)
             reasons = result.quarantined
             reasons[str(error)] = reasons.get(str(error), 0) + batch.count
         else:
             result.delivered += batch.count
+            if watch is not None:
+                watch.note_stored(backend, [batch])
 
 
-def _group(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    iterator = iter(batches)
-    while group := list(islice(iterator, size)):
-        yield group
+def _open_reader(folder: JournalFolder, result: LaneSync, *, is_written: bool) -> JournalReader:
+    """Reads a journal, and notes what is wrong with it."""
 
-
-def _note_damage(result: LaneSync) -> Callable[[str, str], None]:
     def note(name: str, damage: str) -> None:
         result.damage.append(f"{name}: {damage}")
 
-    return note
+    return JournalReader(folder.path, on_damage=note, is_written=is_written)

@@ -1,7 +1,8 @@
-"""Backends in processes of their own, so that their work takes nothing from the interpreter.
+"""Backends in processes of their own, so that training neither waits for them nor ends with them.
 
-A lane has a thread, but all threads of a process share one interpreter: what
-a mirror does in Python, training waits for. A backend that declares
-`own_process` is opened in a helper process instead, and its lane hands
-batches on as the bytes that they are.
+A lane has a thread, but all threads of a process share one interpreter and
+one end: what a backend does in Python, training waits for, and a crash of it
+is training's. So a backend is opened in a helper process where a run is
+written, unless it declares otherwise, and its lane hands batches on as the
+bytes that they are.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from quark_core.forking import importing
-from quark_core.hosting.pipes import read_frame, write_frame
+from quark_core.hosting.messages import read_frame, write_frame
+from quark_core.hosting.stopped_helpers import describe_helper
+from quark_core.system.exit_status import call_last
+from quark_core.system.process import importing
 
-__all__ = ["ChildGone", "ChildProcess"]
+__all__ = ["ChildGone", "ChildProcess", "measure_work", "prefer_helpers"]
 
+_log = logging.getLogger("quark")
 _KILL_WAIT_S = 5.0
 # What a session of its own is on Windows.
 _NEW_GROUP = int(getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0))
@@ -62,13 +66,14 @@ class ChildProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                env=_add_quark(environment),
+                env={**_add_quark(environment), **describe_helper(module)},
                 start_new_session=True,
                 creationflags=_NEW_GROUP,
             )
             self._sender = cast(RawIOBase, self._process.stdin)
             self._receiver = cast(RawIOBase, self._process.stdout)
             _alive.add(self)
+        call_last(_kill_left)
 
     @property
     def pid(self) -> int:
@@ -120,7 +125,10 @@ class ChildProcess:
             return
         timer = threading.Timer(timeout_s, self._expire)
         timer.daemon = True
-        timer.start()
+        try:
+            timer.start()
+        except RuntimeError as error:  # no more threads may be had
+            _log.debug("the process of %s has no time limit now: %s", self._title, error)
         try:
             yield
         finally:
@@ -151,6 +159,45 @@ def _add_quark(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _alive: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
+
+
+def measure_work() -> float:
+    """Processor time in s that all such processes, and those that they started, have used.
+
+    0 where this cannot be known: without psutil's calls, say.
+    """
+    alive = list(_alive)
+    if not alive:
+        return 0.0
+    try:
+        with importing():
+            import psutil
+    except (ImportError, AttributeError, OSError) as error:
+        _log.debug("the work of helpers cannot be measured: %s", error)
+        return 0.0
+    total_s = 0.0
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(process.pid)
+            for each in (first, *first.children(recursive=True)):
+                times = each.cpu_times()
+                total_s += times.user + times.system
+    return total_s
+
+
+def prefer_helpers() -> None:
+    """Let all such processes have their share of the machine again: the training has ended."""
+    with importing():
+        from quark_core.hosting.endpoint import restore_priority
+
+    for process in list(_alive):
+        restore_priority(process.pid)
+
+
+def _kill_left() -> None:
+    """Kill what has not ended: one that is stopped, or is kept by a native call, never sees why."""
+    for process in list(_alive):
+        process.end(wait_s=0.0)
 
 
 def _after_in_child() -> None:

@@ -1,78 +1,96 @@
-"""A backend in a process of its own, as its lane sees it."""
+"""A backend in a process of its own, as its lane and its readers see it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import shutil
 import sys
+import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from quark_core.artifacts.contract import Payload
-from quark_core.backend import Backend, BackendConfig, BackendDefinition, Batch, Capability
-from quark_core.errors import (
-    ArtifactNotFoundError,
-    BackendContractError,
-    BackendError,
-    BackendRejected,
-    BackendUnauthorized,
-    BackendUnavailable,
-    SessionStoreError,
+from quark_core.backends.contract import (
+    Backend,
+    BackendConfig,
+    BackendDefinition,
+    Batch,
+    Capability,
+    Payload,
 )
-from quark_core.hosting.child_process import ChildGone, ChildProcess
+from quark_core.config import settings
+from quark_core.errors import BackendOutcomeUnknown, BackendUnavailable, SessionStoreError
+from quark_core.hosting.helper import Helper, HelperEnded
 from quark_core.hosting.messages import (
+    CallMethod,
     CloseBackend,
     Message,
-    OpenBackend,
     PutPayload,
     ReadPayload,
-    Reply,
     WriteBatches,
+    dump_value,
+    load_value,
 )
-from quark_core.process import current_process
+from quark_core.hosting.opener import describe_opener
+
+if TYPE_CHECKING:
+    from quark_core.backends.contract import Generation, RunLocation, StoredRun
+    from quark_core.backends.curves import (
+        Cursor,
+        CurveSet,
+        RankChoice,
+        RunChanges,
+        RunHeads,
+        Window,
+    )
+    from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.series import Series
+    from quark_core.records.columns import Columns
+    from quark_core.records.expression import RunSearch
+    from quark_core.records.query import Query
 
 __all__ = ["can_be_hosted", "open_hosted"]
 
 _log = logging.getLogger("quark")
-_MODULE = "quark_core.hosting.worker"
-_ERRORS: Mapping[str, type[BackendError]] = {
-    kind.__name__: kind
-    for kind in (BackendContractError, BackendRejected, BackendUnauthorized, BackendUnavailable)
-}
-
-_READING_ERRORS: Mapping[str, type[SessionStoreError]] = {
-    kind.__name__: kind for kind in (ArtifactNotFoundError, SessionStoreError)
-}
+# A backend that is at one write for so long does nothing any more. Payloads may take longer.
+_WRITE_TIMEOUT_S = 600.0
 
 
 def can_be_hosted(definition: BackendDefinition, config: BackendConfig) -> bool:
     """Whether a backend is to be opened in a process of its own, and another one can find it."""
-    opener = definition.open
-    module = sys.modules.get(getattr(opener, "__module__", ""))
-    name = getattr(opener, "__qualname__", "")
-    return (
-        definition.own_process
-        and config.run_id is not None
-        and not config.read_only
-        and bool(sys.executable)
-        and getattr(module, name, None) is opener
-        and opener.__module__ != "__main__"
-    )
+    if not definition.own_process or config.read_only or describe_opener(definition) is None:
+        return False
+    if not sys.executable:
+        _log.warning(
+            "backend %s works in this process, and can end it: Python's own program is not known "
+            "(sys.executable is empty)",
+            definition.name,
+        )
+    return bool(sys.executable)
 
 
 def open_hosted(definition: BackendDefinition, config: BackendConfig) -> Backend:
     """Open a backend in a process of its own.
 
+    What is opened has what the definition declares, except for removal, which
+    only commands do. A primary is read by a second process, which opens it
+    for reading only when it is first asked.
+
     Raises:
-        BackendError: As the backend's own opening does.
+        QuarkError: As the backend's own opening does.
         BackendUnavailable: The process cannot be started, too.
+        SessionStoreError: That of a primary, or it does not open within
+            QUARK_PERSISTENCE_TIMEOUT_SECONDS.
     """
-    if Capability.ARTIFACTS in definition.capabilities:
-        return _HostedBackendWithArtifacts(definition, config)
-    return _HostedBackend(definition, config)
+    parts = [part for one, part in _PARTS.items() if one in definition.capabilities]
+    kind = type("HostedBackend", (*parts, _HostedBackend), {})
+    return cast(Backend, kind(definition, config))
 
 
 class _HostedBackend:
@@ -83,97 +101,67 @@ class _HostedBackend:
     """
 
     def __init__(self, definition: BackendDefinition, config: BackendConfig) -> None:
+        self._definition = definition
         self._name = definition.name
-        run_id = config.run_id or ""
-        run_path = config.run_path or config.storage_dir / ".quark" / "runs" / run_id
-        self._folder = run_path.resolve() / "mirrors" / "processes" / definition.name
-        self._opening = OpenBackend(
-            name=definition.name,
-            opener=f"{definition.open.__module__}:{definition.open.__qualname__}",
-            capabilities=tuple(sorted(definition.capabilities)),
-            config={
-                "storage_dir": str(config.storage_dir),
-                "run_path": None if config.run_path is None else str(config.run_path),
-                "run_id": config.run_id,
-                "project": config.project,
-                "location": config.location,
-                "options": dict(config.options),
-            },
-            parent=current_process(),
-            folder=str(self._folder),
-            import_path=tuple(sys.path),
-            log_level=_log.getEffectiveLevel(),
-        )
-        self._child: ChildProcess | None = None
-        self._start()
+        self._folder = _choose_folder(definition, config)
+        self._is_idempotent = Capability.IDEMPOTENT in definition.capabilities
+        self._writer = Helper(definition, config, self._folder)
+        reading = replace(config, read_only=True)
+        self._reader = Helper(definition, reading, self._folder)
+        if Capability.PRIMARY in definition.capabilities:
+            weakref.finalize(self, _remove_unless_told, self._folder)
+        if Capability.PRIMARY not in definition.capabilities:
+            self._writer.start(_WRITE_TIMEOUT_S)
+            return
+        try:
+            self._writer.start(settings.persistence_timeout_s())
+        except BackendUnavailable as error:
+            raise SessionStoreError(f"backend {self._name}: {error}") from error
 
     def write(self, batch: Batch) -> None:
         """See `Backend`."""
-        self._ask(WriteBatches((batch,)))
-
-    def write_group(self, batches: Sequence[Batch]) -> None:
-        """See `SupportsGroups`."""
-        self._ask(WriteBatches(tuple(batches)))
+        self._write((batch,))
 
     def close(self) -> None:
         """See `Backend`; the process ends."""
-        if self._child is not None:
-            try:
+        try:
+            if self._writer.is_running:
                 self._ask(CloseBackend())
-            finally:
-                self._end()
+        finally:
+            self._writer.end()
+            _tidy(self._folder)
 
-    def _ask(self, message: Message) -> None:
-        child = self._child or self._start()
+    def _write(self, batches: tuple[Batch, ...]) -> None:
         try:
-            reply = child.request(message, Reply)
-        except ChildGone as error:
-            self._child = None
-            raise self._unavailable(f"{error}; see {self._folder / 'process.log'}") from error
-        self._take(reply)
+            self._writer.ask(WriteBatches(batches), _WRITE_TIMEOUT_S)
+        except HelperEnded as error:
+            kind = BackendUnavailable if self._is_idempotent else BackendOutcomeUnknown
+            raise kind(str(error), backend=self._name) from error
 
-    def _start(self) -> ChildProcess:
+    def _ask(self, message: Message) -> Any:
+        """Ask the process that writes."""
         try:
-            child = ChildProcess(
-                _MODULE, f"backend {self._name}", self._folder / "process.log", os.environ
-            )
-            reply = child.request(self._opening, Reply)
-        except (OSError, ChildGone) as error:
-            raise self._unavailable(f"its process cannot be started: {error}") from error
-        self._child = child
-        if reply.outcome != "ok":
-            self._end()
-        self._take(reply)
-        return child
+            reply = self._writer.ask(message)
+        except HelperEnded as error:
+            raise BackendUnavailable(str(error), backend=self._name) from error
+        return load_value(reply.value) if reply.value else None
 
-    def _take(self, reply: Reply) -> None:
-        for level, text in reply.said:
-            _log.log(level, "%s", text)
-        if reply.outcome == "ok":
-            return
-        if reply.outcome == BackendUnauthorized.__name__:
-            # Another process has the environment of then, in which the key may be another.
-            self._end()
-        if reply.outcome in _READING_ERRORS:
-            raise _READING_ERRORS[reply.outcome](reply.text)
-        kind = _ERRORS.get(reply.outcome)
-        if kind is None:
-            raise BackendError(f"{reply.outcome}: {reply.text}", backend=self._name)
-        error = kind(reply.text, backend=self._name)
-        if isinstance(error, BackendUnavailable):
-            error.retry_after_s = reply.retry_after_s
-        raise error
-
-    def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.end()
-
-    def _unavailable(self, text: str) -> BackendUnavailable:
-        return BackendUnavailable(text, backend=self._name)
+    def _read(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Ask the process that reads."""
+        try:
+            reply = self._reader.ask(CallMethod(method, dump_value((arguments, named))))
+        except (HelperEnded, BackendUnavailable) as error:
+            raise SessionStoreError(f"backend {self._name}: {error}") from error
+        return load_value(reply.value)
 
 
-class _HostedBackendWithArtifacts(_HostedBackend):
+class _Groups(_HostedBackend):
+    def write_group(self, batches: Sequence[Batch]) -> None:
+        """See `SupportsGroups`."""
+        self._write(tuple(batches))
+
+
+class _Artifacts(_HostedBackend):
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`."""
         self._ask(PutPayload(payload.run_id, payload.sha256, payload.size_bytes, str(payload.path)))
@@ -192,3 +180,177 @@ class _HostedBackendWithArtifacts(_HostedBackend):
         """See `SupportsArtifacts`; payloads have to be sent."""
         del run_id
         return None
+
+
+class _Reads(_HostedBackend):
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:
+        """See `SupportsRead`."""
+        return cast("Columns", self._read("read", run_id, kind, query))
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """See `SupportsRead`."""
+        return cast("StoredRun", self._read("load_run", run_id))
+
+    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
+        """See `SupportsRead`."""
+        return cast("list[StoredRun]", self._read("list_runs", project=project, limit=limit))
+
+
+class _Primary(_HostedBackend):
+    def locate(self, run_id: str) -> RunLocation:
+        """See `SupportsPrimary`."""
+        return cast("RunLocation", self._read("locate", run_id))
+
+
+class _Replays(_HostedBackend):
+    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
+        """See `SupportsReplay`."""
+        return cast("list[Batch]", self._read("read_batches", run_id, writer_id, start, limit))
+
+
+class _Series(_HostedBackend):
+    def read_series(
+        self,
+        run_id: str,
+        key: str,
+        *,
+        max_points: int | None,
+        all_attempts: bool = False,
+        rank: int | None = None,
+    ) -> Series:
+        """See `SupportsSeries`."""
+        named: dict[str, Any] = {"max_points": max_points, "all_attempts": all_attempts}
+        if rank is not None:
+            named["rank"] = rank
+        return cast("Series", self._read("read_series", run_id, key, **named))
+
+    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
+        """See `SupportsSeries`; the parts are fetched one by one."""
+        token = uuid.uuid4().hex
+        self._read("iterate", token, run_id, kind, query, rows=rows)
+        try:
+            while (part := self._read("next_part", token)) is not None:
+                yield part
+        finally:
+            with contextlib.suppress(SessionStoreError):
+                self._read("end_iteration", token)
+
+
+class _Changes(_HostedBackend):
+    def read_series_many(
+        self,
+        run_id: str,
+        keys: Sequence[str],
+        *,
+        entries: int | None,
+        window: Window,
+        ranks: RankChoice = None,
+        all_attempts: bool = False,
+    ) -> CurveSet:
+        """See `SupportsChanges`."""
+        named = {"entries": entries, "window": window, "ranks": ranks, "all_attempts": all_attempts}
+        return cast("CurveSet", self._read("read_series_many", run_id, keys, **named))
+
+    def read_heads(self, run_id: str) -> RunHeads:
+        """See `SupportsChanges`."""
+        return cast("RunHeads", self._read("read_heads", run_id))
+
+    def read_changes(
+        self,
+        run_id: str,
+        cursor: Cursor,
+        *,
+        kinds: Sequence[str],
+        keys: Sequence[str] | None = None,
+        all_attempts: bool = False,
+        max_rows: int,
+    ) -> RunChanges:
+        """See `SupportsChanges`."""
+        named = {"kinds": kinds, "keys": keys, "all_attempts": all_attempts, "max_rows": max_rows}
+        return cast("RunChanges", self._read("read_changes", run_id, dict(cursor), **named))
+
+    def read_mark(self, run_id: str) -> str:
+        """See `SupportsChanges`."""
+        return cast(str, self._read("read_mark", run_id))
+
+
+class _Search(_HostedBackend):
+    def search(self, search: RunSearch) -> list[RunSummary]:
+        """See `SupportsSearch`."""
+        return cast("list[RunSummary]", self._read("search", search))
+
+    def summarize(self, run_id: str) -> RunSummary:
+        """See `SupportsSearch`."""
+        return cast("RunSummary", self._read("summarize", run_id))
+
+
+class _Pages(_HostedBackend):
+    def search_page(self, search: PageSearch) -> RunPage:
+        """See `SupportsPages`."""
+        return cast("RunPage", self._read("search_page", search))
+
+    def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
+        """See `SupportsPages`."""
+        return cast("RunNames", self._read("list_names", project, text, limit))
+
+
+class _Grid(_HostedBackend):
+    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
+        """See `SupportsGrid`."""
+        return cast("Grid", self._read("read_grid", run_id, query))
+
+
+class _Generations(_HostedBackend):
+    def write_generation(self, generation: Generation) -> int:
+        """See `SupportsGenerations`."""
+        found = self._ask(CallMethod("write_generation", dump_value(((generation,), {}))))
+        return cast(int, found)
+
+    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
+        """See `SupportsGenerations`."""
+        return cast("Columns", self._read("read_outputs", run_id, kind, analyzer))
+
+
+_PARTS: Mapping[Capability, type[_HostedBackend]] = {
+    Capability.PRIMARY: _Primary,
+    Capability.READ: _Reads,
+    Capability.GROUPS: _Groups,
+    Capability.REPLAY: _Replays,
+    Capability.SERIES: _Series,
+    Capability.CHANGES: _Changes,
+    Capability.SEARCH: _Search,
+    Capability.PAGES: _Pages,
+    Capability.GRID: _Grid,
+    Capability.GENERATIONS: _Generations,
+    Capability.ARTIFACTS: _Artifacts,
+}
+
+
+def _remove_unless_told(folder: Path) -> None:
+    """Remove a folder of our own, unless a process has printed something there."""
+    if not any(path.stat().st_size for path in folder.glob("*.log")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what is empty of a folder of our own: mostly the processes have printed nothing."""
+    if any(folder.glob("*.json")):
+        return  # another helper lives
+    with contextlib.suppress(OSError):  # on Windows it is open, and a folder may hold something
+        for path in folder.glob("*.log"):
+            if not path.stat().st_size:
+                path.unlink()
+        folder.rmdir()
+        folder.parent.rmdir()
+
+
+def _choose_folder(definition: BackendDefinition, config: BackendConfig) -> Path:
+    """Where a backend's processes are noted, and what they print.
+
+    A mirror's is with the run. A primary may have its store at that place, in
+    which nothing may be before it, and is made for several processes at once.
+    """
+    if Capability.PRIMARY in definition.capabilities:
+        return Path(tempfile.mkdtemp(prefix=f"quark-{definition.name}-"))
+    run_path = config.run_path or config.storage_dir / ".quark" / "runs" / (config.run_id or "")
+    return run_path.resolve() / "mirrors" / "processes" / definition.name

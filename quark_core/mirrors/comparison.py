@@ -7,11 +7,11 @@ from collections.abc import Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quark_core.backend import SupportsGenerations, SupportsRead
+from quark_core.backends.contract import SupportsGenerations, SupportsRead
 from quark_core.delivery.generation_journal import split_generation
 from quark_core.errors import RunNotFoundError
-from quark_core.query import Query
 from quark_core.records import ANALYSIS_TYPES, RECORD_TYPES, LifecycleRecord, MetricRecord
+from quark_core.records.query import Query
 
 __all__ = ["Comparison", "RecordCounts", "compare_counts", "count_records"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -11,22 +11,21 @@ from typing import Any
 
 import msgspec
 
-from quark_core.artifacts.contract import SupportsArtifacts
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backend import (
+from quark_core.backends.checks import check_capabilities
+from quark_core.backends.contract import (
     Backend,
     Batch,
     Capability,
     StoredRun,
+    SupportsArtifacts,
     SupportsPrimary,
     SupportsRead,
     SupportsReplay,
 )
-from quark_core.backend_choice import BackendChoice
-from quark_core.capability_check import check_capabilities
-from quark_core.composition import find_local_path
-from quark_core.delivery.ledger import LedgerLine, append_lines
-from quark_core.delivery.payload_delivery import FindPayload, send_payloads
+from quark_core.config.redaction import redact_text
+from quark_core.delivery.lane_files import LedgerLine, append_lines
+from quark_core.delivery.sending import FindPayload, send_payloads
 from quark_core.errors import (
     ArtifactNotFoundError,
     BackendRejected,
@@ -34,11 +33,12 @@ from quark_core.errors import (
     RunNotFoundError,
     SessionStoreError,
 )
-from quark_core.mirrors.generations import find_sent, load_generations
-from quark_core.mirrors.survey import MirrorState
-from quark_core.query import Query
+from quark_core.mirrors.survey import MirrorState, find_sent, load_generations
 from quark_core.records import RECORD_TYPES
-from quark_core.redaction import redact_text
+from quark_core.records.query import Query
+from quark_core.runs.backend_choice import BackendChoice
+from quark_core.runs.chosen_backends import remember
+from quark_core.runs.composition import find_local_path
 
 __all__ = ["Replay", "replay_run"]
 
@@ -105,20 +105,9 @@ def replay_run(
     """
     definition, run_id = choice.definition, str(stored.run.id)
     place = redact_text(choice.specification)
-    if not isinstance(primary, SupportsReplay):
-        raise SessionStoreError(
-            "the run's primary store does not give batches back, so there is nothing to replay"
-        )
-    if stored.state == "running":
-        raise InvalidRunStateError(
-            f"run {run_id} is being written: its own process delivers to its mirrors; "
-            "replay it when it has ended"
-        )
+    source = _check_run(primary, stored)
     run_path = find_local_path(primary, storage_dir, run_id)
-    config = replace(
-        choice.configure(storage_dir, run_id=run_id, project=stored.project.name),
-        run_path=run_path,
-    )
+    config = choice.configure(storage_dir, run_id=run_id, project=stored.project.name)
     idempotent = Capability.IDEMPOTENT in definition.capabilities
     if known is not None and not idempotent:
         raise InvalidRunStateError(
@@ -126,7 +115,9 @@ def replay_run(
             "what it has acknowledged would be there twice. What still waits for it, "
             "`quark sync` delivers"
         )
-    mirror = check_capabilities(definition, definition.open(config))
+    # What analyzers find later is sent there too.
+    remember([choice], storage_dir)
+    mirror = check_capabilities(definition, definition.open(replace(config, run_path=run_path)))
     try:
         present = _list_present(mirror, run_id)
         if present and not idempotent:
@@ -142,72 +133,101 @@ def replay_run(
         # Before the first batch: a replay that is broken off must be known of.
         append_lines(run_path, lines if known is None else ())
         replay = Replay(backend=place)
-        sent: set[_Identity] = set()
         with _PayloadFinder(primary, run_id) as find:
+            sending = _Sending(mirror, present, find, replay, on_progress)
             for writer, _, _ in writers:
-                for batch in _iterate(primary, run_id, writer):
-                    _send(mirror, batch, present, sent, find, replay)
-                    if on_progress is not None:
-                        on_progress(batch.count)
+                sending.send(_iterate(source, run_id, writer))
             refused = dict(replay.refused)
-            for batch in chain.from_iterable(generations.values()):
-                _send(mirror, batch, present, sent, find, replay)
-                if on_progress is not None:
-                    on_progress(batch.count)
+            sending.send(chain.from_iterable(generations.values()))
         if isinstance(mirror, SupportsRead):
-            now = _list_present(mirror, run_id)
-            # Of a kind that it has nothing of, it may keep none.
-            kept = {kind for _, kind, _ in now}
-            replay.unseen = len({one for one in sent if one[1] in kept} - now)
+            replay.unseen = sending.count_unseen(_list_present(mirror, run_id))
     finally:
         mirror.close()
     if known is None:
         append_lines(run_path, [msgspec.structs.replace(line, begun=False) for line in lines])
     if replay.refused == refused:
-        name, specification = (place, place)
-        if known is not None:
-            name, specification = known.backend, known.specification
-        known_of = find_sent(storage_dir, run_path, run_id).get(specification, set())
-        append_lines(
-            run_path,
-            [
-                LedgerLine(writer, 0, 0, name, specification, batches=len(batches))
-                for writer, batches in generations.items()
-                if writer not in known_of
-            ],
-        )
+        lane = (place, place) if known is None else (known.backend, known.specification)
+        noted = find_sent(storage_dir, run_path, run_id).get(lane[1], set())
+        append_lines(run_path, _describe_generations(generations, noted, *lane))
     return replay
 
 
-def _send(
-    mirror: Backend,
-    batch: Batch,
-    present: set[_Identity],
-    sent: set[_Identity],
-    find: FindPayload,
-    replay: Replay,
-) -> None:
-    is_lifecycle = batch.kind == "lifecycle"
-    identities = {
-        (batch.writer_id, batch.kind, sequence) for sequence in batch.decoded.to_list("sequence")
-    }
-    if not is_lifecycle and identities <= present:
-        replay.present += batch.count
-        return
-    try:
-        send_payloads(mirror, [batch], [find])
-        mirror.write(batch)
-    except BackendRejected as error:
-        # The store may give a batch back in other bytes; of a start or a status that the
-        # mirror has, that is all that is wrong.
-        if not is_lifecycle:
-            replay.refused[str(error)] = replay.refused.get(str(error), 0) + batch.count
-        return
-    if is_lifecycle:
-        replay.lifecycle += 1
-    else:
-        replay.sent += batch.count
-        sent |= identities
+def _describe_generations(
+    generations: Mapping[str, Sequence[Batch]], noted: set[str], name: str, specification: str
+) -> list[LedgerLine]:
+    """The ledger's lines of what analyzers found, without what it has them of."""
+    return [
+        LedgerLine(writer, 0, 0, name, specification, batches=len(batches))
+        for writer, batches in generations.items()
+        if writer not in noted
+    ]
+
+
+def _check_run(primary: object, stored: StoredRun) -> SupportsReplay:
+    """Refuse a run whose batches the primary does not give back, or that is being written."""
+    if not isinstance(primary, SupportsReplay):
+        raise SessionStoreError(
+            "the run's primary store does not give batches back, so there is nothing to replay"
+        )
+    if stored.state == "running":
+        raise InvalidRunStateError(
+            f"run {stored.run.id} is being written: its own process delivers to its mirrors; "
+            "replay it when it has ended"
+        )
+    return primary
+
+
+class _Sending:
+    """Sends to one mirror what it does not have, and counts in a Replay what became of it."""
+
+    def __init__(
+        self,
+        mirror: Backend,
+        present: set[_Identity],
+        find: FindPayload,
+        replay: Replay,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        self._mirror = mirror
+        self._present = present
+        self._find = find
+        self._replay = replay
+        self._on_progress = on_progress
+        self._sent: set[_Identity] = set()
+
+    def send(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self._send_batch(batch)
+            if self._on_progress is not None:
+                self._on_progress(batch.count)
+
+    def count_unseen(self, now: set[_Identity]) -> int:
+        """How many of the records sent are not among those that the mirror has now."""
+        # Of a kind that it has nothing of, it may keep none.
+        kept = {kind for _, kind, _ in now}
+        return len({one for one in self._sent if one[1] in kept} - now)
+
+    def _send_batch(self, batch: Batch) -> None:
+        replay, is_lifecycle = self._replay, batch.kind == "lifecycle"
+        sequences = batch.decoded.to_list("sequence")
+        identities = {(batch.writer_id, batch.kind, sequence) for sequence in sequences}
+        if not is_lifecycle and identities <= self._present:
+            replay.present += batch.count
+            return
+        try:
+            send_payloads(self._mirror, [batch], [self._find])
+            self._mirror.write(batch)
+        except BackendRejected as error:
+            # The store may give a batch back in other bytes; of a start or a status that the
+            # mirror has, that is all that is wrong.
+            if not is_lifecycle:
+                replay.refused[str(error)] = replay.refused.get(str(error), 0) + batch.count
+            return
+        if is_lifecycle:
+            replay.lifecycle += 1
+        else:
+            replay.sent += batch.count
+            self._sent |= identities
 
 
 def _iterate(primary: SupportsReplay, run_id: str, writer: str) -> Iterator[Batch]:

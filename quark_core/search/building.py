@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn, get_args
 
 from lark import Token, Transformer_NonRecursive
 
-from quark_core.search.expression import (
+from quark_core.records.expression import (
     And,
     Comparison,
     Contains,
@@ -26,9 +26,8 @@ from quark_core.search.expression import (
     Statistic,
     Value,
 )
-from quark_core.search.mistakes import point_at, suggest_names
 from quark_core.search.periods import parse_period
-from quark_core.search.run_fields import ALIASES, CHOICES, RUN_FIELDS
+from quark_core.search.resolution import ALIASES, CHOICES, RUN_FIELDS, point_at, suggest_names
 
 __all__ = ["ExpressionBuilder"]
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from quark_core.backends.run_summary import RunSummary
 from quark_core.records import parse_time
-from quark_core.run_summary import RunSummary
-from quark_core.search.configuration import flatten_values
-from quark_core.search.expression import (
+from quark_core.records.expression import (
     And,
     Comparison,
     Contains,
@@ -29,11 +28,11 @@ from quark_core.search.expression import (
     OrderBy,
     Value,
 )
+from quark_core.records.times import now_us
 from quark_core.search.periods import parse_period
-from quark_core.search.run_fields import RUN_FIELDS
-from quark_core.times import now_us
+from quark_core.search.resolution import RUN_FIELDS
 
-__all__ = ["evaluate", "find_value", "sort_runs"]
+__all__ = ["evaluate", "find_cell", "find_keys", "find_value", "flatten_values", "sort_runs"]
 
 _COMPARE: dict[Operator, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -61,6 +60,32 @@ def evaluate(expression: Expression, run: RunSummary, *, at_us: int | None = Non
 def find_value(field: Field, run: RunSummary, *, at_us: int | None = None) -> Any:
     """What a run has in a field, or None; a time is in microseconds since the epoch."""
     return _Run(run, now_us() if at_us is None else at_us).find(field)
+
+
+def find_cell(field: Field, run: RunSummary, *, at_us: int | None = None) -> Any:
+    """What a column of a page shows of a run; see `RunRow`."""
+    found = find_value(field, run, at_us=at_us)
+    if found is None and field.scope == "metric" and field.name in run.metrics:
+        return math.nan
+    return list(found) if isinstance(found, tuple) and field.scope == "config" else found
+
+
+def find_keys(
+    order_by: Sequence[OrderBy], run: RunSummary, *, at_us: int | None = None
+) -> list[Any]:
+    """What a run is sorted by, as a cursor of a page keeps it; see `PageCursor`."""
+    keys: list[Any] = []
+    for order in order_by:
+        found = _sort_key(find_value(order.field, run, at_us=at_us))
+        if order.field.scope != "config":
+            keys.append(None if found is None else found[1])
+        elif found is None:
+            keys += [None, None, None]
+        else:
+            kind, value = found
+            is_text = isinstance(value, str)
+            keys += [kind, None if is_text else float(value), value if is_text else None]
+    return keys
 
 
 def sort_runs(
@@ -187,3 +212,22 @@ def _sort_key(value: Any) -> tuple[int, Any] | None:
     if kind is None or (isinstance(value, float) and math.isnan(value)):
         return None
     return kind, value
+
+
+def flatten_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Key and value of each leaf; lists and empty mappings are leaves.
+
+    Keys of nested mappings are joined by a dot. An integer beyond what a
+    float can hold becomes a text.
+    """
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten_values(value, f"{key}.")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            try:
+                yield key, float(value)
+            except OverflowError:
+                yield key, str(value)
+        else:
+            yield key, value

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quark_core.backend import StoredRun, SupportsRead
-from quark_core.query import Query
+from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.run_summary import MetricSummary, RunSummary
 from quark_core.records import MetricRecord, format_time
-from quark_core.run_summary import MetricSummary, RunSummary
-from quark_core.search.configuration import flatten_values
-from quark_core.search.evaluation import evaluate, sort_runs
-from quark_core.search.expression import RunSearch, Scope
+from quark_core.records.expression import RunSearch, Scope
+from quark_core.records.query import Query
+from quark_core.records.times import now_us
+from quark_core.search.evaluation import evaluate, flatten_values, sort_runs
 from quark_core.search.resolution import resolve_names
-from quark_core.times import now_us
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
+    from quark_core.records.columns import Columns
 
 __all__ = ["search_by_reading", "select_runs", "summarize_by_reading", "summarize_columns"]
 

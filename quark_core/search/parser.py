@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark_core.errors import SchemaValidationError
-from quark_core.search.expression import Expression, OrderBy, Place
-from quark_core.search.mistakes import point_at
+from quark_core.records.expression import Expression, Field, OrderBy, Place
+from quark_core.search.resolution import point_at
 
 if TYPE_CHECKING:
     from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
     from lark.visitors import Transformer_NonRecursive
 
-__all__ = ["parse_order", "parse_where"]
+__all__ = ["parse_column", "parse_order", "parse_where"]
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 50
@@ -82,6 +82,19 @@ def parse_order(text: str, argument: str = "order_by") -> OrderBy:
         rest = rest[: found.start()]
     builder = ExpressionBuilder(place)
     return OrderBy(builder.check_sortable(_parse(place, "field", builder, rest)), descending)
+
+
+def parse_column(text: str, argument: str = "columns") -> Field:
+    """One column of a list of runs: a metric or a figure of it, `config.key` or a run's field.
+
+    Raises:
+        SchemaValidationError: It is malformed; the message shows the place.
+    """
+    from quark_core.search.building import ExpressionBuilder
+
+    place = Place(argument, _check_text(text, argument), 1)
+    found: Field = _parse(place, "field", ExpressionBuilder(place))
+    return found
 
 
 def _check_text(text: object, argument: str) -> str:
@@ -185,7 +198,7 @@ def _describe(terminals: set[str]) -> str:
 
 def _check_size(expression: Expression, place: Place) -> None:
     """Refuse what would be too much for a store: its depth, terms and names are bounded."""
-    from quark_core.search.expression import And, Not, Or
+    from quark_core.records.expression import And, Not, Or
 
     terms = 0
     names = set()

@@ -1,15 +1,18 @@
-"""Looks up the names of a search among those that the searched runs have."""
+"""The names in a search: the fields that runs have, and those of the runs that are searched.
+
+Also the messages that point at what is wrong in an expression.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from quark_core.errors import SchemaValidationError
-from quark_core.names import decode_name, encode_name
-from quark_core.search.expression import (
+from quark_core.records.expression import (
     Field,
     Place,
     RunSearch,
@@ -17,10 +20,112 @@ from quark_core.search.expression import (
     find_fields,
     map_fields,
 )
-from quark_core.search.mistakes import point_at, suggest_names
-from quark_core.search.run_fields import ALIASES, RUN_FIELDS
+from quark_core.records.names import decode_name, encode_name
 
-__all__ = ["Vocabulary", "resolve_names", "spell_name", "write_name"]
+__all__ = [
+    "ALIASES",
+    "CHOICES",
+    "RUN_FIELDS",
+    "RunFieldType",
+    "Vocabulary",
+    "point_at",
+    "resolve_names",
+    "spell_name",
+    "suggest_names",
+    "write_name",
+]
+
+_WIDTH = 100
+_CONTEXT = 60
+_SUGGESTIONS = 3
+
+
+def point_at(place: Place, message: str) -> SchemaValidationError:
+    """The error for a mistake: what is wrong, the line, and a mark under the place.
+
+    Args:
+        place: Where the mistake is; its column may be one past the end.
+        message: What is wrong and what to write instead.
+    """
+    start = place.text.rfind("\n", 0, place.column - 1) + 1
+    end = place.text.find("\n", start)
+    line = place.text[start:] if end < 0 else place.text[start:end]
+    offset = place.column - 1 - start
+    where = f"column {offset + 1}"
+    if "\n" in place.text:
+        number = place.text.count("\n", 0, start) + 1
+        where = f"line {number}, {where}"
+    line = "".join(" " if c.isspace() or not c.isprintable() else c for c in line)
+    length = max(1, min(place.length, len(line) - offset))
+    if len(line) > _WIDTH:
+        first = max(0, offset - _CONTEXT)
+        last = min(len(line), offset + _CONTEXT)
+        head, tail = "… " if first else "", " …" if last < len(line) else ""
+        line = f"{head}{line[first:last]}{tail}"
+        offset += len(head) - first
+        length = min(length, _CONTEXT)
+    mark = " " * _measure(line[:offset]) + "^" * max(1, _measure(line[offset : offset + length]))
+    return SchemaValidationError(f"{place.argument}, {where}: {message}\n  {line}\n  {mark}")
+
+
+def suggest_names(name: str, known: Iterable[str]) -> list[str]:
+    """The names nearest to one that does not exist, best first; none where none is near."""
+    import difflib
+
+    names = list(dict.fromkeys(known))
+    folded: dict[str, str] = {}
+    for candidate in names:
+        folded.setdefault(candidate.lower(), candidate)
+    near = difflib.get_close_matches(name.lower(), folded, _SUGGESTIONS, cutoff=0.6)
+    found = [folded[candidate] for candidate in near]
+    # `loss` is not near to `validation/loss` by its letters, but it is what people mean.
+    tail = name.lower().rpartition("/")[2].rpartition(".")[2]
+    found += [
+        candidate
+        for candidate in names
+        if candidate.lower().replace(".", "/").rpartition("/")[2] == tail
+    ]
+    return list(dict.fromkeys(found))[:_SUGGESTIONS]
+
+
+def _measure(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+RunFieldType = Literal["text", "number", "time", "tags"]
+
+RUN_FIELDS: dict[str, RunFieldType] = {
+    "attempt": "number",
+    "created": "time",
+    "duration": "number",
+    "ended": "time",
+    "git_commit": "text",
+    "id": "text",
+    "name": "text",
+    "notes": "text",
+    "parent": "text",
+    "project": "text",
+    "state": "text",
+    "status": "text",
+    "step": "number",
+    "tags": "tags",
+    "updated": "time",
+}
+"""Name of a field -> what it holds."""
+
+ALIASES = {"started": "created"}
+"""Another name of a field -> its name: what the lists of runs call it."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "status": ("running", "completed", "failed", "interrupted"),
+    "state": ("running", "completed", "failed", "interrupted", "lost"),
+}
+"""Fields that hold one of a few words."""
+
 
 _LISTED = 6
 # As the grammar has them.

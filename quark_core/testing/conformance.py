@@ -30,14 +30,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark_core.testing.artifact_conformance import ArtifactConformance
+from quark_core.testing.following_conformance import FollowingConformance
 from quark_core.testing.kit import Observation, OldStore
-from quark_core.testing.once_conformance import OnceConformance
-from quark_core.testing.primary_conformance import PrimaryConformance
 from quark_core.testing.process_conformance import ProcessConformance
-from quark_core.testing.reading_conformance import ReadingConformance
-from quark_core.testing.store_conformance import StoreConformance
-from quark_core.testing.writing_conformance import WritingConformance
+from quark_core.testing.reading_conformance import ArtifactConformance, ReadingConformance
+from quark_core.testing.store_conformance import PrimaryConformance, StoreConformance
+from quark_core.testing.writing_conformance import OnceConformance, WritingConformance
 
 __all__ = ["BackendConformance", "Observation", "OldStore"]
 
@@ -49,6 +47,7 @@ class BackendConformance(
     ProcessConformance,
     PrimaryConformance,
     StoreConformance,
+    FollowingConformance,
     ArtifactConformance,
 ):
     """Standard tests of a backend; see the module for how to use it."""

@@ -7,13 +7,34 @@ import threading
 from collections.abc import Iterable
 from typing import Literal
 
-from quark_core.backend import Backend, BackendConfig, BackendDefinition, Batch, Capability
-from quark_core.errors import BackendRejected, BackendUnauthorized, BackendUnavailable
+from quark_core.backends.contract import (
+    Backend,
+    BackendConfig,
+    BackendDefinition,
+    Batch,
+    Capability,
+)
+from quark_core.errors import (
+    BackendOutcomeUnknown,
+    BackendRejected,
+    BackendUnauthorized,
+    BackendUnavailable,
+    BackendUnusable,
+)
 
 __all__ = ["Fault", "ScriptedBackend", "define_scripted"]
 
 Fault = Literal[
-    "ok", "unavailable", "unauthorized", "lost_reply", "rejected", "bug", "exit", "hang"
+    "ok",
+    "unavailable",
+    "unauthorized",
+    "unusable",
+    "unknown",
+    "lost_reply",
+    "rejected",
+    "bug",
+    "exit",
+    "hang",
 ]
 
 
@@ -46,6 +67,10 @@ class ScriptedBackend:
             raise BackendUnavailable("planted outage")
         if fault == "unauthorized":
             raise BackendUnauthorized("planted refusal of the credentials")
+        if fault == "unusable":
+            raise BackendUnusable("planted lack of a package")
+        if fault == "unknown":
+            raise BackendOutcomeUnknown("planted end of its process")
         if fault == "rejected":
             raise BackendRejected("planted refusal")
         if fault == "bug":
@@ -81,4 +106,5 @@ def define_scripted(name: str, backend: Backend, *, idempotent: bool = True) -> 
         summary="does what a script says",
         open=open_it,
         capabilities=frozenset({Capability.IDEMPOTENT} if idempotent else ()),
+        own_process=False,
     )

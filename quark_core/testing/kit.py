@@ -3,32 +3,65 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from types import FrameType
 from typing import Any, ClassVar
 
 import pytest
 
-from quark_core.artifacts.contract import SupportsArtifacts
-from quark_core.backend import (
+from quark_core.backends.checks import PROTOCOLS, check_capabilities
+from quark_core.backends.contract import (
     Backend,
     BackendConfig,
     BackendDefinition,
     Capability,
-    SupportsGenerations,
-    SupportsGroups,
-    SupportsPrimary,
-    SupportsRead,
-    SupportsReplay,
-    SupportsSearch,
-    SupportsSeries,
 )
-from quark_core.capability_check import check_capabilities
-from quark_core.keeping import SupportsRemoval
 from quark_core.testing.batches import BatchMaker
-from quark_core.testing.time_bound import bound_time
 
-__all__ = ["RUN_ID", "BackendKit", "Observation", "Observe", "OldStore", "Opener", "Outage"]
+__all__ = [
+    "BackendKit",
+    "Observation",
+    "Observe",
+    "OldStore",
+    "Opener",
+    "Outage",
+    "RUN_ID",
+    "bound_time",
+]
+
+
+@contextmanager
+def bound_time(limit_s: float, what: str) -> Iterator[None]:
+    """Fail what takes longer than a limit, also where it hangs in C code that can be interrupted.
+
+    By the alarm clock of the main thread; where there is none (Windows,
+    another thread) nothing is bounded. A clock that runs already, such as
+    pytest-timeout's, goes on afterwards.
+    """
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def fail(_number: int, _frame: FrameType | None) -> None:
+        pytest.fail(f"{what} took longer than {limit_s:g} s")
+
+    earlier_handler = signal.signal(signal.SIGALRM, fail)
+    # It rings again, since the backend may hang a second time when it is closed after the test.
+    earlier_s, interval_s = signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s)
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, earlier_handler)
+        if earlier_s:
+            left_s = max(1e-3, earlier_s - (time.monotonic() - began))
+            signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
+
 
 RUN_ID = "run0"
 """The run that the kit's tests write."""
@@ -41,18 +74,6 @@ Opener = Callable[..., Backend]
 """Opens the backend; keywords replace fields of its configuration."""
 
 Outage = Callable[[], AbstractContextManager[object]]
-
-_PROTOCOLS: Mapping[Capability, type] = {
-    Capability.PRIMARY: SupportsPrimary,
-    Capability.READ: SupportsRead,
-    Capability.GROUPS: SupportsGroups,
-    Capability.REPLAY: SupportsReplay,
-    Capability.SERIES: SupportsSeries,
-    Capability.SEARCH: SupportsSearch,
-    Capability.GENERATIONS: SupportsGenerations,
-    Capability.ARTIFACTS: SupportsArtifacts,
-    Capability.REMOVAL: SupportsRemoval,
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,5 +201,5 @@ class BackendKit:
         """The backend opened, where it declares a capability; else the test is skipped."""
         self._need(definition, capability)
         backend = open_backend()
-        assert isinstance(backend, _PROTOCOLS.get(capability, Backend))
+        assert isinstance(backend, PROTOCOLS.get(capability, Backend))
         return backend

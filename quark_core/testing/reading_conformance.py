@@ -1,22 +1,29 @@
-"""The part of the conformance kit for backends that give back what they have."""
+"""The part of the conformance kit for backends that give back records, or payloads of artifacts."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from quark_core.backend import BackendDefinition, Capability
-from quark_core.errors import RunNotFoundError
-from quark_core.json_object import JsonObject
-from quark_core.query import Query
-from quark_core.testing.batches import BatchMaker
-from quark_core.testing.kit import BackendKit, Opener
-from quark_core.testing.samples import FIRST_TIME_US, ODD_TEXT
+from quark_core.backends.contract import BackendDefinition, Capability, Payload
+from quark_core.errors import (
+    ArtifactNotFoundError,
+    BackendRejected,
+    BackendUnavailable,
+    RunNotFoundError,
+)
+from quark_core.records.json_object import JsonObject
+from quark_core.records.query import Query
+from quark_core.testing.batches import FIRST_TIME_US, ODD_TEXT, BatchMaker, make_samples
+from quark_core.testing.kit import RUN_ID, BackendKit, Opener
 
-__all__ = ["ReadingConformance"]
+__all__ = ["ArtifactConformance", "ReadingConformance"]
 
 _ODD_TEXTS = {
     "scripts": ODD_TEXT,
@@ -117,10 +124,29 @@ class ReadingConformance(BackendKit):
         assert found["attempt"].tolist() == [0, 0, 0, 0, 0, 1]
         assert found["rank"].tolist() == [0, 0, 0, 0, 1, 0]
 
+    def test_a_rank_is_read_by_itself(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """`rank` is a filter as any other: it comes before the limit."""
+        reader = self._open_as(definition, open_backend, Capability.READ)
+        reader.write(maker.start())
+        other = BatchMaker(self.RUN_ID, rank=1, writer_id="rank1")
+        reader.write(maker.metrics(*[("m", step, float(step)) for step in range(5)]))
+        reader.write(other.metrics(*[("m", step, 10.0 + step) for step in range(5)]))
+
+        def read(**filters: Any) -> list[float]:
+            return list(reader.read(self.RUN_ID, "metric", Query(**filters))["value"])
+
+        assert read(rank=0) == [0.0, 1.0, 2.0, 3.0, 4.0]
+        assert read(rank=0, limit=2) == [3.0, 4.0]
+        assert read(rank=1, limit=2, step_max=2) == [11.0, 12.0]
+        assert read(rank=2) == []
+        assert read(limit=6) == [4.0, 10.0, 11.0, 12.0, 13.0, 14.0]
+
     def test_lifecycle_is_applied(
         self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
     ) -> None:
-        """Project, tags, config and status of a run come back; a late status changes nothing."""
+        """Project, tags, config, status and exit code come back; a late status changes nothing."""
         reader = self._open_as(definition, open_backend, Capability.READ)
         reader.write(maker.start(project="vision", tags=["b", "a"]))
         reader.write(maker.lifecycle(("tag", {"tag": "c"})))
@@ -135,9 +161,11 @@ class ReadingConformance(BackendKit):
         reader.write(resumed.start())
         reader.write(maker.lifecycle(("status", {"status": "failed"})))
         assert reader.load_run(self.RUN_ID).run.status == "running"
-        reader.write(resumed.lifecycle(("status", {"status": "completed"})))
+        status = {"status": "interrupted", "exit_code": 3}
+        reader.write(resumed.lifecycle(("status", status)))
         ended = reader.load_run(self.RUN_ID)
-        assert (ended.run.status, ended.state) == ("completed", "completed")
+        assert (ended.run.status, ended.state) == ("interrupted", "interrupted")
+        assert ended.exit_code == 3
         assert ended.run.resume_count == 1
         assert ended.run.ended_at is not None
         assert [stored.run.id for stored in reader.list_runs()] == [self.RUN_ID]
@@ -243,3 +271,93 @@ def _fits(query: Query, record: Any) -> bool:
         if (low is not None and value < low) or (high is not None and value > high):
             return False
     return query.include_non_finite or math.isfinite(record.value)
+
+
+_RUN = RUN_ID
+
+
+class ArtifactConformance(BackendKit):
+    """Standard tests of payloads."""
+
+    def test_a_payload_comes_back_as_it_was(
+        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
+    ) -> None:
+        """Whatever bytes it has, given once or twice, and after the backend was closed."""
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
+        backend.write(BatchMaker(_RUN).start())
+        contents = [b"", b"\x00", bytes(range(256)) * 5000]
+        for content in (*contents, contents[1]):
+            backend.put_payload(_make_payload(tmp_path, content))
+        backend.close()
+        again = self._open_as(definition, open_backend, Capability.ARTIFACTS)
+        for content in contents:
+            with again.open_payload(_RUN, hashlib.sha256(content).hexdigest()) as file:
+                assert file.read() == content
+
+    def test_a_payload_is_taken_when_it_is_put(
+        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
+    ) -> None:
+        """The file that it came from may go, and the payload's source is left as it is."""
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
+        backend.write(BatchMaker(_RUN).start())
+        payload = _make_payload(tmp_path, b"kept")
+        backend.put_payload(payload)
+        assert payload.path.read_bytes() == b"kept"
+        payload.path.unlink()
+        with backend.open_payload(_RUN, payload.sha256) as file:
+            assert file.read() == b"kept"
+
+    def test_a_payload_that_is_not_there_says_so(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """By ArtifactNotFoundError."""
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
+        backend.write(BatchMaker(_RUN).start())
+        with pytest.raises(ArtifactNotFoundError):
+            backend.open_payload(_RUN, "0" * 64)
+
+    def test_a_record_and_its_payload_are_found_together(
+        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
+    ) -> None:
+        """As the lane brings them: the payload first, and both again after a lost reply."""
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
+        maker = BatchMaker(_RUN)
+        backend.write(maker.start())
+        payload = _make_payload(tmp_path, b"weights" * 1000)
+        (sample, _) = make_samples("artifact", _RUN)
+        record = msgspec.structs.replace(
+            sample, sha256=payload.sha256, size_bytes=payload.size_bytes
+        )
+        batch = maker.batch([record])
+        for _ in range(2 if Capability.IDEMPOTENT in definition.capabilities else 1):
+            backend.put_payload(payload)
+            backend.write(batch)
+        if Capability.READ in definition.capabilities:
+            found = backend.read(_RUN, "artifact", Query()).to_records()
+            assert list(found) == batch.to_records()
+        with backend.open_payload(_RUN, payload.sha256) as file:
+            assert file.read() == b"weights" * 1000
+
+    def test_a_payload_that_is_cut_short_is_not_taken(
+        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
+    ) -> None:
+        """Bytes that are not what their hash says are refused, and never given out."""
+        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
+        backend.write(BatchMaker(_RUN).start())
+        payload = _make_payload(tmp_path, b"whole")
+        payload.path.write_bytes(b"who")
+        with pytest.raises((BackendRejected, BackendUnavailable)):
+            backend.put_payload(payload)
+        with pytest.raises(ArtifactNotFoundError):
+            backend.open_payload(_RUN, payload.sha256)
+        payload.path.write_bytes(b"whole")
+        backend.put_payload(payload)
+        with backend.open_payload(_RUN, payload.sha256) as file:
+            assert file.read() == b"whole"
+
+
+def _make_payload(directory: Path, content: bytes) -> Payload:
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = directory / f"source-{sha256[:8]}"
+    path.write_bytes(content)
+    return Payload(run_id=_RUN, sha256=sha256, size_bytes=len(content), path=path)

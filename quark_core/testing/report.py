@@ -2,7 +2,6 @@
 
     pytest -p quark_core.testing.report tests/conformance
     pytest -p quark_core.testing.report --conformance-json report.json tests/conformance
-
     pytest -p quark_core.testing.report --conformance-page CONFORMANCE.md tests/conformance
 
 One table per class of tests; the same as JSON, or as a page in Markdown, where
@@ -12,20 +11,26 @@ a file is named.
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quark_core.testing.report_page import write_page
-
-__all__ = ["BackendReport", "TestOutcome", "pytest_addoption", "pytest_configure"]
+__all__ = [
+    "BackendReport",
+    "MARK",
+    "TestOutcome",
+    "format_page",
+    "pytest_addoption",
+    "pytest_configure",
+    "write_page",
+]
 
 _PLUGIN = "quark-conformance-report"
 _PROPERTY = "quark_conformance"
-_UNEXPECTED = "[XPASS(strict)] "
 _ORDER = ("failed", "xpassed", "xfailed", "skipped", "passed")
 
 
@@ -176,3 +181,79 @@ def _judge(report: pytest.TestReport, test: str) -> TestOutcome | None:
     if report.when == "call":
         return TestOutcome(test, "passed")
     return None
+
+
+MARK = "<!-- conformance: what follows is made by quark_core.testing.report -->"
+"""Everything before this line of a page is its author's, and stays."""
+
+# As in BackendConformance; tests of an author's own come last.
+_GROUPS = (
+    "writing",
+    "once",
+    "reading",
+    "process",
+    "primary",
+    "store",
+    "following",
+    "artifact",
+    "own",
+)
+_WORDS = {"passed": "", "xfailed": "expected", "xpassed": "not expected to pass"}
+_PAGE_ORDER = ("passed", "skipped", "xfailed", "xpassed", "failed")
+
+
+def write_page(path: Path, backends: Iterable[BackendReport]) -> None:
+    """Write a page, or replace what follows the mark in one that is there.
+
+    Args:
+        path: The page, a Markdown file.
+        backends: What each backend passed; the page has them by their titles.
+
+    Raises:
+        OSError: The page cannot be read or written.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    kept, mark, _ = text.partition(MARK)
+    head = f"{kept}{MARK}\n\n" if mark else ""
+    path.write_text(head + format_page(backends), encoding="utf-8")
+
+
+def format_page(backends: Iterable[BackendReport]) -> str:
+    """A table of how many tests of each group passed, then a section for each backend."""
+    reports = sorted(backends, key=lambda report: report.title)
+    found = {one.group for report in reports for one in report.outcomes.values()}
+    groups = [group for group in _GROUPS if group in found]
+    rows = ([report.title, *_count(report, groups)] for report in reports)
+    lines = _list_rows(["backend", *groups], rows)
+    for report in reports:
+        lines += ["", f"## {report.title}", "", *_describe(report)]
+    return "\n".join(lines) + "\n"
+
+
+def _count(report: BackendReport, groups: Sequence[str]) -> Iterable[str]:
+    for group in groups:
+        found = Counter(one.outcome for one in report.outcomes.values() if one.group == group)
+        said = (f"{found[word]} {_WORDS.get(word, word)}" for word in _PAGE_ORDER if found[word])
+        yield ", ".join(map(str.strip, said))
+
+
+def _describe(report: BackendReport) -> Iterable[str]:
+    """Why tests were skipped, and which are expected to fail; what failed is only counted."""
+    outcomes = sorted(report.outcomes.values(), key=lambda one: (one.reason, one.test))
+    skipped = Counter(one.reason for one in outcomes if one.outcome == "skipped")
+    expected = [one for one in outcomes if one.outcome == "xfailed"]
+    if not skipped and not expected:
+        yield "Everything passed."
+    yield from (f"- {count} skipped: {reason}" for reason, count in skipped.items())
+    if skipped and expected:
+        yield ""
+    if expected:
+        rows = ([f"`{one.test}`", one.reason] for one in expected)
+        yield from _list_rows(["expected to fail", "because"], rows)
+
+
+def _list_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [
+        " | ".join(("", *(cell.replace("|", "\\|") for cell in row), "")).strip()
+        for row in (head, ["---"] * len(head), *rows)
+    ]

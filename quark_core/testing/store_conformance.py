@@ -1,29 +1,36 @@
-"""The part of the conformance kit for what a store may do beyond taking and giving records."""
+"""Conformance of a primary: what starts, resumes and lists runs, and keeps what analyzers find."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quark_core.backend import (
+from quark_core.backends.contract import (
+    BackendConfig,
     BackendDefinition,
     Capability,
     Generation,
+    SupportsRead,
 )
-from quark_core.errors import RunNotFoundError
-from quark_core.query import Query
-from quark_core.reading import reduce_columns
+from quark_core.backends.grids import NOT_FINITE, GridQuery
+from quark_core.errors import BackendRejected, RunNotFoundError, SchemaValidationError
 from quark_core.records import EventRecord, StreamRecord
-from quark_core.search.expression import RunSearch
+from quark_core.records.expression import RunSearch
+from quark_core.records.query import Query
+from quark_core.runs.grids import read_grid_of_records as read_records
+from quark_core.runs.reading import reduce_columns
+from quark_core.runs.searching import build_page_search
 from quark_core.search.fallback import summarize_by_reading
-from quark_core.testing.batches import BatchMaker
-from quark_core.testing.kit import RUN_ID, BackendKit, Opener
-from quark_core.testing.samples import FIRST_TIME_US
+from quark_core.search.pages import search_page_by_reading
+from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.kit import RUN_ID, BackendKit, Observe, Opener
 
-__all__ = ["StoreConformance"]
+__all__ = ["PrimaryConformance", "StoreConformance"]
 
 _RUN = RUN_ID
 
@@ -81,6 +88,33 @@ class StoreConformance(BackendKit):
         with pytest.raises(RunNotFoundError):
             backend.read_series("absent", "m", max_points=5)
 
+    def test_a_curve_is_of_one_rank_or_across_ranks(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """Never of one rank after another, and it says of which."""
+        backend = self._open_as(definition, open_backend, Capability.SERIES)
+        first, second = BatchMaker(_RUN), BatchMaker(_RUN, rank=1, writer_id="rank1")
+        backend.write(first.start())
+        backend.write(first.metrics(*[("m", step, float(step)) for step in range(300)]))
+        backend.write(second.metrics(*[("m", step, 500.0 + step) for step in range(300)]))
+        backend.write(second.metrics(("own", 3, 7.0), ("own", 4, 8.0)))
+        own = backend.read_series(_RUN, "own", max_points=None)
+        assert (own.ranks, own.exact, own.last.tolist()) == ((1,), True, [7.0, 8.0])
+        one = backend.read_series(_RUN, "m", max_points=None, rank=1)
+        assert (one.ranks, one.exact) == ((1,), True)
+        assert one.last.tolist() == [500.0 + step for step in range(300)]
+        for max_points in (None, 300, 3, 1):
+            across = backend.read_series(_RUN, "m", max_points=max_points)
+            assert (across.ranks, across.exact, across.points) == ((0, 1), False, 600)
+            assert len(across) == (max_points or 300)
+            assert np.diff(across.step).min(initial=1) > 0
+            np.testing.assert_array_equal(across.low, across.low_step)
+            np.testing.assert_array_equal(across.high, 500.0 + across.high_step)
+            np.testing.assert_allclose(across.mean, (across.low + across.high) / 2)
+        parts = list(backend.iterate(_RUN, "metric", Query(rank=1), rows=64))
+        assert {rank for part in parts for rank in part["rank"].tolist()} == {1}
+        assert sum(part.count for part in parts) == 302
+
     def test_parts_are_what_a_read_returns(
         self, definition: BackendDefinition, open_backend: Opener
     ) -> None:
@@ -117,6 +151,77 @@ class StoreConformance(BackendKit):
         assert len(backend.search(RunSearch(limit=1))) == 1
         with pytest.raises(RunNotFoundError):
             backend.summarize("absent")
+
+    def test_pages_are_what_a_search_finds(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """Each run once, whatever it is sorted by, with the columns that were asked for."""
+        backend = self._open_as(definition, open_backend, Capability.PAGES)
+        for place in range(7):
+            maker = BatchMaker(
+                f"run{place}", writer_id=f"writer{place}", started_us=FIRST_TIME_US + 1_000 * place
+            )
+            backend.write(maker.start(project="one" if place % 3 else "two", tags=["x", "y"]))
+            if place:
+                value = math.nan if place == 4 else place % 3 / 2
+                backend.write(maker.metrics(("m@1", 0, 2.0), ("m@1", place, value)))
+        columns = ["m@1", "min(m@1)", "config.lr", "tags", "state", "created", "absent", "step"]
+        for order_by in (None, "m@1", "-min(m@1)", "step", "config.lr"):
+            rows: list[Any] = []
+            after: str | None = None
+            while True:
+                asked = build_page_search(
+                    order_by=order_by, columns=columns, limit=3, after=after, count=True
+                )
+                page = backend.search_page(asked)
+                assert (page.count, page.columns) == (7, tuple(columns))
+                rows += page.rows
+                after = page.next
+                if after is None:
+                    break
+            whole = build_page_search(order_by=order_by, columns=columns, limit=7)
+            assert repr(rows) == repr(list(search_page_by_reading(backend, whole).rows))
+        with pytest.raises(SchemaValidationError):
+            backend.search_page(build_page_search(order_by="m@1", after="AAAA"))
+        names = backend.list_names(None, "", 10)
+        assert (names.metrics, [tag.tag for tag in names.tags]) == (("m@1",), ["x", "y"])
+        assert [(key.key, key.types, key.values) for key in names.config] == [
+            ("lr", ("number",), (0.1,))
+        ]
+        assert backend.list_names("two", "x", 10).tags[0].runs == 3
+        assert backend.list_names("one", "absent", 10).metrics == ()
+
+    def test_a_grid_is_what_the_records_say(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """Of each cell the maximum, of what is not finite a mark, in the order of the model."""
+        backend = self._open_as(definition, open_backend, Capability.GRID)
+        maker = BatchMaker(_RUN)
+        backend.write(maker.start())
+        for step in range(30):
+            norms = {"stem": 1.0 + step, "head": math.nan if step == 7 else 3.0, "a": None}
+            backend.write(maker.layers(step, norms, nan_count=int(step == 9)))
+        other = BatchMaker(_RUN, rank=1, writer_id="rank1")
+        backend.write(other.layers(40, {"late": 9.0}))
+        for fields in (
+            {"summary_type": "gradient"}, {"bins": 4}, {"low": 5, "high": 8, "rank": 0},
+            {"under": "head"}, {"by": "rank"}, {"rows": 2},
+        ):  # fmt: skip
+            query = GridQuery.build("layer", "norm", **fields)
+            grid, known = (
+                read(_RUN, query) for read in (backend.read_grid, partial(read_records, backend))
+            )
+            for name in ("names", "exact", "depth", "left_out", "points"):
+                assert getattr(grid, name) == getattr(known, name)
+            for name in ("starts", "ends", "values", "marks"):
+                np.testing.assert_array_equal(getattr(grid, name), getattr(known, name))
+        grid = backend.read_grid(_RUN, GridQuery.build("layer", "norm"))
+        assert grid.names == ("stem", "head", "a", "late")
+        assert grid.marks[1, 7] == grid.marks[0, 9] == NOT_FINITE
+        assert grid.marks[2].sum() == NOT_FINITE
+        assert backend.read_grid(_RUN, GridQuery.build("parameter", "value_norm")).names == ()
+        with pytest.raises(RunNotFoundError):
+            backend.read_grid("absent", GridQuery.build("layer", "norm"))
 
     def test_generations_replace_what_was_before_them(
         self, definition: BackendDefinition, open_backend: Opener
@@ -173,3 +278,63 @@ class StoreConformance(BackendKit):
         with pytest.raises(RunNotFoundError):
             backend.restore_runs([_RUN])
         assert [stored.run.id for stored in backend.list_runs()] == ["run1"]
+
+
+class PrimaryConformance(BackendKit):
+    """Standard tests of backends that declare PRIMARY."""
+
+    def test_one_attempt_is_started_once(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """Of two processes that resume a run at the same moment, one is refused."""
+        self._need(definition, Capability.PRIMARY)
+        backend = open_backend()
+        backend.write(maker.start())
+        with pytest.raises(BackendRejected):
+            backend.write(BatchMaker(self.RUN_ID, writer_id="other").start())
+
+    def test_batches_of_a_run_that_was_never_started_are_rejected(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """A primary knows every run that it holds records of."""
+        self._need(definition, Capability.PRIMARY)
+        with pytest.raises(BackendRejected):
+            open_backend().write(BatchMaker("absent").metrics(("m", 0, 0.0)))
+
+    def test_opening_for_reading_changes_nothing(
+        self,
+        definition: BackendDefinition,
+        config: BackendConfig,
+        open_backend: Opener,
+        maker: BatchMaker,
+        observe: Observe,
+    ) -> None:
+        """What is opened read-only reads, and refuses to write."""
+        self._need(definition, Capability.PRIMARY)
+        backend = open_backend()
+        backend.write(maker.start())
+        reader = definition.open(dataclasses.replace(config, read_only=True))
+        assert isinstance(reader, SupportsRead)
+        assert reader.load_run(self.RUN_ID).run.id == self.RUN_ID
+        with pytest.raises(Exception, match=r"(?i)read"):
+            reader.write(maker.metrics(("m", 0, 0.0)))
+        assert observe() == []
+
+    def test_two_of_it_in_one_process_do_not_know_of_each_other(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """As two sessions of one process have it: closing one leaves the other open."""
+        self._need(definition, Capability.PRIMARY)
+        one, other = open_backend(), open_backend(run_id="run1")
+        second = BatchMaker("run1", writer_id="writer1")
+        one.write(maker.start())
+        other.write(second.start())
+        one.write(maker.metrics(("m", 0, 1.0)))
+        other.write(second.metrics(("m", 0, 2.0)))
+        reader = open_backend(read_only=True)
+        assert isinstance(reader, SupportsRead)
+        one.close()
+        other.write(second.metrics(("m", 1, 3.0)))
+        assert reader.read(self.RUN_ID, "metric", Query())["value"].tolist() == [1.0]
+        other.close()
+        assert reader.read("run1", "metric", Query())["value"].tolist() == [2.0, 3.0]

@@ -1,16 +1,22 @@
-"""The way of an artifact: its arguments are checked, its payload kept, its record handed over."""
+"""The way of an artifact: its arguments are checked, its payload kept, its record handed over.
+
+People find it by a name: a link to the payload, and its metadata.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from quark_core import settings
-from quark_core.artifacts.layout import check_artifact_key, check_artifact_type, object_path
+import msgspec
+
+from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
 from quark_core.artifacts.payload_folder import (
     NoPayloadFolder,
     PayloadFolder,
@@ -18,17 +24,25 @@ from quark_core.artifacts.payload_folder import (
     open_source,
 )
 from quark_core.artifacts.payloads import EXTENSIONS
-from quark_core.artifacts.reading import NOT_KEPT
-from quark_core.artifacts.record_files import write_record_files
+from quark_core.config import settings
+from quark_core.config.redaction import REDACTED, cut_text, redact_object, redact_shapes
 from quark_core.errors import RetentionHookError, SchemaValidationError, SessionStoreError
-from quark_core.json_object import JsonObject, normalize_object
-from quark_core.names import check_text, split_name
-from quark_core.query import check_index
 from quark_core.records import ArtifactRecord, format_time
-from quark_core.times import check_timestamp, now_us
+from quark_core.records.artifact_layout import (
+    ARTIFACT_STORAGE_LAYOUT,
+    check_artifact_key,
+    check_artifact_type,
+    choose_stem,
+    object_path,
+)
+from quark_core.records.json_object import JsonObject, normalize_object
+from quark_core.records.names import check_text, split_name
+from quark_core.records.query import check_index
+from quark_core.records.times import check_timestamp, now_us
+from quark_core.writers.artifact_reading import NOT_KEPT
 from quark_core.writers.base import BufferedWriter
 
-__all__ = ["ArtifactIntake", "Intake", "RetentionHook"]
+__all__ = ["ArtifactIntake", "Intake", "RetentionHook", "write_record_files"]
 
 _log = logging.getLogger("quark")
 
@@ -37,6 +51,7 @@ RetentionHook: TypeAlias = Callable[[Any, ArtifactRecord], object]
 
 _MESSAGE_LENGTH = 500
 _CHANGED = "changed_while_read"
+_MEDIA_TYPE = "media_type"
 
 
 class Intake(NamedTuple):
@@ -98,10 +113,11 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         return Intake(
             call,
             checked_type,
-            check_artifact_key(name, namespace, strict=self._run.strict),
+            check_artifact_key(_hide(name), _hide(namespace), strict=self._run.strict),
             check_index(step, "step"),
             check_index(epoch, "epoch"),
-            normalize_object(metadata, "metadata"),
+            # Beside the payload lies what the record says, and is written before it.
+            redact_object(normalize_object(metadata, "metadata")),
             now_us() if timestamp is None else check_timestamp(timestamp),
         )
 
@@ -110,7 +126,12 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
     ) -> ArtifactRecord:
         """Store a payload that is in memory."""
         _check_size(len(data), "payload")
-        return self._keep(intake, payload_format, extension, lambda folder: folder.put_bytes(data))
+        head = bytes(data[:HEAD_BYTES])
+
+        def put(folder: PayloadFolder) -> PutPayload:
+            return msgspec.structs.replace(folder.put_bytes(data), head=head)
+
+        return self._keep(intake, payload_format, extension, put)
 
     def _keep_file(self, intake: Intake, path: object) -> ArtifactRecord:
         """Store a file, a piece at a time."""
@@ -147,7 +168,7 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             )
             folder = NoPayloadFolder(reason)
         kept = put(folder)
-        metadata = intake.metadata
+        metadata = _note_media(intake.metadata, payload_format, kept.head)
         if kept.changed:
             metadata = JsonObject({**(metadata or {}), _CHANGED: True})
         if kept.failure is not None:
@@ -192,8 +213,7 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             *paths,
             metadata,
         )
-        self._append(record)
-        return record
+        return self._put_record(record)
 
     def _name_files(
         self,
@@ -293,10 +313,24 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
                     {
                         "artifact_key": record.artifact_key,
                         "reason": reason,
-                        "message": check_text(str(error)[:_MESSAGE_LENGTH], "message"),
+                        "message": check_text(cut_text(str(error), _MESSAGE_LENGTH), "message"),
                     }
                 ),
             )
+
+
+def _note_media(metadata: JsonObject | None, payload_format: str, head: bytes) -> JsonObject | None:
+    """The metadata with the media type of the payload, unless that is said already."""
+    known: Mapping[str, Any] = metadata or {}
+    # Of JSON the format says it, and the metadata stays what the caller gave.
+    if payload_format == "json" or _MEDIA_TYPE in known:
+        return metadata
+    return JsonObject({_MEDIA_TYPE: identify_media(head), **known})
+
+
+def _hide(name: object) -> object:
+    """A name without the tokens in it, as a name may be spelled."""
+    return redact_shapes(name).replace(REDACTED, "redacted") if isinstance(name, str) else name
 
 
 def _check_size(size_bytes: int, what: str) -> None:
@@ -306,3 +340,68 @@ def _check_size(size_bytes: int, what: str) -> None:
             f"{what} has {size_bytes} bytes; an artifact may have {limit} at most "
             f"({settings.ARTIFACT_MAX_BYTES} sets another limit)"
         )
+
+
+_TRIES = 8
+
+
+def write_record_files(
+    root: Path,
+    *,
+    sha256: str,
+    artifact_type: str,
+    artifact_key: str,
+    step: int | None,
+    epoch: int | None,
+    extension: str,
+    description: Mapping[str, Any],
+) -> tuple[str, str | None]:
+    """Give a payload that is in place its name for people, and put its metadata beside it.
+
+    Args:
+        root: The run's directory.
+        sha256: The payload's hash.
+        artifact_type, artifact_key, step, epoch: Of the artifact.
+        extension: What the name ends in, without a dot.
+        description: The metadata, as JSON values.
+
+    Returns:
+        Relative paths of the payload and of the metadata. Where the file
+        system takes no links, the payload's is that of the object itself;
+        where the metadata cannot be written, its is None.
+    """
+    target = object_path(sha256)
+    for _ in range(_TRIES):
+        names = {
+            "artifact_type": artifact_type,
+            "artifact_key": artifact_key,
+            "stem": choose_stem(step, epoch, os.urandom(4).hex()),
+            "extension": extension,
+        }
+        payload = ARTIFACT_STORAGE_LAYOUT["payload"].format(**names)
+        metadata = ARTIFACT_STORAGE_LAYOUT["metadata"].format(**names)
+        path = root / payload
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Relative, so that a run's directory can be moved and copied.
+            os.symlink(os.path.relpath(root / target, path.parent), path)
+        except FileExistsError:
+            continue
+        except (OSError, NotImplementedError):
+            payload = target
+        return payload, _write_metadata(root, metadata, description)
+    return target, None
+
+
+def _write_metadata(root: Path, relative: str, description: Mapping[str, Any]) -> str | None:
+    folder = root / ARTIFACT_STORAGE_LAYOUT["partial"]
+    scratch = folder / f"{os.getpid()}-{os.urandom(8).hex()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch.write_bytes(msgspec.json.format(msgspec.json.encode(description), indent=2))
+        os.replace(scratch, root / relative)
+    except OSError:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        return None
+    return relative

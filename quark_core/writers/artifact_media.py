@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import mimetypes
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from quark_core.artifacts.figures import (
+from quark_core.artifacts.images import (
     MATPLOTLIB_FORMATS,
     draw_matplotlib,
+    encode_image,
     find_matplotlib_figure,
+    identify_image,
     is_plotly_figure,
 )
-from quark_core.artifacts.images import encode_image, identify_image
 from quark_core.artifacts.payload_folder import open_source
 from quark_core.artifacts.payloads import encode_payload
 from quark_core.artifacts.tables import encode_table
 from quark_core.errors import SchemaValidationError
-from quark_core.json_object import decode_json, normalize_object
 from quark_core.records import ArtifactRecord
+from quark_core.records.json_object import decode_json, normalize_object
 from quark_core.writers.artifact_intake import ArtifactIntake
 
 __all__ = ["MediaArtifacts"]
 
-_MEDIA_TYPES = {
-    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin", ".safetensors"), "application/octet-stream"),
-    **dict.fromkeys((".npy", ".npz", ".onnx", ".pkl"), "application/octet-stream"),
-    ".jsonl": "application/jsonl",
-    ".parquet": "application/vnd.apache.parquet",
-    ".toml": "application/toml",
-    ".yaml": "application/yaml",
-    ".yml": "application/yaml",
-}
 _IMAGE = "image"
 _TABLE = "table"
 _FIGURE = "figure"
@@ -233,10 +224,7 @@ class MediaArtifacts(ArtifactIntake):
             metadata,
             timestamp,
         )
-        media_type = _MEDIA_TYPES.get(PurePath(file_name).suffix.lower())
-        # Not what this machine has of its own: `.pt` would be what some emulator makes.
-        media_type = media_type or mimetypes.MimeTypes().guess_type(file_name)[0]
-        facts = {"file_name": file_name, **({"media_type": media_type} if media_type else {})}
+        facts = {"file_name": file_name}
         return self._keep_file(_describe(intake, facts), path)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Unpack
 
-from quark_core.artifacts import reading
-from quark_core.artifacts.layout import check_artifact_type, encode_artifact_key
 from quark_core.artifacts.payloads import EXTENSIONS, choose_format, encode_payload
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
-from quark_core.names import MAX_NAME_LENGTH
-from quark_core.query import Query, check_index
 from quark_core.records import ArtifactRecord
-from quark_core.schema import check_histogram
+from quark_core.records.artifact_layout import check_artifact_type, encode_artifact_key
+from quark_core.records.names import MAX_NAME_LENGTH
+from quark_core.records.query import Query, ReadBounds, check_index, spell_out
+from quark_core.records.schema import check_histogram
+from quark_core.writers import artifact_reading as reading
 from quark_core.writers.artifact_intake import RetentionHook
 from quark_core.writers.artifact_media import MediaArtifacts
 
@@ -189,6 +189,7 @@ class ArtifactStore(MediaArtifacts):
             timestamp=timestamp,
         )
 
+    @spell_out(ReadBounds, before="limit")
     def read(
         self,
         *,
@@ -199,14 +200,9 @@ class ArtifactStore(MediaArtifacts):
         artifact_name: str | None = None,
         artifact_key: str | None = None,
         payload_format: str | None = None,
-        step: int | None = None,
-        step_min: int | None = None,
-        step_max: int | None = None,
-        epoch: int | None = None,
-        epoch_min: int | None = None,
-        epoch_max: int | None = None,
         limit: int | None = None,
         all_attempts: bool = False,
+        **bounds: Unpack[ReadBounds],
     ) -> tuple[ArtifactRecord, ...]:
         """Flush, then return the run's artifacts that fit, in persistence order.
 
@@ -249,12 +245,7 @@ class ArtifactStore(MediaArtifacts):
                 "artifact_name": encode_artifact_key(artifact_name, "artifact_name"),
                 "artifact_key": encode_artifact_key(artifact_key, "artifact_key"),
             },
-            step=step,
-            step_min=step_min,
-            step_max=step_max,
-            epoch=epoch,
-            epoch_min=epoch_min,
-            epoch_max=epoch_max,
+            **bounds,
             limit=newest if artifact_id is None else None,
             all_attempts=all_attempts,
         )

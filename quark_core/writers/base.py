@@ -6,11 +6,11 @@ from collections import deque
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
-from quark_core import settings
+from quark_core.config import settings
 from quark_core.errors import SchemaValidationError, SessionStoreError
-from quark_core.open_run import OpenRun
-from quark_core.opening import resolve_target
 from quark_core.records import StreamRecord
+from quark_core.runs.open_run import OpenRun
+from quark_core.runs.opening import resolve_target
 
 __all__ = ["BufferedWriter"]
 
@@ -22,8 +22,9 @@ class BufferedWriter(Generic[R]):
 
     Args:
         session: A TrainingSession, or the RunContext of one.
-        batch_size: Bounds what `flush()` returns and how many records go into
-            one batch. It never makes a call wait.
+        batch_size: Bounds what `flush()` returns, and how many records go into
+            one batch while no more than ten such batches wait; a longer queue
+            goes into larger ones. It never makes a call wait.
 
     Raises:
         SchemaValidationError: `session` is neither, or `batch_size` is not positive.
@@ -55,6 +56,7 @@ class BufferedWriter(Generic[R]):
         channel.fit_frames(self._batch_size)
         self._channel = channel
         self._append = channel.append
+        self._put_record = channel.put
 
     @property
     def open_run(self) -> OpenRun:
@@ -100,11 +102,10 @@ class BufferedWriter(Generic[R]):
             return
         self._closed = True
         run = self._run
-        timeout_s = settings.exit_timeout_s()
-        run.stream.hand_over(timeout_s)
+        run.hand_over_at_close()
         if run.strict:
             # Whether the primary takes it is what the caller wants to know.
-            run.stream.wait_for_primary(timeout_s, until=lambda: run.failed)
+            run.stream.wait_for_primary(settings.exit_timeout_s(), until=lambda: run.failed)
         run.remove_writer()
         if run.strict and run.failed:
             run.refuse("close")

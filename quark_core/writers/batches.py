@@ -1,4 +1,7 @@
-"""DataDiagnostics: what was in each training batch and what it cost, without any sample itself."""
+"""DataDiagnostics: what was in each training batch and what it cost, without any sample itself.
+
+Also how that is read back, and what is found out from it.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,227 @@ import logging
 import re
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import PurePath
 from time import time_ns
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from quark_core.batch_metadata import (
+from quark_core.config.redaction import cut_text
+from quark_core.errors import SchemaValidationError
+from quark_core.records import BatchDiagnosticRecord
+from quark_core.records.json_object import normalize_object
+from quark_core.records.query import Query, ReadBounds, check_index, spell_out
+from quark_core.records.times import check_timestamp, now_us
+from quark_core.runs.reading import iterate_run
+from quark_core.samples.metadata import (
     BatchContents,
     BatchMetadata,
     BatchMetadataAdapter,
     MappingBatchMetadataAdapter,
     is_like_mapping,
+    spell_sample_id,
 )
-from quark_core.batch_summaries import DiagnosticRules
-from quark_core.errors import SchemaValidationError
-from quark_core.json_object import normalize_object
-from quark_core.query import check_index
-from quark_core.records import BatchDiagnosticRecord
-from quark_core.times import check_timestamp, now_us
+from quark_core.samples.summaries import (
+    DataDiagnosticsSummary,
+    DiagnosticRules,
+    ExposureSummary,
+    HardBatchFinding,
+)
 from quark_core.writers.base import BufferedWriter
-from quark_core.writers.batch_reading import BatchReading
 from quark_core.writers.scalars import to_float
 
-__all__ = ["DataDiagnostics", "DataDiagnosticsConfig"]
+if TYPE_CHECKING:
+    from quark_core.records.columns import Columns
+    from quark_core.runs.open_run import OpenRun
+
+__all__ = ["BatchReading", "DataDiagnostics", "DataDiagnosticsConfig"]
+
+_PART_ROWS = 4096
+
+
+class BatchReading:
+    """The part of `DataDiagnostics` that reads."""
+
+    _run: OpenRun
+    _rules: DiagnosticRules
+
+    @spell_out(ReadBounds, before="limit")
+    def read(
+        self,
+        *,
+        sample_id: int | str | None = None,
+        limit: int | None = None,
+        include_non_finite: bool = False,
+        all_attempts: bool = False,
+        **bounds: Unpack[ReadBounds],
+    ) -> tuple[BatchDiagnosticRecord, ...]:
+        """Flush, then return the run's batch records that fit, in persistence order.
+
+        Args:
+            sample_id: Only batches with this sample. 17 and "17" are the same
+                sample, however the id was logged.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+            limit: The newest N of those that fit everything else.
+            include_non_finite: Also batches whose loss is NaN or infinite.
+            all_attempts: Also batches that a later attempt, resumed from an
+                earlier step, has hidden.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            SessionStoreError: The store cannot be read.
+        """
+        query = Query.build(
+            **bounds,
+            limit=limit if sample_id is None else None,
+            include_non_finite=include_non_finite,
+            all_attempts=all_attempts,
+        )
+        found: Any
+        if sample_id is None:
+            found = self._run.read(BatchDiagnosticRecord.KIND, query).to_records()
+            return found  # type: ignore[no-any-return]
+        import numpy as np
+
+        wanted = _spell_either_way(sample_id)
+        newest = check_index(limit, "limit")
+        chosen: list[Any] = []
+        for part in self._iterate(query):
+            rows = [
+                row
+                for row, ids in enumerate(part["sample_ids"])
+                if ids is not None and not wanted.isdisjoint(ids)
+            ]
+            if rows:
+                chosen.extend(part.take(np.array(rows)).to_records())
+                # What is too old is let go of, so that it is never all in memory.
+                if newest is not None:
+                    del chosen[: max(0, len(chosen) - newest)]
+        return tuple(chosen)
+
+    @spell_out(ReadBounds, before="all_attempts")
+    def summarize_exposure(
+        self,
+        *,
+        all_attempts: bool = False,
+        **bounds: Unpack[ReadBounds],
+    ) -> ExposureSummary:
+        """Flush, then count what the training has seen: classes, samples and lengths.
+
+        Batches whose loss is not finite were seen too, and are counted.
+
+        Args:
+            step, step_min, step_max, epoch, epoch_min, epoch_max, all_attempts: As in `read`.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_core.samples.survey import ExposureCount
+
+        count = ExposureCount()
+        query = Query.build(all_attempts=all_attempts, **bounds)
+        for part in self._iterate(query):
+            count.add(part)
+        return count.summarize()
+
+    @spell_out(ReadBounds, before="limit")
+    def find_hard_batches(
+        self,
+        *,
+        limit: int | None = 10,
+        all_attempts: bool = False,
+        **bounds: Unpack[ReadBounds],
+    ) -> tuple[HardBatchFinding, ...]:
+        """Flush, then return the batches whose loss is far above that of the others.
+
+        `HardBatchFinding.reasons` lists the rules. Batches whose loss is not
+        finite come first, in the order of their steps; then by loss, the
+        highest first; among equal ones by step and order of logging. Where all
+        losses are equal no finite one is hard.
+
+        Args:
+            limit: At most so many; None for all.
+            step, step_min, step_max, epoch, epoch_min, epoch_max, all_attempts:
+                As in `read`. "The others" are those of the same range.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_core.samples.survey import BatchSurvey
+
+        bound = check_index(limit, "limit")
+        query = Query.build(all_attempts=all_attempts, **bounds)
+        survey = BatchSurvey(self._iterate(query))
+        hard = survey.find_hard(self._rules).keep(bound)
+        return survey.describe_hard(hard, survey.fetch(self._iterate(query), hard))
+
+    @spell_out(ReadBounds, before="hard_batch_limit")
+    def summarize(
+        self,
+        *,
+        hard_batch_limit: int | None = 10,
+        all_attempts: bool = False,
+        **bounds: Unpack[ReadBounds],
+    ) -> DataDiagnosticsSummary:
+        """Flush, then return everything that is found out about the batches of a range.
+
+        Args:
+            hard_batch_limit: At most so many hard batches, and outliers of each
+                quantity, are listed; None for all. They are all counted.
+            step, step_min, step_max, epoch, epoch_min, epoch_max, all_attempts: As in `read`.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_core.samples.survey import BatchSurvey, ExposureCount
+
+        bound = check_index(hard_batch_limit, "hard_batch_limit")
+        query = Query.build(all_attempts=all_attempts, **bounds)
+        exposure = ExposureCount()
+        survey = BatchSurvey(self._iterate(query), exposure=exposure, lengths=True)
+        rules = self._rules
+        everything = (
+            survey.find_hard(rules),
+            survey.find_loss_outliers(rules),
+            survey.find_length_outliers(rules),
+        )
+        hard, losses, lengths = (found.keep(bound) for found in everything)
+        records = survey.fetch(self._iterate(query), hard, losses, lengths)
+        return DataDiagnosticsSummary(
+            batch_count=len(survey),
+            loss_summary=survey.summarize_loss(),
+            sequence_length_summary=exposure.summarize_lengths(),
+            exposure=exposure.summarize(),
+            hard_batch_count=len(everything[0]),
+            hard_batches=survey.describe_hard(hard, records),
+            loss_outlier_count=len(everything[1]),
+            loss_outliers=survey.describe_outliers(losses, records, "loss"),
+            sequence_length_outlier_count=len(everything[2]),
+            sequence_length_outliers=survey.describe_outliers(lengths, records, "sequence_length"),
+            loss_thresholds=hard.thresholds,
+            sequence_length_thresholds=lengths.thresholds,
+            min_batches_for_outlier_detection=rules.min_batches,
+        )
+
+    def _iterate(self, query: Query) -> Iterator[Columns]:
+        return iterate_run(self._run, BatchDiagnosticRecord.KIND, query, _PART_ROWS)
+
+
+def _spell_either_way(sample_id: int | str) -> set[int | str]:
+    """An id as a number and as text."""
+    found = spell_sample_id(sample_id, "sample_id")
+    if isinstance(found, int):
+        return {found, str(found)}
+    digits = found.removeprefix("-")
+    if digits.isascii() and digits.isdecimal() and len(digits) < 20 and str(int(found)) == found:
+        return {found, int(found)}
+    return {found}
+
 
 _log = logging.getLogger("quark")
 
@@ -44,7 +243,7 @@ _DIGITS = re.compile(r"\d+")
 class DataDiagnosticsConfig:
     """How DataDiagnostics takes batches apart and what it finds remarkable.
 
-    `quark_core.batch_statistics` has the formulas and their sources.
+    `quark_core.samples.survey` has the formulas and their sources.
 
     Attributes:
         batch_size: Bounds what `flush()` returns and how many records are
@@ -224,7 +423,19 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
             self._extract(batch, contents, step, epoch)
         if not isfinite(loss) or self._non_finite:
             self._note_finiteness(loss, step, epoch)
-        record = BatchDiagnosticRecord(
+        record = self._put_record(self._make_record(time_us, loss, step, epoch, contents))
+        self._remember(record, 1)
+        return record
+
+    def _make_record(
+        self,
+        time_us: int,
+        loss: float,
+        step: int | None,
+        epoch: int | None,
+        contents: BatchContents,
+    ) -> BatchDiagnosticRecord:
+        return BatchDiagnosticRecord(
             self._run_id,
             self._writer_id,
             self._attempt,
@@ -240,9 +451,6 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
             contents.sequence_lengths,
             contents.metadata,
         )
-        self._append(record)
-        self._remember(record, 1)
-        return record
 
     def close(self) -> None:
         """Take no more batches; reading still works. A second call does nothing.
@@ -304,7 +512,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         with self._lock:
             self._failed_batches += 1
             for reason in reasons:
-                text = reason[:_MAX_REASON_LENGTH]
+                text = cut_text(reason, _MAX_REASON_LENGTH)
                 # The same reason with other numbers, such as another count, is the same.
                 key = _DIGITS.sub("#", text)
                 if key not in self._reasons and len(self._reasons) >= _MAX_REASONS:

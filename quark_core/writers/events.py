@@ -1,13 +1,13 @@
 """EventLogger: structured events and log lines.
 
-Severities where none is given:
+Severities where none is given, by the type, or by its last word (`error`,
+`loader_error`, `loader/error`):
 
-    debug     probe_completed
+    debug     probe_completed, or the word debug
     warning   runtime_interruption, non_finite_metric, early_stopping,
-              gradient_overflow, step_skipped, and every type that ends in
-              `_warning`
-    error     runtime_error, and every type that ends in `_error` or `_failed`
-    critical  divergence, out_of_memory
+              gradient_overflow, step_skipped, or the words warning, warn
+    error     runtime_error, or the words error, failed, failure, exception
+    critical  divergence, out_of_memory, or the words critical, fatal, oom
     info      everything else, such as run_started, run_resumed, run_ended,
               epoch_started, epoch_completed, checkpoint_saved,
               checkpoint_loaded, evaluation_completed, metric_recovered
@@ -15,25 +15,26 @@ Severities where none is given:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from quark_core.errors import SchemaValidationError
-from quark_core.json_object import JsonObject, normalize_object
-from quark_core.names import check_text
-from quark_core.open_run import OpenRun
-from quark_core.query import Query, check_index
 from quark_core.records import EventRecord
-from quark_core.schema import (
+from quark_core.records.json_object import JsonObject, normalize_object
+from quark_core.records.names import check_text
+from quark_core.records.query import Query, ReadBounds, check_index, spell_out
+from quark_core.records.schema import (
     EVENT_SEVERITIES,
     LOG_IDENTIFIERS,
     RESERVED_LOG_KEYS,
     check_event_type,
 )
-from quark_core.times import check_timestamp
+from quark_core.records.times import check_timestamp
+from quark_core.runs.open_run import OpenRun
 from quark_core.writers.base import BufferedWriter
 
-__all__ = ["DEFAULT_SEVERITIES", "EventLogger", "default_severity", "emit_log"]
+__all__ = ["DEFAULT_SEVERITIES", "EventLogger", "LogLines", "default_severity", "make_log_payload"]
 
 DEFAULT_SEVERITIES: Mapping[str, str] = {
     "probe_completed": "debug",
@@ -46,7 +47,13 @@ DEFAULT_SEVERITIES: Mapping[str, str] = {
     "divergence": "critical",
     "out_of_memory": "critical",
 }
-_SUFFIXES = (("_warning", "warning"), ("_error", "error"), ("_failed", "error"))
+_WORDS = {
+    "debug": "debug",
+    **dict.fromkeys(("warning", "warn"), "warning"),
+    **dict.fromkeys(("error", "failed", "failure", "exception"), "error"),
+    **dict.fromkeys(("critical", "fatal", "oom"), "critical"),
+}
+_LAST_WORD = re.compile(r"[a-z0-9]*$")
 
 
 def default_severity(event_type: str) -> str:
@@ -54,10 +61,68 @@ def default_severity(event_type: str) -> str:
     known = DEFAULT_SEVERITIES.get(event_type)
     if known is not None:
         return known
-    return next((s for suffix, s in _SUFFIXES if event_type.endswith(suffix)), "info")
+    word = _LAST_WORD.search(event_type)
+    return "info" if word is None else _WORDS.get(word.group(), "info")
 
 
-class EventLogger(BufferedWriter[EventRecord]):
+class LogLines:
+    """Lines of text as events of a run: what a session and an event logger have in common."""
+
+    _run: OpenRun
+
+    def add_log(
+        self,
+        message: str,
+        *,
+        identifier: str | None = "Info",
+        step: int | None = None,
+        epoch: int | None = None,
+        status: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+        event_type: str = "user_log",
+    ) -> EventRecord:
+        """Write a log line into the run and return its record.
+
+        A logger returns at once; a session waits a moment for the journal.
+
+        Args:
+            message: The text.
+            identifier: Info, Warning or Error; sets the event's severity.
+            step: Step counter, or None.
+            epoch: Epoch counter, or None.
+            status: Free status text, or None.
+            payload: JSON values; may not hold `message` or `identifier`.
+            timestamp: ISO 8601 text; now by default.
+            event_type: Type of the event.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            InvalidRunStateError: The logger is closed or the run has ended.
+        """
+        self._check_open("add_log")
+        if not isinstance(message, str):
+            raise SchemaValidationError(f"message must be a str, not {type(message).__name__}")
+        identifier = "Info" if identifier is None else identifier
+        severity = LOG_IDENTIFIERS.get(identifier) if isinstance(identifier, str) else None
+        if severity is None:
+            raise SchemaValidationError(
+                f"identifier must be one of {', '.join(LOG_IDENTIFIERS)}, got {_name(identifier)}"
+            )
+        body = make_log_payload(message, identifier, payload)
+        event_type = check_event_type(event_type)
+        record = _emit(self._run, event_type, severity, step, epoch, status, body, timestamp)
+        self._keep_log(record)
+        return record
+
+    def _check_open(self, call: str) -> None:
+        raise NotImplementedError
+
+    def _keep_log(self, record: EventRecord) -> None:
+        raise NotImplementedError
+
+
+class EventLogger(BufferedWriter[EventRecord], LogLines):
     """Logs structured events. Every method may be called from any thread."""
 
     KIND: ClassVar[str] = EventRecord.KIND
@@ -111,52 +176,18 @@ class EventLogger(BufferedWriter[EventRecord]):
         self._remember(record, 1)
         return record
 
-    def add_log(
-        self,
-        message: str,
-        *,
-        identifier: str | None = "Info",
-        step: int | None = None,
-        epoch: int | None = None,
-        status: str | None = None,
-        payload: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
-        event_type: str = "user_log",
-    ) -> EventRecord:
-        """Log one line of text; arguments as in `TrainingSession.add_log`, returns at once.
-
-        Raises:
-            SchemaValidationError: A bad argument; the message names it.
-            InvalidRunStateError: The logger is closed or the run has ended.
-        """
-        self._check_open("add_log")
-        record = emit_log(
-            self._run,
-            message,
-            identifier=identifier,
-            step=step,
-            epoch=epoch,
-            status=status,
-            payload=payload,
-            timestamp=timestamp,
-            event_type=event_type,
-        )
+    def _keep_log(self, record: EventRecord) -> None:
         self._remember(record, 1)
-        return record
 
+    @spell_out(ReadBounds, before="limit")
     def read(
         self,
         *,
         event_type: str | None = None,
         event_types: Iterable[str] | None = None,
         severity: str | None = None,
-        step: int | None = None,
-        step_min: int | None = None,
-        step_max: int | None = None,
-        epoch: int | None = None,
-        epoch_min: int | None = None,
-        epoch_max: int | None = None,
         limit: int | None = None,
+        **bounds: Unpack[ReadBounds],
     ) -> tuple[EventRecord, ...]:
         """Flush, then return the run's events that fit, in persistence order.
 
@@ -181,55 +212,25 @@ class EventLogger(BufferedWriter[EventRecord]):
         query = Query.build(
             equals={"event_type": event_type, "severity": severity},
             any_of={"event_type": None if event_types is None else tuple(event_types)},
-            step=step,
-            step_min=step_min,
-            step_max=step_max,
-            epoch=epoch,
-            epoch_min=epoch_min,
-            epoch_max=epoch_max,
+            **bounds,
             limit=limit,
         )
         return self._run.read(self.KIND, query).to_records()  # type: ignore[return-value]
 
 
-def emit_log(
-    run: OpenRun,
-    message: str,
-    *,
-    identifier: str | None = "Info",
-    step: int | None = None,
-    epoch: int | None = None,
-    status: str | None = None,
-    payload: Mapping[str, Any] | None = None,
-    timestamp: str | None = None,
-    event_type: str = "user_log",
-    always: bool = False,
-) -> EventRecord:
-    """Check a log line and put it into the run's stream.
+def make_log_payload(
+    message: str, identifier: str, payload: Mapping[str, Any] | None
+) -> JsonObject | None:
+    """The payload of a log line's event.
 
-    Args:
-        run: The run.
-        always: Also where the run is strict and has failed.
-        message, identifier, step, epoch, status, payload, timestamp, event_type:
-            As in `TrainingSession.add_log`.
+    Raises:
+        SchemaValidationError: No JSON values, or a key that is reserved.
     """
-    if run.refusal is not None and not always:
-        run.refuse("add_log")
-    if not isinstance(message, str):
-        raise SchemaValidationError(f"message must be a str, not {type(message).__name__}")
-    identifier = "Info" if identifier is None else identifier
-    severity = LOG_IDENTIFIERS.get(identifier) if isinstance(identifier, str) else None
-    if severity is None:
-        raise SchemaValidationError(
-            f"identifier must be one of {', '.join(LOG_IDENTIFIERS)}, got {_name(identifier)}"
-        )
     extra: Mapping[str, Any] = normalize_object(payload, "payload") or {}
     for key in RESERVED_LOG_KEYS:
         if key in extra:
             raise SchemaValidationError(f"payload must not hold the reserved key {key!r}")
-    body = normalize_object({"message": message, "identifier": identifier, **extra}, "payload")
-    event_type = check_event_type(event_type)
-    return _emit(run, event_type, severity, step, epoch, status, body, timestamp)
+    return normalize_object({"message": message, "identifier": identifier, **extra}, "payload")
 
 
 def _emit(

@@ -1,29 +1,155 @@
-"""MetricsLogger: scalar metrics."""
+"""MetricsLogger: scalar metrics, logged and read back."""
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import isfinite
 from time import time_ns
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Unpack
 
+from quark_core.config.redaction import redact_object, redact_text
+from quark_core.delivery.metric_rows import MetricKey, MetricRow, expand_row
 from quark_core.errors import SchemaValidationError
-from quark_core.json_object import JsonObject, normalize_object
-from quark_core.metric_rows import MetricKey, MetricRow, expand_row
-from quark_core.names import check_name, check_text, encode_name, join_name, split_name
-from quark_core.query import check_index
+from quark_core.ranks.statistics import RankStatistics, check_axis, compare_ranks
 from quark_core.records import MetricRecord
-from quark_core.times import check_timestamp, now_us
+from quark_core.records.json_object import JsonObject, normalize_object
+from quark_core.records.names import check_name, check_text, encode_name, join_name, split_name
+from quark_core.records.query import MetricFilters, Query, check_index, spell_out
+from quark_core.records.times import check_timestamp, now_us
+from quark_core.runs.reading import encode_key, iterate_run, read_run_series
 from quark_core.writers.base import BufferedWriter
-from quark_core.writers.metric_reading import MetricReading, build_metric_query, read_rank
 from quark_core.writers.scalars import to_float
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
+    from quark_core.backends.series import Series
+    from quark_core.records.columns import Columns
+    from quark_core.runs.open_run import OpenRun
 
-__all__ = ["MetricsLogger"]
+__all__ = ["MetricReading", "MetricsLogger", "build_metric_query"]
+
+
+class MetricReading:
+    """The part of `MetricsLogger` that reads curves and parts."""
+
+    _run: OpenRun
+
+    def series(
+        self,
+        key: str,
+        *,
+        max_points: int | None = None,
+        all_attempts: bool = False,
+        rank: int | None = None,
+    ) -> Series:
+        """Flush, then return one metric as a curve, cheap however many points it has.
+
+        Args:
+            key: The metric's key, as it was logged or as it is stored.
+            max_points: At most so many entries, each of which stands for
+                about equally many points, with their extremes; None gives
+                every point.
+            all_attempts: Also points that a later attempt, resumed from an
+                earlier step, has hidden.
+            rank: The curve of this rank of the launch. By default the curve is
+                across all ranks that have logged the metric: of one rank it is
+                that rank's; of several an entry stands for the points of all
+                of them at a step or in a stretch of steps, with their extremes.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            SessionStoreError: The store cannot be read.
+        """
+        return read_run_series(self._run, key, max_points, all_attempts, rank)
+
+    def read_across_ranks(
+        self,
+        key: str,
+        *,
+        by: Literal["step", "epoch"] = "step",
+        step_min: int | None = None,
+        step_max: int | None = None,
+        epoch_min: int | None = None,
+        epoch_max: int | None = None,
+        all_attempts: bool = False,
+    ) -> RankStatistics:
+        """Flush, then return one metric over all ranks: mean, extremes, std and spread.
+
+        Worked out here from what each rank has logged, so that no rank ever
+        waits for another; the curve of one rank is `series(key, rank=...)`.
+
+        Args:
+            key: The metric's key, as it was logged or as it is stored.
+            by: Whether values belong together by their step or their epoch.
+            step_min, step_max, epoch_min, epoch_max: Bounds, inclusive.
+            all_attempts: Also points that a later attempt, resumed from an
+                earlier step, has hidden.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            SessionStoreError: The store cannot be read.
+        """
+        axis = check_axis(by)
+        stored_key = encode_key(key, "key")
+        query = Query.build(
+            equals={"metric_key": stored_key},
+            step_min=step_min,
+            step_max=step_max,
+            epoch_min=epoch_min,
+            epoch_max=epoch_max,
+            all_attempts=all_attempts,
+        )
+        return compare_ranks(self._run.read(MetricRecord.KIND, query), stored_key, axis)
+
+    @spell_out(MetricFilters, before="include_non_finite")
+    def iterate(
+        self,
+        *,
+        include_non_finite: bool = True,
+        rows: int = 65_536,
+        **filters: Unpack[MetricFilters],
+    ) -> Iterator[Columns]:
+        """The same as `columns`, in parts, for what does not fit in memory.
+
+        Flushes at the call; the parts are those of one moment, in persistence
+        order.
+
+        Args:
+            all_attempts: Also points that a later attempt, resumed from an
+                earlier step, has hidden.
+            rank: Only what this rank of the launch has logged.
+            rows: About how many rows a part has.
+            metric_key, namespace, metric_name, step, step_min, step_max, epoch,
+                epoch_min, epoch_max, limit, include_non_finite: As in `columns`.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            SessionStoreError: The store cannot be read.
+        """
+        query = build_metric_query(include_non_finite=include_non_finite, **filters)
+        return iterate_run(self._run, MetricRecord.KIND, query, rows)
+
+
+def build_metric_query(
+    *, include_non_finite: bool = True, **filters: Unpack[MetricFilters]
+) -> Query:
+    """The query of a reader's arguments; names may be as they were logged or as they are stored.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+    """
+    bounds: dict[str, Any] = {**filters}
+    equals = {
+        argument: None if name is None else encode_key(name, argument)
+        for argument in ("metric_key", "namespace", "metric_name")
+        for name in (bounds.pop(argument, None),)
+    }
+    return Query.build(equals=equals, include_non_finite=include_non_finite, **bounds)
+
+
+_log = logging.getLogger("quark")
 
 _INT64_MAX = 2**63 - 1
 _ONLY_FLOATS = {float}
@@ -104,9 +230,9 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             epoch = check_index(epoch, "epoch")
         taken: JsonObject | None = None
         if metadata is not None:
-            taken = normalize_object(metadata, "metadata")
+            taken = redact_object(normalize_object(metadata, "metadata"))
         if description is not None:
-            description = check_text(description, "description")
+            description = redact_text(check_text(description, "description"))
         time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
         metric_key, key_namespace, metric_name = key
         if not isfinite(value) or metric_key in self._non_finite:
@@ -189,22 +315,9 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
                 self._note_finiteness(key[0], value, step, epoch)
         self._hand_over_row(time_us, step, epoch, keys, values)
 
+    @spell_out(MetricFilters, before="include_non_finite")
     def read(
-        self,
-        *,
-        metric_key: str | None = None,
-        namespace: str | None = None,
-        metric_name: str | None = None,
-        step: int | None = None,
-        step_min: int | None = None,
-        step_max: int | None = None,
-        epoch: int | None = None,
-        epoch_min: int | None = None,
-        epoch_max: int | None = None,
-        limit: int | None = None,
-        include_non_finite: bool = False,
-        all_attempts: bool = False,
-        rank: int | None = None,
+        self, *, include_non_finite: bool = False, **filters: Unpack[MetricFilters]
     ) -> tuple[MetricRecord, ...]:
         """Flush, then return the run's metric records that fit, in persistence order.
 
@@ -225,58 +338,20 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             SessionStoreError: The store cannot be read.
         """
         return self.columns(  # type: ignore[return-value]
-            metric_key=metric_key,
-            namespace=namespace,
-            metric_name=metric_name,
-            step=step,
-            step_min=step_min,
-            step_max=step_max,
-            epoch=epoch,
-            epoch_min=epoch_min,
-            epoch_max=epoch_max,
-            limit=limit,
-            include_non_finite=include_non_finite,
-            all_attempts=all_attempts,
-            rank=rank,
+            include_non_finite=include_non_finite, **filters
         ).to_records()
 
+    @spell_out(MetricFilters, before="include_non_finite")
     def columns(
-        self,
-        *,
-        metric_key: str | None = None,
-        namespace: str | None = None,
-        metric_name: str | None = None,
-        step: int | None = None,
-        step_min: int | None = None,
-        step_max: int | None = None,
-        epoch: int | None = None,
-        epoch_min: int | None = None,
-        epoch_max: int | None = None,
-        limit: int | None = None,
-        include_non_finite: bool = True,
-        all_attempts: bool = False,
-        rank: int | None = None,
+        self, *, include_non_finite: bool = True, **filters: Unpack[MetricFilters]
     ) -> Columns:
         """The same as `read`, as numpy arrays: `columns(...)["value"]`.
 
         Values that are not finite are there as they were logged, and False in
         the column `finite`. A missing step or epoch is -1.
         """
-        query = build_metric_query(
-            metric_key,
-            namespace,
-            metric_name,
-            step=step,
-            step_min=step_min,
-            step_max=step_max,
-            epoch=epoch,
-            epoch_min=epoch_min,
-            epoch_max=epoch_max,
-            limit=limit,
-            include_non_finite=include_non_finite,
-            all_attempts=all_attempts,
-        )
-        return read_rank(self._run, query, rank)
+        query = build_metric_query(include_non_finite=include_non_finite, **filters)
+        return self._run.read(MetricRecord.KIND, query)
 
     def _expand(self, item: Any) -> list[MetricRecord]:
         if type(item) is not tuple:
@@ -332,9 +407,24 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             )
         key = MetricKey(stored, *split_name(stored))
         if len(self._keys) >= _MAX_CACHED_KEYS:
+            self._tell_many_names()
             self._keys.clear()
         self._keys[metric if namespace is None else (namespace, metric)] = key
         return key
+
+    def _tell_many_names(self) -> None:
+        """Say once in a run that it has so many names that something of them may be data."""
+        if self._run.has_many_names:
+            return
+        self._run.has_many_names = True
+        _log.warning(
+            "run %s has more than %d different names of metrics, the newest of them %r: every "
+            "point is kept, but delivering and reading takes longer the more names there are. "
+            "What changes from call to call belongs into step=, metadata= or an event.",
+            self._run_id,
+            len(self._keys),
+            next(reversed(self._keys.values())).metric_key,
+        )
 
     def _resolve_many(self, names: tuple[str, ...], namespace: str | None) -> tuple[MetricKey, ...]:
         if namespace is not None:

@@ -9,15 +9,10 @@ from typing import Any
 
 import msgspec
 
-from quark_core import settings
+from quark_core.config import settings
 from quark_core.delivery.channel import ITEM_BYTES
+from quark_core.delivery.metric_rows import MetricKey
 from quark_core.errors import SchemaValidationError, SessionStoreError
-from quark_core.fields import column_types
-from quark_core.json_object import JsonObject, normalize_object
-from quark_core.metric_rows import MetricKey
-from quark_core.names import check_text, decode_name, encode_name, split_name
-from quark_core.open_run import OpenRun
-from quark_core.query import check_index
 from quark_core.records import (
     RECORD_TYPES,
     BatchDiagnosticRecord,
@@ -26,7 +21,12 @@ from quark_core.records import (
     Record,
     StreamRecord,
 )
-from quark_core.schema import validate_record
+from quark_core.records.fields import column_types
+from quark_core.records.json_object import JsonObject, normalize_object
+from quark_core.records.names import check_text, decode_name, encode_name, split_name
+from quark_core.records.query import check_index
+from quark_core.records.schema import validate_record
+from quark_core.runs.open_run import OpenRun
 
 __all__ = ["SLICE_RECORDS", "write_records"]
 
@@ -106,7 +106,7 @@ def _accept(run: OpenRun, part: list[StreamRecord], written: int) -> None:
         origin, channel = stream.origin, stream.channel(record.KIND)
         _, _, _, _, _, *rest = msgspec.structs.astuple(record)
         record_type: Any = type(record)
-        channel.append(
+        channel.put(
             record_type(
                 origin.run_id,
                 origin.writer_id,

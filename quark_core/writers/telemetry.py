@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 from time import time_ns
-from typing import Any
+from typing import Any, Unpack
 
 from quark_core.errors import SchemaValidationError
-from quark_core.hardware.sampler import shared_sampler
-from quark_core.query import Query, check_index
 from quark_core.records import SystemTelemetryRecord
-from quark_core.schema import TELEMETRY_BOUNDARIES
-from quark_core.times import check_timestamp
+from quark_core.records.query import Query, ReadBounds, check_index, spell_out
+from quark_core.records.schema import TELEMETRY_BOUNDARIES
+from quark_core.records.times import check_timestamp
+from quark_core.system.hardware.sampler import shared_sampler
 from quark_core.writers.device_timing import StepTimes
 from quark_core.writers.scalars import to_float
 from quark_core.writers.step_scope import StepTelemetryScope, check_flag
@@ -233,18 +233,14 @@ class SystemTelemetry(TelemetryRecording):
         self.settle()
         return super().flush()
 
+    @spell_out(ReadBounds, before="limit")
     def read(
         self,
         *,
         boundary: str | None = None,
-        step: int | None = None,
-        step_min: int | None = None,
-        step_max: int | None = None,
-        epoch: int | None = None,
-        epoch_min: int | None = None,
-        epoch_max: int | None = None,
         limit: int | None = None,
         all_attempts: bool = False,
+        **bounds: Unpack[ReadBounds],
     ) -> tuple[SystemTelemetryRecord, ...]:
         """Flush, then return the run's telemetry that fits, in persistence order.
 
@@ -266,12 +262,7 @@ class SystemTelemetry(TelemetryRecording):
             )
         query = Query.build(
             equals={"boundary": boundary},
-            step=step,
-            step_min=step_min,
-            step_max=step_max,
-            epoch=epoch,
-            epoch_min=epoch_min,
-            epoch_max=epoch_max,
+            **bounds,
             limit=limit,
             all_attempts=all_attempts,
         )

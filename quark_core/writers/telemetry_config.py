@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quark_core.errors import SchemaValidationError
-from quark_core.query import check_index
+from quark_core.records.query import check_index
 from quark_core.writers.device_timing import find_device_index
 from quark_core.writers.scalars import to_float
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker, on_main_process
 
-from quark_core.session import TrainingSession
+from quark_core.sessions.session import TrainingSession
 from quark_torch.integrations.framework_run import FrameworkRun
 
 __all__ = ["QuarkTracker"]

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from quark_core.config.objective import choose_objective, keep_objective
+from quark_core.config.snapshot import snapshot_config
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RunStatus
-from quark_core.run_config import snapshot_config
-from quark_core.session import TrainingSession
+from quark_core.sessions.session import TrainingSession
 from quark_core.writers.events import EventLogger
 from quark_core.writers.metrics import MetricsLogger
 from quark_core.writers.scalars import to_float
@@ -155,6 +156,10 @@ class FrameworkRun:
             if config:
                 self.add_config(config)
             return session
+        # What is added to the configuration later takes the place of all of it.
+        named = choose_objective(self._arguments.get("objective"), self._arguments.get("mode"))
+        if named is not None:
+            self._config = dict(keep_objective(snapshot_config(self._config), named).values)
         return TrainingSession.start_run(config=self._config or None, **self._arguments)
 
     def _take_stored(self, session: TrainingSession) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from quark_core.session import TrainingSession
+from quark_core.sessions.session import TrainingSession
 from quark_torch.integrations.framework_run import FrameworkRun
 
 __all__ = ["QuarkCallback"]

@@ -17,7 +17,7 @@ except ImportError:
     from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from quark_core.records import RunStatus
-from quark_core.session import TrainingSession
+from quark_core.sessions.session import TrainingSession
 from quark_torch.integrations.framework_run import FrameworkRun
 
 if TYPE_CHECKING:

@@ -187,7 +187,7 @@ PyMODINIT_FUNC PyInit_probing(void)
     } names[] = {
         {&s_failed, "failed"}, {&s_was_called, "was_called"}, {&s_requires_grad, "requires_grad"},
         {&s_grad_fn, "grad_fn"}, {&s_backward_hooks, "_backward_hooks"},
-        {&s_register_hook_dict, "_register_hook_dict"},
+        {&s_register_hook_dict, "_register_hook_dict"}, {&s_training, "training"},
     };
     for (size_t each = 0; each < sizeof names / sizeof *names; each++)
         if (!(*names[each].place = PyUnicode_InternFromString(names[each].text))) return NULL;

@@ -3,12 +3,12 @@
 static int64_t next_hook = -1;
 
 static PyObject *s_failed, *s_was_called, *s_requires_grad, *s_grad_fn, *s_backward_hooks,
-    *s_register_hook_dict;
+    *s_register_hook_dict, *s_training;
 
 typedef struct {
     PyObject_HEAD
     Tape *tape;
-    PyObject *probed, *site, *module, *calls;
+    PyObject *probed, *site, *module, *calls, *find_units;
     int layout;
     char was_called;
     Limits limits[DTYPES];
@@ -71,6 +71,7 @@ static PyObject *gradient_take(PyObject *self, PyObject *tensor)
     View view;
     int64_t count;
     int dtype, answer;
+    if (tape && !tape->is_open) tape->late++;
     if (!tape || !tape->is_open) Py_RETURN_TRUE;
     int64_t began = clock_ns(CLOCK_MONOTONIC);
     if ((answer = has_failed(gradient->site)) < 0) return NULL;
@@ -175,6 +176,7 @@ static int call_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(call->site);
     Py_VISIT(call->module);
     Py_VISIT(call->calls);
+    Py_VISIT(call->find_units);
     return 0;
 }
 
@@ -186,6 +188,7 @@ static int call_clear(PyObject *self)
     Py_CLEAR(call->site);
     Py_CLEAR(call->module);
     Py_CLEAR(call->calls);
+    Py_CLEAR(call->find_units);
     return 0;
 }
 
@@ -229,6 +232,32 @@ static int find_function(PyObject *tensor, PyObject **grad_fn)
     return 2;
 }
 
+/* The dimension that a function of Python gives, or NO_UNITS. */
+static int ask_unit_dim(PyObject *find_units, PyObject *tensor, int dims, int64_t *unit_dim)
+{
+    PyObject *answer = PyObject_CallFunctionObjArgs(find_units, tensor, NULL);
+    if (!answer) return -1;
+    if (answer != Py_None) {
+        *unit_dim = PyLong_AsLongLong(answer);
+        if (!PyErr_Occurred() && (*unit_dim < 0 || *unit_dim >= dims))
+            PyErr_SetString(PyExc_IndexError, "the units are in no dimension");
+    }
+    Py_DECREF(answer);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Whether the model is in eval mode, where that matters. */
+static int is_evaluating(const Tape *tape)
+{
+    PyObject *model = tape->trained ? PyWeakref_GetObject(tape->trained) : NULL;
+    if (!model || model == Py_None) return 0;
+    Py_INCREF(model);
+    PyObject *training = PyObject_GetAttr(model, s_training);
+    Py_DECREF(model);
+    Py_XDECREF(training);
+    return training ? training == Py_False : -1;
+}
+
 /* take(module, output) -> whether there is nothing left to do */
 static PyObject *call_take(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
@@ -249,8 +278,16 @@ static PyObject *call_take(PyObject *self, PyObject *const *args, Py_ssize_t giv
     int64_t began = clock_ns(CLOCK_MONOTONIC);
     if ((answer = has_failed(call->site)) < 0) return NULL;
     if (answer) Py_RETURN_TRUE;
-    if ((answer = is_ordinary(&grad_enabled)) != 1 || (tape->backward && !grad_enabled)
-        || (answer = look_at(tensor, &view, &count, &dtype)) != 1)
+    /* Without gradients it may be an evaluation, or the first call of a checkpoint. */
+    if ((answer = is_ordinary(&grad_enabled)) != 1) goto leave;
+    if ((answer = is_evaluating(tape)) < 0) goto leave;
+    if (answer) {
+        tape->evaluations++;
+        tape->spent_ns += clock_ns(CLOCK_MONOTONIC) - began;
+        Py_RETURN_TRUE;
+    }
+    if (!grad_enabled && (tape->backward || tape->trained)) goto leave;
+    if ((answer = look_at(tensor, &view, &count, &dtype)) != 1)
         goto leave;
     if (tape->backward) {
         follows = answer = find_function(tensor, &grad_fn);
@@ -271,9 +308,17 @@ static PyObject *call_take(PyObject *self, PyObject *const *args, Py_ssize_t giv
     int64_t index = PyLong_AsLongLong(number), micro_batch = tape->micro_batch;
     Py_DECREF(number);
     if (index == -1 && PyErr_Occurred()) goto fail;
+    if (index >= tape->max_calls) {
+        tape->surplus++;
+        tape->spent_ns += clock_ns(CLOCK_MONOTONIC) - began;
+        Py_XDECREF(grad_fn);
+        Py_RETURN_TRUE;
+    }
     if (tape->forward) {
         Row meta = {.site = call->site, .call_index = index, .micro_batch = micro_batch, .is_forward = 1};
-        int64_t unit_dim = choose_unit_dim(&view, count, call->layout);
+        int64_t unit_dim = NO_UNITS;
+        if (!call->find_units) unit_dim = choose_unit_dim(&view, count, call->layout);
+        else if (view.ndim > 1 && ask_unit_dim(call->find_units, tensor, view.ndim, &unit_dim)) goto fail;
         if (read_tensor(tape, tensor, &view, count, dtype, &call->limits[dtype], unit_dim, meta)) goto fail;
     }
     if (follows && follow_gradient(call, tensor, grad_fn, index, micro_batch)) goto fail;
@@ -295,7 +340,8 @@ static PyMemberDef call_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-/* make_call(probed, site, module, calls, layout, limits); `module` is a weak reference */
+/* make_call(probed, site, module, calls, find_units, limits); `module` is a weak reference,
+   `find_units` a layout, or a function from a tensor to a dimension or None */
 static PyObject *tape_make_call(PyObject *self, PyObject *const *args, Py_ssize_t given)
 {
     Tape *tape = (Tape *)self;
@@ -305,7 +351,8 @@ static PyObject *tape_make_call(PyObject *self, PyObject *const *args, Py_ssize_
         PyErr_SetString(PyExc_TypeError, "make_call() got something else");
         return NULL;
     }
-    long layout = PyLong_AsLong(args[4]);
+    long layout = ASKED;
+    if (!PyCallable_Check(args[4])) layout = PyLong_AsLong(args[4]);
     if ((layout == -1 && PyErr_Occurred()) || PyBytes_AsStringAndSize(args[5], &bytes, &size)) return NULL;
     Call *call = (Call *)PyType_GenericAlloc((PyTypeObject *)tape->call_type, 0);
     if (!call) return NULL;
@@ -315,6 +362,7 @@ static PyObject *tape_make_call(PyObject *self, PyObject *const *args, Py_ssize_
     call->module = Py_NewRef(args[2]);
     call->calls = Py_NewRef(args[3]);
     call->layout = (int)layout;
+    if (PyCallable_Check(args[4])) call->find_units = Py_NewRef(args[4]);
     if (take_limits(call->limits, bytes, size)) Py_CLEAR(call);
     return (PyObject *)call;
 }

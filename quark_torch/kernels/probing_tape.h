@@ -14,10 +14,11 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *order, *emit, *call_type, *gradient_type;
+    PyObject *trained; /* a weak reference to the model, or NULL where all calls are taken */
     Measure measure;
     Row **pages;
     Py_ssize_t used, page_count;
-    long long spent_ns, calls, micro_batch;
+    long long spent_ns, calls, micro_batch, evaluations, surplus, late, max_calls;
     int level;
     char is_open, saw_backward, forward, backward;
     Limits gradient_limits[DTYPES];
@@ -110,6 +111,7 @@ static int tape_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(tape->emit);
     Py_VISIT(tape->call_type);
     Py_VISIT(tape->gradient_type);
+    Py_VISIT(tape->trained);
     for (Py_ssize_t index = 0; index < tape->used; index++)
         Py_VISIT(tape->pages[index / ROWS][index % ROWS].site);
     return 0;
@@ -123,6 +125,7 @@ static int tape_clear(PyObject *self)
     Py_CLEAR(tape->emit);
     Py_CLEAR(tape->call_type);
     Py_CLEAR(tape->gradient_type);
+    Py_CLEAR(tape->trained);
     return 0;
 }
 
@@ -138,11 +141,13 @@ static void tape_dealloc(PyObject *self)
     release(self);
 }
 
-/* Tape(order, emit, call_type, gradient_type, measure, level, forward, backward, gradient_limits) */
+/* Tape(order, emit, call_type, gradient_type, measure, level, forward, backward, gradient_limits,
+   trained, max_calls); `trained` is a weak reference to the model, or None */
 static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *order, *emit, *calls, *gradients;
+    PyObject *order, *emit, *calls, *gradients, *trained;
     unsigned long long measure;
+    long long max_calls;
     int level, forward, backward;
     const char *bytes;
     Py_ssize_t size;
@@ -150,13 +155,14 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *names)
         PyErr_SetString(PyExc_TypeError, "prepare() comes first, and no names are taken");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!OO!O!Kippy#", &PyList_Type, &order, &emit, &PyType_Type, &calls,
+    if (!PyArg_ParseTuple(args, "O!OO!O!Kippy#OL", &PyList_Type, &order, &emit, &PyType_Type, &calls,
                           &PyType_Type, &gradients, &measure, &level, &forward, &backward, &bytes,
-                          &size))
+                          &size, &trained, &max_calls))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)gradients, gradient_type)
-        || !PyType_IsSubtype((PyTypeObject *)calls, call_type)) {
-        PyErr_SetString(PyExc_TypeError, "a Call and a Gradient are needed");
+        || !PyType_IsSubtype((PyTypeObject *)calls, call_type)
+        || (trained != Py_None && !PyWeakref_CheckRef(trained))) {
+        PyErr_SetString(PyExc_TypeError, "a Call, a Gradient and a weak reference are needed");
         return NULL;
     }
     Tape *tape = (Tape *)PyType_GenericAlloc(type, 0);
@@ -168,6 +174,8 @@ static PyObject *tape_new(PyTypeObject *type, PyObject *args, PyObject *names)
     tape->gradient_type = Py_NewRef(gradients);
     tape->measure = (Measure)(uintptr_t)measure;
     tape->level = level;
+    if (trained != Py_None) tape->trained = Py_NewRef(trained);
+    tape->max_calls = max_calls;
     tape->forward = (char)forward;
     tape->backward = (char)backward;
     if (take_limits(tape->gradient_limits, bytes, size)) Py_CLEAR(tape);
@@ -208,6 +216,9 @@ static PyMemberDef tape_members[] = {
     {"spent_ns", T_LONGLONG, offsetof(Tape, spent_ns), 0, "Time that the hooks took."},
     {"calls", T_LONGLONG, offsetof(Tape, calls), 0, "Calls of modules that were seen."},
     {"micro_batch", T_LONGLONG, offsetof(Tape, micro_batch), 0, "Backward passes before this forward."},
+    {"evaluations", T_LONGLONG, offsetof(Tape, evaluations), 0, "Calls left out: they are no training."},
+    {"surplus", T_LONGLONG, offsetof(Tape, surplus), 0, "Calls left out: their module had too many."},
+    {"late", T_LONGLONG, offsetof(Tape, late), 0, "Gradients that came after the step."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -6,7 +6,7 @@
 
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16, DTYPES };
 enum { NO_UNITS = -1 };
-enum { ANY, CHANNELS, FEATURES };
+enum { ASKED, CHANNELS, FEATURES }; /* with four times the only number of dimensions, or 0 for any */
 
 /* ---- As in lean.c. ---- */
 
@@ -119,8 +119,8 @@ static int look_at(PyObject *tensor, View *view, int64_t *count, int *dtype)
 static int64_t choose_unit_dim(const View *view, int64_t count, int layout)
 {
     int dims = view->ndim;
-    if (dims < 2) return NO_UNITS;
-    if (layout == CHANNELS || (layout == ANY && dims > 3)) return view->shape[0] > 1 ? 1 : NO_UNITS;
+    if (dims < 2 || (layout >> 2 && layout >> 2 != dims)) return NO_UNITS;
+    if ((layout & 3) == CHANNELS) return view->shape[0] > 1 ? 1 : NO_UNITS;
     return count / view->shape[dims - 1] > 1 ? dims - 1 : NO_UNITS;
 }
 

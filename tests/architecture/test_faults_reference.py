@@ -6,16 +6,16 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 REFERENCE = TESTS.parent / "docs" / "reference" / "faults.md"
 SHORT = {
-    "MF": "mlflow_mirror/test_mlflow_",
-    "WB": "wandb_mirror/test_wandb_",
-    "TB": "tensorboard_mirror/test_tensorboard_",
+    "MF": "quark_backends/mlflow/test_mlflow_",
+    "WB": "quark_backends/wandb/test_wandb_",
+    "TB": "quark_backends/tensorboard/test_tensorboard_",
 }
 
 
 def test_the_tests_of_the_faults_exist():
     text = REFERENCE.read_text()
     text = re.sub(r"`(MF|WB|TB)(\w+\.py)`", lambda m: f"`{SHORT[m[1]]}{m[2]}`", text)
-    files = set(re.findall(r"`(\w+/test_\w+\.py)`", text))
+    files = set(re.findall(r"`([\w/]+/test_\w+\.py)`", text))
     assert len(files) > 40
     assert {name for name in files if not (TESTS / name).is_file()} == set()
     there = {

@@ -19,6 +19,8 @@ HEAVY = [
     "numpy",
     "rich",
     "psutil",
+    "starlette",
+    "uvicorn",
 ]
 
 
@@ -36,19 +38,21 @@ def loaded_after(program, *arguments):
     [
         "quark",
         "quark_core",
-        "quark_core.session",
+        "quark_core.sessions.session",
         "quark_core.writers.metrics",
-        "quark_core.registry",
-        "quark_core.composition",
+        "quark_core.backends.registry",
+        "quark_core.runs.composition",
         "quark_backends.embedded.backend",
         "quark_backends.csv.backend",
         "quark_torch",
+        "quark.page.pack",
     ],
 )
 def test_importing_brings_in_nothing_heavy(module):
     assert loaded_after(f"import {module}") == []
 
 
+@pytest.mark.long
 def test_nothing_heavy_comes_before_the_first_log(tmp_path):
     program = (
         "import sys, quark\n"
@@ -64,16 +68,34 @@ def lint(folder):
     return subprocess.run([script, "--no-cache"], cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("place", "statement", "contract"),
     [
         ("quark_core/errors.py", "import quark_backends.csv", "The face above"),
-        ("quark_core/query.py", "import quark_torch", "The face above"),
+        ("quark_core/records/query.py", "import quark_torch", "The face above"),
         ("quark_torch/__init__.py", "import quark_backends", "The face above"),
         ("quark_backends/csv/wide.py", "import quark", "The face above"),
         ("quark_backends/csv/wide.py", "import quark_backends.embedded.plugin", "know nothing"),
-        ("quark_core/codec.py", "import quark_core.session", "Records and the contract"),
-        ("quark_core/delivery/lane.py", "import quark_core.open_run", "Delivery knows nothing"),
+        ("quark/page/pack.py", "import quark_backends.csv", "The page stands on the core alone"),
+        ("quark/page/pack.py", "import quark.cli.texts", "The page stands on the core alone"),
+        (
+            "quark_core/records/codec.py",
+            "import quark_core.sessions.session",
+            "The rooms of the core",
+        ),
+        ("quark_core/writers/base.py", "import quark_core.analysis.rule", "The rooms of the core"),
+        ("quark_core/errors.py", "import quark_core.records.base", "The rooms of the core"),
+        (
+            "quark_core/system/process.py",
+            "import quark_core.ranks.launches",
+            "The rooms of the core",
+        ),
+        (
+            "quark_core/delivery/lane.py",
+            "import quark_core.runs.open_run",
+            "The rooms of the core",
+        ),
     ],
 )
 def test_a_planted_import_breaks_its_contract(tmp_path, place, statement, contract):
@@ -88,6 +110,7 @@ def test_a_planted_import_breaks_its_contract(tmp_path, place, statement, contra
     assert any(contract in line for line in broken), done.stdout
 
 
+@pytest.mark.long
 def test_the_contracts_hold():
     assert lint(ROOT).returncode == 0
 
@@ -97,7 +120,7 @@ def test_files_stay_short():
         str(path.relative_to(ROOT))
         for package in ("quark", "quark_backends", "quark_core", "quark_torch")
         for path in (ROOT / package).rglob("*.py")
-        if len(path.read_text().splitlines()) > 400
+        if len(path.read_text().splitlines()) > 700
     ]
     assert long == []
 

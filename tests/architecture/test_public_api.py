@@ -1,6 +1,8 @@
 """The names that `quark` exports are those of the public guide."""
 
+import ast
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +85,17 @@ def test_all_is_sorted_and_true():
     assert set(quark._HOMES) == set(quark.__all__)
     with pytest.raises(AttributeError, match="absent"):
         quark.absent  # noqa: B018
+
+
+def test_what_a_type_checker_sees_is_what_is_imported():
+    """The imports under TYPE_CHECKING, of which editors complete, and the table of lazy ones."""
+    (block,) = [
+        node
+        for node in ast.parse(Path(quark.__file__).read_text()).body
+        if isinstance(node, ast.If)
+    ]
+    seen = {each.asname: (line.module, each.name) for line in block.body for each in line.names}
+    assert seen == {name: (home, name) for name, home in quark._HOMES.items()}
 
 
 # Constructor and method reference of the guide: keyword-only arguments and their defaults.
@@ -252,3 +265,17 @@ def test_public_functions_say_what_they_promise():
             for method, member in vars(value).items():
                 if inspect.isfunction(member) and not method.startswith("_"):
                     assert inspect.getdoc(member), f"{name}.{method}"
+
+
+@pytest.mark.parametrize(
+    ("reader", "misspelt"),
+    [
+        (quark.MetricsLogger.read, "stepmin"),
+        (quark.MetricsLogger.columns, "equals"),
+        (quark.EventLogger.read, "rank"),
+        (quark.DataDiagnostics.find_hard_batches, "sample_id"),
+    ],
+)
+def test_an_argument_that_a_reader_does_not_know_is_refused_by_name(reader, misspelt):
+    with pytest.raises(TypeError, match=rf"{reader.__qualname__}\(\) .*'{misspelt}'"):
+        reader(None, **{misspelt: 1})

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_comparison(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")

@@ -3,12 +3,13 @@
 import json
 import math
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("sklearn")
+if None in map(find_spec, ("torch", "sklearn")):
+    pytest.skip("needs torch and sklearn", allow_module_level=True)
 # The benchmarks are run from the root of the project and are not installed.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -40,10 +41,12 @@ def make_row(kind, *, expected=(), tolerated=(), alarms=(), phases=(), **truth):
         "folder": "x",
         "error": None,
         "analysis_s": 0.1,
+        "status": "watch",
+        "known": False,
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_scenarios_are_made_kept_and_scored(tmp_path, monkeypatch, capsys):
     out = tmp_path / "runs"
     make = ("make", "--out", out, "--family", "first", "--only", *SHORT)
@@ -92,8 +95,8 @@ def test_a_truth_comes_back_from_json_and_refuses_what_there_is_not():
     assert Truth.from_dict(json.loads(json.dumps(truth.to_dict()))) == truth
     with pytest.raises(ValueError, match="no rules"):
         Truth(kind="fault", expected=("plateaus",))
-    with pytest.raises(ValueError, match="at least one"):
-        Truth(kind="fault")
+    with pytest.raises(ValueError, match="healthy run has no expected"):
+        Truth(kind="healthy", expected=("plateau",))
 
 
 def test_figures_add_up():
@@ -120,6 +123,13 @@ def test_figures_add_up():
     assert figures["phases"]["healthy_with_forbidden"] == 1
     assert [entry["what"] for entry in figures["phase_mistakes"]] == ["forbidden"]
     assert {*figures["rules"]} == {*RULES}
+    # One of which nothing is known is not called healthy, whatever its status.
+    rows[1]["status"], rows[4]["status"] = "healthy", "healthy"
+    rows[1]["known"] = rows[4]["known"] = True
+    rows[0]["status"] = "healthy"
+    figures = score_rows(rows)
+    assert [cited["folder"] for cited in figures["broken_called_healthy"]] == [rows[1]["folder"]]
+    assert figures["healthy_not_called_so"] == pytest.approx(2 / 3)
 
 
 def test_no_runs_give_no_figures():

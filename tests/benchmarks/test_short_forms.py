@@ -22,14 +22,14 @@ def run(tmp_path, *arguments):
     return json.loads(target.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hot_path(tmp_path):
     figures = run(tmp_path, "benchmarks/hot_path.py")
     assert figures["one scalar, tight, p50 us"] > 0
     assert figures["one scalar, tight, with the black box, p50 us"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_store(tmp_path):
     figures = run(tmp_path, "benchmarks/store.py")
     assert figures["series"]["spike missed"] == 0
@@ -46,19 +46,23 @@ def test_store(tmp_path):
         "reads with another total",
     )
     assert {name: kills[name] for name in wrong} == dict.fromkeys(wrong, 0)
+    backlog = figures["backlog"]
+    assert backlog["points not in the curve"] == 0
+    assert backlog["memory of the reader then, MB"] <= 300
     for row in figures["growth"]:
         assert row["points"] == row["points read"] == row["points of the curve"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kill(tmp_path):
     figures = run(tmp_path, "benchmarks/durability.py", "kill")
-    (whole,) = [row for row in figures["kill"] if row["pace"] == "all"]
-    assert whole["logged"] > 0
-    assert (whole["duplicated"], whole["holes"], whole["left waiting"]) == (0, 0, 0)
+    (whole,) = [row for row in figures["kill"] if row["loop"] == "all"]
+    assert (whole["kills"], whole["logged"] > 0) == (12, True)
+    wrong = ("lost", "twice", "told as lost", "told too little", "CSV differs", "left waiting")
+    assert {name: whole[name] for name in wrong} == dict.fromkeys(wrong, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_outage(tmp_path):
     figures = run(tmp_path, "benchmarks/durability.py", "outage")["outage"]
     assert [row["phase"] for row in figures["phases"]][:2] == ["before", "outage"]
@@ -68,7 +72,7 @@ def test_outage(tmp_path):
         assert (backend["missing"], backend["duplicated"]) == (0, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_full_disk(tmp_path):
     cases = run(tmp_path, "benchmarks/durability.py", "disk-full")["disk-full"]
     if not cases:
@@ -82,7 +86,7 @@ def test_full_disk(tmp_path):
     assert cases[0]["missing"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_writers(tmp_path):
     figures = run(tmp_path, "benchmarks/writers.py")
     assert {row["what"] for row in figures["steps"]} == {
@@ -101,7 +105,7 @@ def test_writers(tmp_path):
     assert kills["listed"] == kills["loaded"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_instrumentation(tmp_path):
     figures = run(tmp_path, "benchmarks/instrumentation.py")
@@ -109,9 +113,26 @@ def test_instrumentation(tmp_path):
     assert models == {"mlp", "conv", "transformer", "mlp, compiled"}
     assert all(row["step ms"] > 0 for row in figures["steps"])
     assert figures["statistics"]
+    assert [row["size"] for row in figures["reductions"]["tensors"]] == ["16 KB", "256 KB"]
+    assert all(row["ms"] > 0 for row in figures["reductions"]["parameters"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("benchmark", ["instrumentation.py", "writers.py"])
+def test_without_a_device_its_figures_are_left_out_and_that_is_said(benchmark, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = subprocess.run(
+        [sys.executable, f"benchmarks/{benchmark}", "--device", "cuda"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "skipped on cuda: PyTorch" in done.stdout
+    assert "finds no CUDA device here" in done.stdout
+
+
+@pytest.mark.long
 def test_service(tmp_path):
     figures = run(tmp_path, "benchmarks/service.py", "reading", "idle")
     for store in ("SQLite", "PostgreSQL"):
@@ -119,19 +140,24 @@ def test_service(tmp_path):
         assert figures["idle"][f"{store}, the server alone, MB"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_faults_of_the_service(tmp_path):
-    parts = ("kill", "postgres", "replies", "bytes", "key", "runs", "journals")
-    tallies = run(tmp_path, "benchmarks/service_faults.py", *parts)
-    assert {tally["row"] for tally in tallies} == {2, 11, 12, 13, 20}
+@pytest.mark.parametrize(
+    ("parts", "rows"),
+    [
+        ("bytes key", {12, 13}),
+        pytest.param("kill postgres replies runs journals", {2, 11, 20}, marks=pytest.mark.long),
+    ],
+)
+def test_faults_of_the_service(tmp_path, parts, rows):
+    tallies = run(tmp_path, "benchmarks/service_faults.py", *parts.split())
+    assert {tally["row"] for tally in tallies} == rows
     for tally in tallies:
         assert tally["times"] > 0, tally
         assert tally["batches"] == tally["acknowledged"] > 0, tally
         assert (tally["lost"], tally["doubled"]) == (0, 0), tally
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_five_backends(tmp_path):
     pytest.importorskip("mlflow")
@@ -147,3 +173,10 @@ def test_five_backends(tmp_path):
     ways = {row["logging by"] for row in figures["cost"]}
     assert {"embedded", "five backends", "mlflow.log_metrics", "wandb.log, offline"} <= ways
     assert all(row["step ms p50"] > 0 for row in figures["cost"])
+
+
+@pytest.mark.long
+def test_analysis_cost(tmp_path):
+    figures = run(tmp_path, "benchmarks/analysis_cost.py")
+    assert figures["analyze 100,000 points, s"] > 0
+    assert figures["a look after 100,000 points, s"] > 0

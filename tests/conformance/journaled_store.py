@@ -10,8 +10,8 @@ from quark_backends.embedded.journal_backend import JournalBackend
 from quark_backends.embedded.plugin import quark_register_backends
 from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, Manifest, journal_directory
-from quark_core.delivery.origin import Origin
-from quark_core.process import current_process
+from quark_core.delivery.segments import Origin
+from quark_core.system.process import current_process
 
 
 class JournaledStore(JournalBackend):

@@ -12,14 +12,14 @@ import time
 
 import xxhash
 
-from quark_core.backend import BackendDefinition, Capability
+from quark_core.backends.contract import BackendDefinition, Capability
+from quark_core.backends.kept_batches import describe_run, dump_batch, restore_batch, select_rows
 from quark_core.errors import (
     BackendRejected,
     BackendUnavailable,
     RunNotFoundError,
     SchemaValidationError,
 )
-from quark_core.kept_batches import describe_run, dump_batch, restore_batch, select_rows
 
 WEAK = {}
 
@@ -349,7 +349,7 @@ class IsNotSafeFromAKill(SoundBackend):
         if self.file is None or self.file.name != str(path):
             self.file = path.open("a", buffering=1 << 20)
         self.file.write(text)
-        if not sys.argv[0].endswith("writing_process.py"):
+        if not sys.argv[0].endswith("process_conformance.py"):
             self.file.flush()
 
     def close(self):

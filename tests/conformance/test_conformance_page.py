@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from quark_core.registry import default_registry
+from quark_core.backends.registry import default_registry
 from quark_core.testing.conformance import BackendConformance
-from quark_core.testing.report import BackendReport, TestOutcome
-from quark_core.testing.report_page import MARK, format_page, write_page
+from quark_core.testing.report import MARK, BackendReport, TestOutcome, format_page, write_page
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "conformance.md").read_text(encoding="utf-8")
@@ -20,7 +19,7 @@ MODULES = [
         ROOT / "tests" / "conformance" / f"test_{name}.py"
         for name in ("embedded", "journal_store", "service", "csv")
     ),
-    *sorted((ROOT / "tests").glob("*_mirror/test_*_conformance.py")),
+    *sorted((ROOT / "tests" / "quark_backends").glob("*/test_*_conformance.py")),
     EXAMPLE / "tests" / "test_jsonl_conformance.py",
 ]
 
@@ -105,7 +104,7 @@ def test_expected_failures_are_those_of_the_classes(classes):
 
 def test_what_is_skipped_is_not_declared():
     found = re.findall(r"skipped: (\w+) does not declare (\w+)", PAGE)
-    assert {"csv", "mlflow", "service", "tensorboard", "wandb"} <= {name for name, _ in found}
+    assert {"csv", "mlflow", "tensorboard", "wandb"} <= {name for name, _ in found}
     for name, capability in found:
         if name in default_registry().names:
             assert capability not in default_registry().find(name).capabilities, name

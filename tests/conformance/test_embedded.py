@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quark_backends.embedded.plugin import quark_register_backends
-from quark_core.backend import BackendConfig
-from quark_core.codec import decode_body
+from quark_core.backends.contract import BackendConfig
+from quark_core.records.codec import decode_body
 from quark_core.testing.conformance import BackendConformance, OldStore
 
 QUERY = """

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 from journaled_store import define
 
-from quark_core.backend import BackendConfig
+from quark_core.backends.contract import BackendConfig
+from quark_core.delivery.attempt_starts import order_journals
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import find_folders
-from quark_core.delivery.journal_order import order_journals
 from quark_core.errors import RunNotFoundError
-from quark_core.query import Query
+from quark_core.records.query import Query
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 from quark_core.testing.conformance import BackendConformance
 

@@ -8,10 +8,10 @@ import time
 import pytest
 from planted_backends import define
 
-from quark_core.backend import BackendConfig, BackendDefinition
+from quark_core.backends.contract import BackendConfig, BackendDefinition
 from quark_core.testing.conformance import BackendConformance
-from quark_core.testing.time_bound import bound_time
-from quark_core.testing.writing_process import WritingProcess
+from quark_core.testing.kit import bound_time
+from quark_core.testing.process_conformance import WritingProcess
 
 
 def make(**members):

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from planted_backends import WEAK
 
+# The whole kit is run once, within the first test.
+pytestmark = pytest.mark.timeout(300)
+
 MODULE = """
 import contextlib
 
 import pytest
 from planted_backends import SoundBackend, define, read_lines
 
-from quark_core.backend import BackendConfig
+from quark_core.backends.contract import BackendConfig
 from quark_core.testing.conformance import BackendConformance
 
 
@@ -135,7 +138,7 @@ def session(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert report.is_file(), done.stdout + done.stderr
     return done.stdout, json.loads(report.read_text())
@@ -154,6 +157,7 @@ def test_every_weakness_has_a_test_that_finds_it():
     assert set(CAUGHT_BY) == set(WEAK)
 
 
+@pytest.mark.long
 def test_the_sound_backend_passes(outcomes):
     failed = {name: one for name, one in outcomes["Sound"].items() if one["outcome"] == "failed"}
     assert failed == {}
@@ -163,12 +167,14 @@ def test_the_sound_backend_passes(outcomes):
         assert outcomes["Sound"][test]["outcome"] == "passed", test
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weakness", CAUGHT_BY)
 def test_the_weakness_is_found(outcomes, weakness):
     found = {test: outcomes[weakness][test]["outcome"] for test in CAUGHT_BY[weakness]}
     assert found == dict.fromkeys(CAUGHT_BY[weakness], "failed")
 
 
+@pytest.mark.long
 def test_the_report_is_a_table_for_each_backend(session):
     text, found = session
     sections = text.split(" conformance of ")

@@ -9,8 +9,8 @@ from chaos_proxy import ChaosProxy
 from service_fixtures import serving
 
 from quark_backends.service.plugin import quark_register_backends
-from quark_core.backend import BackendConfig
-from quark_core.codec import decode_body
+from quark_core.backends.contract import BackendConfig
+from quark_core.records.codec import decode_body
 from quark_core.testing.conformance import BackendConformance
 
 
@@ -97,6 +97,7 @@ def service_on_postgres(tmp_path_factory, postgres_url):
         yield running
 
 
+@pytest.mark.long
 class TestServiceOnPostgres(_ServiceConformance):
     """The same over PostgreSQL; each test has a workspace, which is a schema, of its own."""
 

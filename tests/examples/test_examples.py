@@ -47,6 +47,7 @@ def run_python(tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_the_lifecycle_example_interrupts_and_resumes_a_run(run_python):
     # What has ended must not be waited for, however long a wait would be allowed.
     done = run_python(EXAMPLES / "session_lifecycle.py", QUARK_EXIT_TIMEOUT_SECONDS="3600")
@@ -62,6 +63,7 @@ def test_the_lifecycle_example_interrupts_and_resumes_a_run(run_python):
     assert f"the run lies in {session.run_path}" in done.stdout
 
 
+@pytest.mark.long
 def test_the_lifecycle_example_takes_a_folder(run_python, tmp_path):
     done = run_python(EXAMPLES / "session_lifecycle.py", tmp_path / "own")
     assert done.returncode == 0
@@ -69,6 +71,7 @@ def test_the_lifecycle_example_takes_a_folder(run_python, tmp_path):
     assert list(run_python.folder.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_tracker_example_logs_to_everything(run_python):
     done = run_python(EXAMPLES / "tracker_multiplexer.py")
     assert (done.returncode, done.stderr) == (0, "")
@@ -90,12 +93,14 @@ def test_the_tracker_example_logs_to_everything(run_python):
     assert "jsonl: 101 lines" in done.stdout
 
 
+@pytest.mark.long
 def test_the_tracker_example_does_nothing_where_it_is_told_to(run_python):
     done = run_python(EXAMPLES / "tracker_multiplexer.py", QUARK_TRACKER_BACKENDS="none")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list((run_python.folder / "tracked").iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_smoke_tests_pass_and_leave_nothing_behind(run_python):
     done = run_python(EXAMPLES / "smoke_tests.py")
     assert (done.returncode, done.stderr) == (0, "")
@@ -108,12 +113,14 @@ def test_the_smoke_tests_pass_and_leave_nothing_behind(run_python):
     assert list(run_python.folder.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_group_of_smoke_tests_can_be_chosen(run_python):
     done = run_python(EXAMPLES / "smoke_tests.py", "imports", "events")
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["imports", "events", "Quark"]
 
 
+@pytest.mark.long
 def test_a_failing_check_is_shown_and_makes_the_smoke_tests_fail(run_python):
     done = run_python("-c", PLANTED, EXAMPLES / "smoke_tests.py", "events", "imports")
     assert done.returncode == 1
@@ -131,7 +138,7 @@ def test_an_unknown_group_of_smoke_tests_is_refused(run_python):
     assert done.stdout.startswith("unknown group absent; there are imports, session")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_trains_and_leaves_a_run_that_can_be_read(run_python):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
@@ -174,6 +181,7 @@ def test_the_demo_trains_and_leaves_a_run_that_can_be_read(run_python):
     assert len((run_path / "csv" / "metrics.csv").read_text().splitlines()) == steps + 1
 
 
+@pytest.mark.long
 def test_the_telemetry_example_says_where_the_time_went(run_python):
     done = run_python(EXAMPLES / "runtime_telemetry.py", "--steps", "12")
     assert done.returncode == 0, done.stderr
@@ -186,6 +194,7 @@ def test_the_telemetry_example_says_where_the_time_went(run_python):
     assert [record.step for record in records] == list(range(12))
 
 
+@pytest.mark.long
 def test_the_artifact_example_stores_and_loads(run_python):
     done = run_python(EXAMPLES / "store_artifacts.py")
     assert done.returncode == 0, done.stderr
@@ -194,6 +203,7 @@ def test_the_artifact_example_stores_and_loads(run_python):
     assert Path(place).is_file()
 
 
+@pytest.mark.long
 def test_the_batch_example_finds_the_wrong_labels(run_python):
     done = run_python(EXAMPLES / "batch_diagnostics.py")
     assert done.returncode == 0, done.stderr
@@ -201,6 +211,7 @@ def test_the_batch_example_finds_the_wrong_labels(run_python):
     assert found == {"5", "17"}
 
 
+@pytest.mark.long
 def test_the_instrumented_network_shows_its_layers_and_updates(run_python):
     done = run_python(EXAMPLES / "instrument_digits.py", "--epochs", "1")
     assert done.returncode == 0, done.stderr
@@ -210,6 +221,7 @@ def test_the_instrumented_network_shows_its_layers_and_updates(run_python):
     assert all(0 < float(ratio) < 1 for ratio in ratios)
 
 
+@pytest.mark.long
 def test_the_transformer_example_watches_ten_million_parameters(run_python):
     done = run_python(
         EXAMPLES / "train_transformer.py", "--steps", "3", "--every", "2", "--batch-size", "1"
@@ -221,6 +233,7 @@ def test_the_transformer_example_watches_ten_million_parameters(run_python):
     assert quark.SystemTelemetry(session).read()[0].step == 0
 
 
+@pytest.mark.long
 def test_the_ddp_example_writes_one_run_from_rank_zero(run_python):
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     done = run_python(*launch, EXAMPLES / "train_ddp.py", "--steps", "12", OMP_NUM_THREADS="1")
@@ -231,7 +244,7 @@ def test_the_ddp_example_writes_one_run_from_rank_zero(run_python):
     assert run.metrics["train/loss"].count == 12
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_analyzer_example_tells_the_broken_run_from_the_steady_one(run_python):
     done = run_python(EXAMPLES / "analyzer_diagnostics.py")
     assert done.returncode == 0, done.stderr
@@ -243,7 +256,7 @@ def test_the_analyzer_example_tells_the_broken_run_from_the_steady_one(run_pytho
     assert "val/loss: worse" in fast
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_gallery_finds_each_mistake_by_its_alert(run_python):
     # Without the one whose alert is of times, which a busy machine has by itself.
     names = (

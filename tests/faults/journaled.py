@@ -10,8 +10,8 @@ from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.files import Files
 from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.lane import Lane, RetryPolicy
-from quark_core.delivery.origin import Origin
 from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import RunStream
 from quark_core.records import EventRecord, MetricRecord
 

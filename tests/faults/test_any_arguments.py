@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oddities import ODDITIES, is_tame
+from tiers import count_examples
 
 import quark
 
@@ -105,8 +106,8 @@ def call_all(root, listed):
     assert quark.open_run(session.run_id, root).status == "completed"
 
 
-@pytest.mark.slow
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.long
+@settings(max_examples=count_examples(50), deadline=None, suppress_health_check=list(HealthCheck))
 @given(listed=calls)
 def test_any_call_is_kept_or_refused_and_the_run_ends_well(root, listed):
     call_all(root, listed)
@@ -120,6 +121,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CALLS)
 def test_every_oddity_in_every_place_is_kept_or_refused(tmp_path, name):
     good, keywords = CALLS[name]

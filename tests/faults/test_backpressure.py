@@ -17,10 +17,10 @@ from journaled import (
 
 import quark
 from quark_core.delivery.files import Files
+from quark_core.delivery.metric_rows import MetricKey
 from quark_core.errors import SessionStoreError
-from quark_core.json_object import JsonObject
-from quark_core.metric_rows import MetricKey
-from quark_core.query import Query
+from quark_core.records.json_object import JsonObject
+from quark_core.records.query import Query
 from quark_core.testing.faults import ScriptedBackend
 
 CAPACITY = 256 * 1024  # 1,024 items of a channel
@@ -167,6 +167,7 @@ def test_what_waits_before_a_full_memory_is_delivered_at_the_end(tmp_path):
     assert stored_values(backend) == list(map(float, range(1_000)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("large", ["rows", "payloads"])
 def test_memory_is_bounded_by_bytes_not_by_the_number_of_calls(tmp_path, large):
     """A row of many values, or an event with a large payload, weighs what it weighs."""

@@ -6,8 +6,8 @@ import time
 import pytest
 
 import quark
+from quark_core.backends.registry import default_registry
 from quark_core.errors import BackendUnavailable
-from quark_core.registry import default_registry
 from quark_core.testing.faults import ScriptedBackend, define_scripted
 
 
@@ -53,12 +53,12 @@ def test_a_failing_mirror_costs_only_itself(tmp_path, add_backend, fault, monkey
 
 
 def test_a_hanging_mirror_does_not_hang_the_end(tmp_path, add_backend, monkeypatch):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "2")
     stuck = add_backend("stuck", ScriptedBackend(always="hang"), idempotent=False)
     with quark.start_run(project="p", storage_dir=tmp_path, backends=["stuck"]) as session:
         train(session)
         began = time.monotonic()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     lanes = {lane.backend: lane for lane in session.report_delivery().lanes}
     assert lanes["embedded"].complete
     stuck_lane = lanes["stuck"]
@@ -79,7 +79,7 @@ def test_a_refusing_mirror_is_quarantined_with_its_reason(tmp_path, add_backend)
 
 
 def test_a_mirror_that_cannot_be_opened_does_not_stop_the_start(tmp_path, add_backend, monkeypatch):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.3")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "2")
     (tmp_path / "out").write_text("a file where the mirror wants a folder")
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv:out") as session:
         train(session)
@@ -88,6 +88,7 @@ def test_a_mirror_that_cannot_be_opened_does_not_stop_the_start(tmp_path, add_ba
     assert lanes["csv"].delivered == 0
 
 
+@pytest.mark.long
 def test_the_same_backend_twice_is_told_apart(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv:a,csv:b") as session:
         train(session)

@@ -51,6 +51,7 @@ def assert_whole(session):
     assert left == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("leaving", ["sys.exit(0)", "os._exit(0)", "pass"])
 def test_a_fork_that_does_not_log_does_nothing(tmp_path, leaving):
     session = run_script(
@@ -74,6 +75,7 @@ def test_a_fork_that_does_not_log_does_nothing(tmp_path, leaving):
     assert_whole(session)
 
 
+@pytest.mark.long
 def test_a_fork_that_logs_gets_a_stream_of_its_own(tmp_path):
     session = run_script(
         tmp_path,
@@ -114,6 +116,7 @@ def test_a_fork_that_logs_gets_a_stream_of_its_own(tmp_path):
     assert_whole(session)
 
 
+@pytest.mark.long
 def test_forked_workers_of_multiprocessing_lose_nothing(tmp_path):
     session = run_script(
         tmp_path,
@@ -150,6 +153,7 @@ class LoggingDataset(torch.utils.data.Dataset):
         return torch.tensor([float(index)])
 
 
+@pytest.mark.long
 def test_workers_of_a_data_loader_may_log(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
@@ -165,6 +169,7 @@ def test_workers_of_a_data_loader_may_log(tmp_path):
     assert sorted(values(session, "data/index")) == list(map(float, range(64)))
 
 
+@pytest.mark.long
 def test_a_child_cannot_end_its_parents_run(tmp_path):
     session = run_script(
         tmp_path,
@@ -184,6 +189,7 @@ def test_a_child_cannot_end_its_parents_run(tmp_path):
     assert session.status == "completed"
 
 
+@pytest.mark.long
 def test_a_fork_while_other_threads_log_does_not_deadlock(tmp_path):
     session = run_script(
         tmp_path,

@@ -30,6 +30,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("delay_ms", [0, 3, 8, 15, 30])
 def test_a_child_that_is_forked_early_can_import(tmp_path, delay_ms):
     done = subprocess.run(

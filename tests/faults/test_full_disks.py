@@ -13,7 +13,7 @@ from journaled import (
 )
 
 import quark
-from quark_core import recovery
+from quark_core.runs import recovery
 from quark_core.testing.faults import ScriptedBackend
 
 
@@ -48,6 +48,7 @@ def values(session):
     return [record.value for record in quark.MetricsLogger(session).read(metric_key="m")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4", "inodes"])
 def test_a_full_journal_disk_stops_nothing_and_everything_is_delivered(
     tmp_path, make_disk, kind, monkeypatch, caplog
@@ -145,7 +146,7 @@ def test_a_journal_disk_that_is_full_at_the_start_costs_the_journal_only(
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         train(quark.MetricsLogger(session), 0, 1_000)
     assert values(session) == list(map(float, range(1_000)))
-    assert caplog.text.count("there is no journal for this run") == 1
+    assert caplog.text.count("cannot be made") == 1
 
 
 LIMITED = """
@@ -170,6 +171,7 @@ print(session.report_delivery().complete)
 """
 
 
+@pytest.mark.long
 def test_a_limit_on_the_size_of_files_is_waited_out(tmp_path):
     output, errors = run_script(tmp_path, LIMITED)
     run_id, complete = output.split()
@@ -179,6 +181,7 @@ def test_a_limit_on_the_size_of_files_is_waited_out(tmp_path):
     assert values(quark.open_run(run_id, tmp_path)) == list(map(float, range(4_000)))
 
 
+@pytest.mark.long
 def test_a_journal_disk_that_stays_full_does_not_hold_up_a_backend_that_works(tmp_path, mount):
     disk = mount("-t", "tmpfs", "-o", "size=1m", "tmpfs")
     backend = ScriptedBackend()

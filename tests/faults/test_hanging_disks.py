@@ -41,6 +41,15 @@ class HangingFiles(Files):
         return super().create(path)
 
 
+def put_until_it_hangs(stream, files):
+    """Put in the values from 100 to 5,000, so many at once that the journal begins a segment."""
+    for value in range(100, 5_000):
+        put_metric(stream, value)
+        if value % 1_000 == 0:
+            files.waits.wait(0.5)
+    assert files.waits.wait(10)
+
+
 @pytest.mark.parametrize("operation", ["write", "sync", "create"])
 def test_what_is_logged_while_the_disk_hangs_is_delivered_after_it(tmp_path, operation):
     files, backend = HangingFiles(operation), ScriptedBackend()
@@ -49,9 +58,7 @@ def test_what_is_logged_while_the_disk_hangs_is_delivered_after_it(tmp_path, ope
         put_metric(stream, value)
     stream.flush(5)
     files.hold()
-    for value in range(100, 5_000):
-        put_metric(stream, value)
-    assert files.waits.wait(10)
+    put_until_it_hangs(stream, files)
     with pytest.raises(SessionStoreError, match="Nothing is lost"):
         stream.flush(0.1, "durable")
     assert adds_up(stream.report().lanes[0])
@@ -62,6 +69,7 @@ def test_what_is_logged_while_the_disk_hangs_is_delivered_after_it(tmp_path, ope
     assert stored_values(backend) == list(map(float, range(5_000)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("operation", ["write", "sync", "create"])
 def test_the_end_of_a_stream_on_a_hanging_disk_is_bounded_and_tells_what_waits(tmp_path, operation):
     files, backend = HangingFiles(operation), ScriptedBackend()
@@ -70,9 +78,7 @@ def test_the_end_of_a_stream_on_a_hanging_disk_is_bounded_and_tells_what_waits(t
         put_metric(stream, value)
     stream.flush(5)
     files.hold()
-    for value in range(100, 5_000):
-        put_metric(stream, value)
-    assert files.waits.wait(10)
+    put_until_it_hangs(stream, files)
     began = time.monotonic()
     (lane,) = stream.close(0.5).lanes
     assert time.monotonic() - began < 10
@@ -113,7 +119,7 @@ def test_the_journal_of_a_run_that_ended_while_the_disk_hung_is_still_delivered(
     tmp_path, hang, monkeypatch
 ):
     """Nothing is deleted that still waits, and what was accepted comes when the disk is back."""
-    from quark_core import recovery
+    from quark_core.runs import recovery
 
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
     session = quark.start_run(project="p", storage_dir=tmp_path)
@@ -133,8 +139,9 @@ def test_the_journal_of_a_run_that_ended_while_the_disk_hung_is_still_delivered(
     assert [record.value for record in found] == list(map(float, range(1_000)))
 
 
+@pytest.mark.long
 def test_a_run_that_ends_without_waiting_leaves_all_of_it_in_the_journal(tmp_path, monkeypatch):
-    from quark_core import recovery
+    from quark_core.runs import recovery
 
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)

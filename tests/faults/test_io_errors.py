@@ -18,6 +18,7 @@ from journaled import (
     run_script,
     stored_values,
 )
+from tiers import count_examples
 
 import quark
 from quark_core.delivery.files import Files
@@ -68,7 +69,8 @@ class PatternFiles(Files):
 patterns = st.lists(st.one_of(st.none(), st.just("short"), st.sampled_from(CODES)), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.long
+@settings(max_examples=count_examples(60), deadline=None)
 @given(pattern=patterns, segment_bytes=st.sampled_from([200, 2_000, 100_000]))
 def test_any_pattern_of_errors_loses_nothing_and_duplicates_nothing(pattern, segment_bytes):
     directory = Path(tempfile.mkdtemp()) / "j"
@@ -97,8 +99,7 @@ def test_any_pattern_of_errors_loses_nothing_and_duplicates_nothing(pattern, seg
     shutil.rmtree(directory.parent)
 
 
-@pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=count_examples(15), deadline=None)
 @given(pattern=patterns)
 def test_what_is_called_durable_can_be_read_whatever_failed_before(pattern):
     directory = Path(tempfile.mkdtemp()) / "j"
@@ -164,8 +165,14 @@ print(out, session.report_delivery().complete)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("call", ["posix/io/rw/write", "posix/io/rw/*", "posix/io/sync/*"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("posix/io/rw/write", marks=pytest.mark.long),
+        "posix/io/rw/*",
+        pytest.param("posix/io/sync/*", marks=pytest.mark.long),
+    ],
+)
 def test_a_storm_of_errors_from_the_system_loses_nothing(tmp_path, call):
     if shutil.which("fiu-run") is None:
         pytest.skip("needs fiu-run (package fiu-utils)")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import quark
-from quark_core import recovery
+from quark_core.runs import recovery
 
 PROGRAM = """
 import os, sys, warnings
@@ -31,6 +31,7 @@ with quark.start_run(project="p", storage_dir=sys.argv[1]) as session:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_children_of_a_run_are_played_after_its_start(tmp_path, monkeypatch):
     done = subprocess.run(

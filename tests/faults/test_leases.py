@@ -9,9 +9,9 @@ import pytest
 from journaled import run_script
 
 import quark
-from quark_core import recovery
 from quark_core.delivery.lane_files import LEASE_STALE_S, Lease
-from quark_core.process import ProcessIdentity, current_process
+from quark_core.runs import recovery
+from quark_core.system.process import ProcessIdentity, current_process
 
 
 def write_lease(path, process, age_s=0.0):
@@ -129,6 +129,7 @@ def values(tmp_path, run_id):
     return [record.value for record in found]
 
 
+@pytest.mark.long
 def test_a_journal_of_a_dead_process_whose_pid_was_reused_is_delivered(tmp_path, left_behind):
     run_id, folder = left_behind
     rewrite_process(folder, ProcessIdentity(current_process().host, os.getpid(), "1"))
@@ -137,6 +138,7 @@ def test_a_journal_of_a_dead_process_whose_pid_was_reused_is_delivered(tmp_path,
     assert not folder.exists()
 
 
+@pytest.mark.long
 def test_a_journal_of_another_host_waits_until_its_beats_have_stopped(tmp_path, left_behind):
     run_id, folder = left_behind
     rewrite_process(folder, ProcessIdentity("elsewhere", 1, "1"))
@@ -148,6 +150,7 @@ def test_a_journal_of_another_host_waits_until_its_beats_have_stopped(tmp_path, 
     assert values(tmp_path, run_id) == list(map(float, range(500)))
 
 
+@pytest.mark.long
 def test_a_journal_of_before_a_reboot_is_deleted_once_it_is_delivered(tmp_path, left_behind):
     """After a reboot this machine is another host: what it left must not stay for ever."""
     run_id, folder = left_behind

@@ -9,8 +9,8 @@ import pytest
 from journaled import is_journaled_or_delivered, open_stream, put_metric, run_script, stored_values
 
 import quark
-from quark_core import recovery
 from quark_core.delivery.lane_files import LaneMark
+from quark_core.runs import recovery
 from quark_core.testing.faults import ScriptedBackend
 
 
@@ -32,6 +32,7 @@ def delete_tree(path):
     pytest.fail(f"{path} cannot be deleted")
 
 
+@pytest.mark.long
 def test_a_journal_that_is_deleted_under_a_run_loses_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("QUARK_JOURNAL_DIR", str(tmp_path / "j"))
     with quark.start_run(project="p", storage_dir=tmp_path / "s", backends="csv") as session:
@@ -83,6 +84,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long
 def test_what_is_called_durable_after_the_folder_was_deleted_survives_the_process(
     tmp_path, monkeypatch
 ):
@@ -93,6 +95,7 @@ def test_what_is_called_durable_after_the_folder_was_deleted_survives_the_proces
     assert found == list(map(float, range(200)))
 
 
+@pytest.mark.long
 def test_a_journal_disk_that_becomes_read_only_loses_nothing(tmp_path, mount, monkeypatch, caplog):
     disk = mount("-t", "tmpfs", "-o", "size=4m", "tmpfs")
     monkeypatch.setenv("QUARK_JOURNAL_DIR", str(disk))
@@ -136,7 +139,7 @@ def test_a_read_only_journal_disk_at_the_start_costs_the_journal_only(tmp_path, 
 
 
 CLOSED = """
-from quark_core import recovery
+from quark_core.runs import recovery
 def close_journal():
     closed = 0
     for name in os.listdir("/proc/self/fd"):
@@ -160,6 +163,7 @@ print(session.run_id, session.report_delivery().complete)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs /proc")
 def test_a_journal_whose_descriptor_user_code_closes_costs_no_record(tmp_path):
     output, errors = run_script(tmp_path, CLOSED)

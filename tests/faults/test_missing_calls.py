@@ -56,17 +56,20 @@ def run(tmp_path, program):
     assert len((session.run_path / "csv" / "metrics_long.csv").read_text().splitlines()) == 201
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("module", "name"), CALLS)
 def test_the_main_job_runs_without_a_call(tmp_path, module, name):
     hide = f"if hasattr({module}, {name!r}): del {module}.{name}"
     run(tmp_path, PROGRAM.format(module=module, hide=hide))
 
 
+@pytest.mark.long
 def test_the_main_job_runs_where_nothing_forks(tmp_path):
     # Together, as on Windows: the standard library takes one for the sign of the other.
     run(tmp_path, PROGRAM.format(module="os", hide="del os.fork, os.register_at_fork"))
 
 
+@pytest.mark.long
 def test_the_main_job_runs_without_any_of_them(tmp_path):
     modules = sorted({module for module, _ in CALLS})
     hide = "\n".join(
@@ -79,6 +82,7 @@ def test_the_main_job_runs_without_any_of_them(tmp_path):
     run(tmp_path, PROGRAM.format(module=", ".join(modules), hide=hide))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("module", ["fcntl", "resource", "pwd", "grp", "termios", "mmap"])
 def test_the_main_job_runs_without_a_module(tmp_path, module):
     hide = f"import sys; sys.modules[{module!r}] = None"

@@ -7,8 +7,8 @@ import pytest
 from journaled import adds_up, open_stream, put_event, put_metric, stored_values, wait_until
 
 import quark
-from quark_core import recovery
-from quark_core.delivery import framer, journal, stream
+from quark_core.delivery import journal, stream
+from quark_core.runs import recovery
 from quark_core.testing.faults import ScriptedBackend
 
 START = threading.Thread.start
@@ -28,6 +28,7 @@ def refuse_threads(monkeypatch, fits):
     return refused
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("nth", range(4))
 def test_a_thread_that_cannot_start_is_a_clear_error_or_a_smaller_run(tmp_path, monkeypatch, nth):
     monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "2")
@@ -93,7 +94,7 @@ def test_an_encoding_that_fails_is_counted_and_costs_one_frame(
 ):
     backend = ScriptedBackend()
     opened = open_stream(tmp_path / "j", backend, tick_s=60)
-    encode, calls = framer.encode_frame_body, []
+    encode, calls = stream.encode_frame_body, []
 
     def fail_once(kind, items):
         calls.append(kind)
@@ -101,7 +102,7 @@ def test_an_encoding_that_fails_is_counted_and_costs_one_frame(
             raise error
         return encode(kind, items)
 
-    monkeypatch.setattr(framer, "encode_frame_body", fail_once)
+    monkeypatch.setattr(stream, "encode_frame_body", fail_once)
     for value in range(300):
         put_metric(opened, value)
     opened.flush(5)
@@ -113,7 +114,7 @@ def test_an_encoding_that_fails_is_counted_and_costs_one_frame(
 
 
 @pytest.mark.parametrize("error", [MemoryError, RecursionError])
-@pytest.mark.parametrize("place", [(journal, "encode_frame"), (framer, "Batch")])
+@pytest.mark.parametrize("place", [(journal, "encode_frame"), (stream, "Batch")])
 def test_memory_that_runs_out_on_the_way_to_the_journal_loses_nothing_uncounted(
     tmp_path, monkeypatch, error, place
 ):

@@ -10,7 +10,7 @@ import pytest
 
 import quark
 from quark_backends.embedded.filesystem import find_network_filesystem
-from quark_core import recovery
+from quark_core.runs import recovery
 
 MOUNTS = r"""
 /dev/vda / ext4 rw 0 0
@@ -48,6 +48,7 @@ def quark_command(*arguments):
     return subprocess.run([command, *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_a_run_lives_in_its_journal(tmp_path, network):
     with quark.start_run(
         project="p", storage_dir=tmp_path, tags=["t"], config={"lr": 0.1}, backends="csv"
@@ -70,6 +71,7 @@ def test_a_run_lives_in_its_journal(tmp_path, network):
     assert len(lines) == 301
 
 
+@pytest.mark.long
 def test_syncing_there_changes_nothing(tmp_path, network):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         quark.MetricsLogger(session).log("m", 1.0, step=0)
@@ -79,6 +81,7 @@ def test_syncing_there_changes_nothing(tmp_path, network):
     assert len(quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read()) == 1
 
 
+@pytest.mark.long
 def test_runs_are_resumed_killed_and_told_apart(tmp_path, network):
     session = quark.start_run(project="p", storage_dir=tmp_path)
     quark.MetricsLogger(session).log("m", 1.0, step=0)
@@ -103,6 +106,7 @@ def test_runs_are_resumed_killed_and_told_apart(tmp_path, network):
     assert [r.value for r in quark.MetricsLogger(killed).read()] == [3.0]
 
 
+@pytest.mark.long
 def test_moved_to_a_local_disk_it_becomes_an_ordinary_store(tmp_path, network, monkeypatch):
     network_dir, local = tmp_path / "network", tmp_path / "local"
     ids = []

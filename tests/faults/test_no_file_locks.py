@@ -11,8 +11,8 @@ import pytest
 
 import quark
 import quark_core.delivery
-from quark_core import recovery
 from quark_core.errors import BackendUnavailable
+from quark_core.runs import recovery
 
 
 def refuse(*_args, **_kwargs):
@@ -64,6 +64,7 @@ def test_a_run_needs_no_locks(tmp_path, bare_file_system):
     assert not any(flags & os.O_APPEND for flags in journal)
 
 
+@pytest.mark.long
 def test_syncing_needs_no_locks(tmp_path, bare_file_system, monkeypatch):
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv") as session:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import quark
-from quark_core import recovery
+from quark_core.runs import recovery
 
 HEAD = """
 import os, signal, sys, threading, time, quark
@@ -46,6 +46,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_sigterm_keeps_everything_and_the_exit_status(tmp_path):
     child = start(tmp_path, TRAIN)
     run_id = child.stdout.readline().strip()
@@ -63,6 +64,7 @@ def test_sigterm_keeps_everything_and_the_exit_status(tmp_path):
     assert event.payload["signal"] == "SIGTERM"
 
 
+@pytest.mark.long
 def test_a_handler_that_was_there_is_called_and_the_run_goes_on(tmp_path):
     child = start(
         tmp_path,
@@ -89,6 +91,7 @@ session.end_run()
     assert values(tmp_path, run_id, "checkpoint") == [1.0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("prepare", "environment", "returncode"),
     [
@@ -118,6 +121,7 @@ with quark.start_run(project="p", storage_dir=storage_dir) as session:
     assert child.returncode == returncode
 
 
+@pytest.mark.long
 def test_a_run_that_is_started_in_another_thread_installs_no_handler(tmp_path):
     child = start(
         tmp_path,
@@ -134,6 +138,7 @@ thread.join()
     assert child.communicate(timeout=30)[0].strip() == "fine"
 
 
+@pytest.mark.long
 def test_a_storm_of_signals_during_log_deadlocks_nothing_and_loses_nothing(tmp_path):
     child = start(
         tmp_path,
@@ -165,13 +170,14 @@ print(session.run_id, next(counter))
     assert int(count) > 10
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("ending", "status", "returncode"),
     [
         ("raise ValueError('boom')", "failed", 1),
         ("raise KeyboardInterrupt", "interrupted", -signal.SIGINT),
-        ("sys.excepthook = lambda *a: sys.stderr.write('mine'); raise ValueError", "completed", 1),
-        ("sys.exit(3)", "completed", 3),
+        ("sys.excepthook = lambda *a: sys.stderr.write('mine'); raise ValueError", "failed", 1),
+        ("sys.exit(3)", "interrupted", 3),
         ("os.kill(os.getpid(), signal.SIGINT); time.sleep(5)", "interrupted", -signal.SIGINT),
     ],
     ids=["exception", "interrupt", "foreign hook", "exit", "ctrl-c"],
@@ -192,6 +198,7 @@ print(session.run_id, flush=True)
     assert values(tmp_path, out.strip()) == [1.0]
 
 
+@pytest.mark.long
 def test_an_excepthook_that_was_there_is_called(tmp_path):
     child = start(
         tmp_path,
@@ -208,7 +215,7 @@ raise ValueError("boom")
 
 
 HANG = """
-from quark_core.registry import default_registry
+from quark_core.backends.registry import default_registry
 from quark_core.testing.faults import ScriptedBackend, define_scripted
 stuck = define_scripted("stuck", ScriptedBackend(always="hang"))
 default_registry()._definitions["stuck"] = stuck
@@ -220,6 +227,7 @@ print(session.run_id, flush=True)
 """
 
 
+@pytest.mark.long
 def test_exit_is_bounded_and_says_in_one_line_what_is_left(tmp_path):
     child = start(tmp_path, HANG, QUARK_EXIT_TIMEOUT_SECONDS="0.5")
     out, err = child.communicate(timeout=30)
@@ -232,6 +240,7 @@ def test_exit_is_bounded_and_says_in_one_line_what_is_left(tmp_path):
     assert waiting.waiting >= 100
 
 
+@pytest.mark.long
 def test_ctrl_c_at_the_end_leaves_at_once_and_loses_nothing(tmp_path):
     body = HANG + "print('ending', flush=True)\nsession.end_run()\n"
     child = start(tmp_path, body, QUARK_EXIT_TIMEOUT_SECONDS="60")
@@ -246,6 +255,7 @@ def test_ctrl_c_at_the_end_leaves_at_once_and_loses_nothing(tmp_path):
     assert values(tmp_path, run_id) == list(map(float, range(100)))
 
 
+@pytest.mark.long
 def test_logging_from_odd_places(tmp_path):
     child = start(
         tmp_path,
@@ -275,3 +285,45 @@ print(session.run_id, flush=True)
     assert values(tmp_path, run_id, "del") == [1.0, 1.0]
     assert values(tmp_path, run_id, "logging") == [1.0]
     assert values(tmp_path, run_id, "atexit") == [1.0]
+
+
+@pytest.mark.long
+def test_a_daemon_thread_that_logs_at_exit_prints_nothing(tmp_path):
+    child = start(
+        tmp_path,
+        """
+quiet = threading.Event()
+def work(log):
+    while True:
+        log()
+        quiet.wait(0.0001)
+session = quark.start_run(project="p", storage_dir=storage_dir)
+print(session.run_id, flush=True)
+metrics, events = quark.MetricsLogger(session), quark.EventLogger(session)
+calls = [
+    lambda: metrics.log("m", 1.0, step=0),
+    lambda: metrics.log_many({"n": 1.0}, step=0),
+    lambda: events.log("e"),
+    lambda: session.add_log("text"),
+    lambda: session.add_tag("t"),
+    lambda: session.write([quark.MetricRecord.make("w", 1.0, step=0)]),
+]
+threads = [threading.Thread(target=work, args=(call,), daemon=True) for call in calls]
+for thread in threads:
+    thread.start()
+# Comes after the end of the runs: by then each thread has met it.
+def wait_for_threads():
+    for thread in threads:
+        thread.join(30)
+    print(any(thread.is_alive() for thread in threads), flush=True)
+from quark_core.system.exit_status import call_last
+call_last(wait_for_threads)
+while not metrics.read(metric_key="w"):
+    time.sleep(0.01)
+""",
+    )
+    out, err = child.communicate(timeout=90)
+    run_id, alive = out.split()
+    assert (child.returncode, alive) == (0, "False")
+    assert "Traceback" not in err
+    assert quark.open_run(run_id, tmp_path).status == "completed"

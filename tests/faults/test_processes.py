@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import quark
-from quark_core import recovery
-from quark_core.query import Query
+from quark_core.records.query import Query
+from quark_core.runs import recovery
 
 WRITER = """
 import sys, quark
@@ -23,6 +23,7 @@ print(session.run_id, session.report_delivery().complete)
 """
 
 
+@pytest.mark.long
 def test_two_processes_in_one_storage_dir_lose_nothing(tmp_path):
     children = [
         subprocess.Popen(
@@ -48,6 +49,7 @@ def log_from_context(context, name):
         events.log("worker_done", payload={"worker": name})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_processes_log_through_the_context(tmp_path, method):
     if method not in multiprocessing.get_all_start_methods():
@@ -109,6 +111,7 @@ print(session.run_id)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_the_end_of_a_run_comes_after_what_a_living_worker_logs(tmp_path):
@@ -123,6 +126,7 @@ def test_the_end_of_a_run_comes_after_what_a_living_worker_logs(tmp_path):
     assert session.status == "completed"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_worker_that_goes_on_for_long_is_waited_for_as_long_as_said(tmp_path):
     done = run_late_worker(tmp_path, wait_s=0)

@@ -45,6 +45,7 @@ def run(storage_dir, **environment):
     return json.loads(done.stdout)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "launcher",
     [
@@ -68,6 +69,7 @@ def test_other_ranks_touch_nothing(tmp_path, launcher):
     assert "QUARK_RUN_ID" in warning
 
 
+@pytest.mark.long
 def test_all_ranks_know_the_run_id_where_it_is_given(tmp_path):
     shared = {"QUARK_RUN_ID": "launch-17", "WORLD_SIZE": "2"}
     other = run(tmp_path, RANK="1", **shared)

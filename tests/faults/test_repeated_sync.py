@@ -9,9 +9,9 @@ import pytest
 from journaled import run_script
 
 import quark
-from quark_core import recovery
 from quark_core.delivery.sync import sync_folder
-from quark_core.process import current_process
+from quark_core.runs import recovery
+from quark_core.system.process import current_process
 
 LEFT = """
 def stop(lane):
@@ -27,6 +27,8 @@ for lane in session.open_run.stream._lanes:
     stop(lane)
 for step in range(3000):
     metrics.log("m", float(step), step=step)
+    if step % 200 == 0:
+        session.flush("journaled")
 session.flush("durable")
 print(session.run_id, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -34,7 +36,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 SYNC = """
 import sys, pathlib
-from quark_core import recovery
+from quark_core.runs import recovery
 sys.stdin.readline()
 for result in recovery.sync(pathlib.Path(sys.argv[1])):
     print(result.backend, result.state, result.delivered)
@@ -66,6 +68,7 @@ def left_behind(tmp_path):
     return output.strip()
 
 
+@pytest.mark.long
 def test_sync_twice_delivers_once(tmp_path, left_behind):
     first = recovery.sync(tmp_path)
     assert {result.backend: result.state for result in first} == {
@@ -77,6 +80,7 @@ def test_sync_twice_delivers_once(tmp_path, left_behind):
     assert_all_once(tmp_path, left_behind, 3_000)
 
 
+@pytest.mark.long
 def test_what_somebody_else_has_delivered_meanwhile_leaves_no_folder(tmp_path, left_behind):
     (folder,) = recovery.find_folders(tmp_path)
     # As rank 0 reads it of a rank that is about to end.
@@ -88,6 +92,7 @@ def test_what_somebody_else_has_delivered_meanwhile_leaves_no_folder(tmp_path, l
     assert_all_once(tmp_path, left_behind, 3_000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, 4])
 def test_syncs_at_once_deliver_once(tmp_path, left_behind, count):
     children = [
@@ -111,9 +116,9 @@ def test_syncs_at_once_deliver_once(tmp_path, left_behind, count):
 
 KILLED_SYNC = """
 import pathlib
-from quark_core import recovery
+from quark_core.runs import recovery
 from quark_core.delivery import lane_files, sync
-sync._GROUP_LIMIT = 3
+sync.GROUP_BATCHES = 3
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 {plant}
@@ -121,6 +126,7 @@ recovery.sync(pathlib.Path(storage_dir), on_progress={progress})
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "progress"),
     [("", "die"), ("lane_files.LaneMark.finish = die", "None")],
@@ -133,6 +139,7 @@ def test_a_sync_that_is_killed_is_finished_by_the_next(tmp_path, left_behind, pl
     assert_all_once(tmp_path, left_behind, 3_000)
 
 
+@pytest.mark.long
 def test_sync_beside_the_living_process_leaves_it_alone(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv") as session:
         metrics = quark.MetricsLogger(session)

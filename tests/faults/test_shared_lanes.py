@@ -10,14 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 import quark
-from quark_core import recovery
-from quark_core.backend import BackendDefinition, Capability
+from quark_core.backends.contract import BackendDefinition, Capability
+from quark_core.backends.registry import default_registry
 from quark_core.delivery.journal_folder import LaneEntry, Manifest
 from quark_core.delivery.shared_lanes import SharedLanes
 from quark_core.delivery.sync import sync_folder
 from quark_core.errors import BackendUnavailable, InvalidRunStateError
-from quark_core.process import current_process
-from quark_core.registry import default_registry
+from quark_core.runs import recovery
+from quark_core.system.process import current_process
 from quark_core.testing.faults import ScriptedBackend
 
 CHILDREN = 3
@@ -72,6 +72,7 @@ def mirror(monkeypatch):
         summary="notes each opening",
         open=mirror.open,
         capabilities=frozenset({Capability.IDEMPOTENT}),
+        own_process=False,
     )
     monkeypatch.setitem(default_registry()._definitions, "noted", definition)
     return mirror
@@ -126,6 +127,7 @@ def stored(session):
     return sorted(r.value for r in quark.MetricsLogger(session).read(metric_key="child"))
 
 
+@pytest.mark.long
 @needs_fork
 def test_children_of_a_training_share_one_opening(session, mirror):
     wait_until(mirror.writers)
@@ -141,6 +143,7 @@ def test_children_of_a_training_share_one_opening(session, mirror):
     assert stored(session) == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.long
 @needs_fork
 def test_a_mirror_that_is_down_is_not_asked_by_every_journal_every_second(session, mirror):
     wait_until(mirror.writers)
@@ -160,6 +163,7 @@ def test_a_mirror_that_is_down_is_not_asked_by_every_journal_every_second(sessio
     assert list(recovery.find_folders(session.context.storage_dir)) == []
 
 
+@pytest.mark.long
 @needs_fork
 def test_what_another_process_has_delivered_meanwhile_is_not_taken_back(tmp_path):
     """TensorBoard's files are cut off at what is acknowledged, which must not be an old figure."""
@@ -219,6 +223,7 @@ def test_what_another_process_has_delivered_meanwhile_is_not_taken_back(tmp_path
     assert points() == [0, 1, 2]
 
 
+@pytest.mark.long
 @needs_fork
 def test_what_was_left_behind_shares_one_opening_too(session, mirror, monkeypatch):
     monkeypatch.setattr(recovery.ChildDelivery, "_deliver", lambda *_: None)

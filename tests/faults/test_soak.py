@@ -40,7 +40,7 @@ def size_of(directory):
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_records_through_tiny_segments_leave_nothing(tmp_path):
     gc.collect()
     threads, descriptors = threading.active_count(), count_descriptors()
@@ -84,6 +84,7 @@ def test_sequences_and_steps_beyond_32_bits_are_kept(tmp_path):
     assert batch.to_records()[0].step == 2**62
 
 
+@pytest.mark.long
 def test_runs_one_after_the_other_leave_no_thread_descriptor_or_file(tmp_path):
     def one_run():
         with quark.start_run(project="p", storage_dir=tmp_path, backends="csv") as session:
@@ -100,12 +101,15 @@ def test_runs_one_after_the_other_leave_no_thread_descriptor_or_file(tmp_path):
     tracemalloc.start()
     one_run()
     gc.collect()
-    before = tracemalloc.get_traced_memory()[0]
-    for _ in range(12):
-        one_run()
-    gc.collect()
-    grown = tracemalloc.get_traced_memory()[0] - before
+    grown = []
+    for _ in range(2):
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(6):
+            one_run()
+        gc.collect()
+        grown.append(tracemalloc.get_traced_memory()[0] - before)
     tracemalloc.stop()
     assert threading.active_count() <= threads
     assert count_descriptors() <= descriptors
-    assert grown < 4 * 1024 * 1024
+    # The interpreter's own tables grow by leaps, once; what leaks does so both times.
+    assert min(grown) < 2 * 1024 * 1024

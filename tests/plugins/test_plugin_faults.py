@@ -4,20 +4,14 @@ Each is a distribution on the path of a process of its own, as an installed
 one would be; the process trains with it, with a good backend and a CSV mirror.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-import quark
-
 HEAD = """
 import sys, threading, time
-from quark_core.backend import BackendDefinition, Capability
-from quark_core.hookspecs import hookimpl
+from quark_core.backends.contract import BackendDefinition, Capability
+from quark_core.backends.hookspecs import hookimpl
 
 class Kept:
     count = 0
@@ -94,66 +88,6 @@ FAILS = {
     "exit at close": "SystemExit: 3",
     "hang at close": None,
 }
-TRAINING = """
-import json, logging, sys
-import quark
-
-logging.basicConfig(format="%(levelname)s %(message)s")
-with quark.start_run(project="p", storage_dir=sys.argv[1], backends=sys.argv[2]) as session:
-    metrics = quark.MetricsLogger(session)
-    for step in range(100):
-        metrics.log("m", float(step), step=step)
-    metrics.flush()
-lanes = {lane.backend: lane.delivered for lane in session.report_delivery().lanes}
-complete = [lane.backend for lane in session.report_delivery().lanes if lane.complete]
-print(json.dumps([session.run_id, complete]))
-"""
-
-
-@pytest.fixture
-def install(tmp_path):
-    """Puts a plugin on the path as the distribution that brings it would be."""
-    site = tmp_path / "site"
-
-    def put(distribution, entry_point, source):
-        module = distribution.replace("-", "_")
-        info = site / f"{module}-1.0.dist-info"
-        info.mkdir(parents=True)
-        (site / f"{module}.py").write_text(source)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1\n")
-        group = f"[quark.backends]\n{entry_point} = {module}:plugin\n"
-        (info / "entry_points.txt").write_text(group)
-
-    put.site = site
-    return put
-
-
-@pytest.fixture
-def train(tmp_path, install):
-    """Trains in a process that has the plugins; returns its run, what was complete, its stderr."""
-
-    def run(backends, *, expect=0):
-        path = os.pathsep.join([str(install.site), *filter(None, sys.path)])
-        done = subprocess.run(
-            [sys.executable, "-c", TRAINING, str(tmp_path), backends],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path, "QUARK_EXIT_TIMEOUT_SECONDS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == expect, done.stderr
-        if expect:
-            return done.stderr
-        run_id, complete = json.loads(done.stdout)
-        opened = quark.open_run(run_id, tmp_path)
-        assert opened.status == "completed"
-        assert len(quark.MetricsLogger(opened).read(metric_key="m")) == 100
-        lines = (tmp_path / ".quark" / "runs" / run_id / "csv" / "metrics_long.csv").read_text()
-        assert lines.count("\n") == 101
-        return complete, done.stderr
-
-    return run
 
 
 def indent_away(source):
@@ -165,6 +99,7 @@ def tell_of(errors, word):
     return [line for line in errors.splitlines() if word in line and not line.startswith("  ")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", LEFT_OUT)
 def test_one_that_nobody_asked_for_is_left_out_with_one_message(install, train, case):
     install("quark-bad", "bad", HEAD + indent_away(BAD[case]))
@@ -176,6 +111,7 @@ def test_one_that_nobody_asked_for_is_left_out_with_one_message(install, train, 
     assert "Traceback" not in errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in LEFT_OUT if case != "no definition"])
 def test_one_that_was_asked_for_is_an_error_at_the_start(install, train, case):
     install("quark-bad", "bad", HEAD + indent_away(BAD[case]))
@@ -184,6 +120,7 @@ def test_one_that_was_asked_for_is_an_error_at_the_start(install, train, case):
     assert last.endswith(f"backend 'bad' of quark-bad cannot be used: {LEFT_OUT[case]}")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", FAILS)
 def test_one_that_breaks_in_a_run_costs_only_itself(install, train, case):
     install("quark-bad", "bad", HEAD + indent_away(BAD[case]))
@@ -200,6 +137,7 @@ def test_one_that_breaks_in_a_run_costs_only_itself(install, train, case):
         assert len(reasons) <= 1, errors
 
 
+@pytest.mark.long
 def test_of_two_that_bring_one_name_the_first_stays(install, train):
     install("quark-first", "good", GOOD)
     install("quark-second", "other", HEAD + "plugin = declare('good', lambda config: 1 / 0)")
@@ -209,6 +147,7 @@ def test_of_two_that_bring_one_name_the_first_stays(install, train):
     assert "plugin 'good' of quark-second: the name is taken by quark-first" in line
 
 
+@pytest.mark.long
 def test_a_built_in_backend_cannot_be_taken_over(install, train):
     install("quark-bad", "aaa", HEAD + "plugin = declare('csv', lambda config: 1 / 0)")
     complete, errors = train("csv")

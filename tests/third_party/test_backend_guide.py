@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from quark.cli.new_backend import write_skeleton
-from quark_core.backend import Capability
+from quark.cli.backend_skeleton import write_skeleton
+from quark_core.backends.contract import Capability
 from quark_core.testing.kit import BackendKit
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-backend.md").read_text()

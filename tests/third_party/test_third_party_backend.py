@@ -60,6 +60,7 @@ def run_python(tmp_path_factory):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["jsonl:./out", "jsonl+file://{root}/elsewhere"])
 def test_a_training_goes_through_the_installed_backend(tmp_path, run_python, backend):
     specification = backend.format(root=tmp_path)
@@ -74,6 +75,7 @@ def test_a_training_goes_through_the_installed_backend(tmp_path, run_python, bac
     assert losses == [1 / (step + 1) for step in range(500)]
 
 
+@pytest.mark.long
 def test_it_is_listed_with_its_distribution(tmp_path, run_python):
     listed = json.loads(run_python("-m", "quark", "backends", "--json", cwd=tmp_path))
     (found,) = [one for one in listed["backends"] if one["name"] == "jsonl"]
@@ -82,6 +84,7 @@ def test_it_is_listed_with_its_distribution(tmp_path, run_python):
     assert listed["left_out"] == []
 
 
+@pytest.mark.long
 def test_its_own_tests_pass_with_the_conformance_kit(tmp_path, run_python):
     report = tmp_path / "report.json"
     run_python(

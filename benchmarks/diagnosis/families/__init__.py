@@ -1,4 +1,4 @@
-"""Families of scenarios: modules with SCENARIOS, `first_` and `second_` by two authors."""
+"""Families of scenarios: modules with SCENARIOS, `first_`, `second_`, ... by as many authors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 from benchmarks.diagnosis.scenario import Scenario
 
-__all__ = ["find_scenario", "list_scenarios"]
+__all__ = ["FAMILIES", "find_scenario", "list_scenarios"]
+
+FAMILIES = ("first", "second", "third", "fourth", "fifth")
+"""In the order in which they were written."""
 
 
 def list_scenarios(family: str = "all") -> tuple[Scenario, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -297,6 +298,14 @@ def _judge_plateau(make: Make, recorder: Recorder, draw: Draw) -> Truth:
     )
 
 
+def _judge_blank(make: Make, recorder: Recorder, draw: Draw) -> Truth:
+    """As of every plateau; what is wrong with the inputs should be said as well."""
+    truth = _judge_plateau(make, recorder, draw)
+    if truth.kind != "fault":
+        return truth
+    return replace(truth, expected=(*truth.expected, "constant_inputs"))
+
+
 def _creep(draw: Draw, faulty: bool) -> Problem:
     """A rate thousands of times too low."""
     names = ("digits_mlp", "shapes_cnn", "residual", "waves", "autoencoder")
@@ -393,7 +402,7 @@ SCENARIOS = (
     _scenario("diverge/fed_weights", partial(_judge_divergence, _feed_weights, 0.3, 0.5)),
     _scenario("plateau/labels_apart", partial(_judge_plateau, _shuffle_labels)),
     _scenario("plateau/zeros", partial(_judge_plateau, _start_with_zeros)),
-    _scenario("plateau/blank_inputs", partial(_judge_plateau, _blank_inputs)),
+    _scenario("plateau/blank_inputs", partial(_judge_blank, _blank_inputs)),
     _scenario("update/creeping", partial(_judge_steps, _creep, False)),
     _scenario("update/leaping", partial(_judge_steps, _leap, True)),
     _scenario("update/leaping_layer", partial(_judge_steps, _leap_alone, True)),

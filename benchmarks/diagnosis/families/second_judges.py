@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -344,12 +345,17 @@ def judge_divergence(factor: float = 1.5) -> Judge:
     return judge
 
 
-def judge_plateau(fall: float = 0.05) -> Judge:
-    """The noise-free loss hardly falls in the whole run; the twin's does."""
+def judge_plateau(fall: float = 0.05, *, also: tuple[str, ...] = ()) -> Judge:
+    """The noise-free loss hardly falls in the whole run; the twin's does.
+
+    Args:
+        fall: Share by which it may fall.
+        also: Rules that are for what brings it about.
+    """
 
     def judge(trace: Trace, twin: Trace) -> Truth:
         share, usual = 1 - trace.best / trace.first, 1 - twin.last / twin.first
-        return _settle(
+        truth = _settle(
             share < fall and usual > 0.25,
             "plateau",
             f"held-out loss falls by {share:.1%} at best, by {usual:.0%} in the twin",
@@ -358,6 +364,9 @@ def judge_plateau(fall: float = 0.05) -> Judge:
             onset=0,
             phases=("stagnation",),
         )
+        if truth.kind != "fault":
+            return truth
+        return replace(truth, expected=(*truth.expected, *also))
 
     return judge
 

@@ -351,7 +351,7 @@ SCENARIOS = (
     fault("spike/corrupt_shards", _corrupt_shards, judge_spike()),
     fault("spike/restart_too_high", _restart_too_high, judge_spike()),
     fault("plateau/shuffled_inputs", _permuted, judge_plateau()),
-    fault("plateau/same_image", _blank_images, judge_plateau()),
+    fault("plateau/same_image", _blank_images, judge_plateau(also=("constant_inputs",))),
     fault("plateau/tiny_rate", _tiny_rate, judge_plateau()),
     fault("plateau/gradient_wiped", _gradient_wiped, judge_plateau()),
     fault("update/group_rate", _group_rate, judge_updates("hidden", "hidden")),

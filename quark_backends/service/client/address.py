@@ -1,4 +1,4 @@
-"""Where a service is: what a backend's configuration says, taken apart and checked."""
+"""Where a service is and who asks it: what configuration and environment say, checked."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from quark_core import settings
-from quark_core.backend import BackendConfig
-from quark_core.errors import SessionStoreError
+from quark_core.backends.contract import BackendConfig
+from quark_core.config import settings
+from quark_core.errors import BackendUnauthorized, SessionStoreError
 
-__all__ = ["ServiceAddress", "find_address"]
+__all__ = ["ServiceAddress", "UserKey", "check_key_is_for", "find_address"]
 
 _PORTS = {"http": 80, "https": 443}
 _OPTIONS = ("store", "timeout")
@@ -106,6 +108,30 @@ def find_address(config: BackendConfig) -> ServiceAddress:
     )
 
 
+def check_key_is_for(address: ServiceAddress, config: BackendConfig) -> None:
+    """See that the user's key may be shown to a service that a run's folder names.
+
+    The environment has one key, which is for the service that QUARK_PERSISTENCE_URL
+    names, where it names one. What this process was asked for itself is not held to it.
+
+    Raises:
+        BackendUnauthorized: The key is for another service.
+    """
+    given = os.environ.get(settings.PERSISTENCE_URL, "").strip()
+    if not config.is_noted or not given:
+        return
+    parts = _split(given.removeprefix("quark+"), settings.PERSISTENCE_URL)
+    host = _encode_host(parts.hostname or "", settings.PERSISTENCE_URL)
+    port = _check_port(parts, settings.PERSISTENCE_URL)
+    if (parts.scheme, host, port) != (address.scheme, address.host, address.port):
+        raise BackendUnauthorized(
+            f"the run's folder names the service at {address.url}, but {settings.USER_KEY} is for "
+            f"the one of {settings.PERSISTENCE_URL}, and is sent to no other: set both to those "
+            f"of {address.url} and come again",
+            backend="service",
+        )
+
+
 def _split(text: str, source: str) -> SplitResult:
     try:
         parts = urlsplit(text)
@@ -158,3 +184,76 @@ def _find_timeout(options: Mapping[str, str], source: str) -> float:
     if not 0.0 < seconds < 86_400.0:
         raise SessionStoreError(f"{source}: timeout must be a number of seconds, got {text!r:.40}")
     return seconds
+
+
+_MAX_CHARACTERS = 1024
+
+
+class UserKey:
+    """The key of QUARK_USER_KEY, or of the file that QUARK_USER_KEY_FILE names.
+
+    Raises:
+        SessionStoreError: It cannot be read, or cannot be a key.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self) -> None:
+        self._value = _read_key()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is one."""
+        return bool(self._value)
+
+    def reload(self) -> bool:
+        """Read it again; whether another one is there now.
+
+        A key that cannot be read now is left as it was.
+        """
+        try:
+            found = _read_key()
+        except SessionStoreError:
+            return False
+        changed = bool(found) and found != self._value
+        if changed:
+            self._value = found
+        return changed
+
+    def authorize(self) -> tuple[bytes, bytes]:
+        """The header that shows it to the service."""
+        return b"Authorization", b"Bearer " + self._value.encode("ascii")
+
+    def hide_in(self, text: str) -> str:
+        """A text of somebody else's without the key, should it repeat it."""
+        return text.replace(self._value, "[key]") if self._value else text
+
+    def __repr__(self) -> str:
+        return f"UserKey({'set' if self._value else 'not set'})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a key is not copied into other processes: they read it themselves")
+
+
+def _read_key() -> str:
+    source = settings.USER_KEY
+    value = os.environ.get(settings.USER_KEY, "").strip()
+    path = os.environ.get(settings.USER_KEY_FILE, "").strip()
+    if not value and path:
+        source = settings.USER_KEY_FILE
+        try:
+            with Path(path).expanduser().open("rb") as file:
+                value = file.read(8 * _MAX_CHARACTERS).decode("utf-8", "replace").strip()
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise SessionStoreError(
+                f"{source} names {path!r}, which cannot be read: {reason}"
+            ) from (None)
+    if value and (len(value) > _MAX_CHARACTERS or not value.isascii() or not value.isprintable()):
+        raise SessionStoreError(
+            f"{source} cannot be a key: it must be one line of at most {_MAX_CHARACTERS} "
+            "ASCII characters"
+        )
+    if " " in value:
+        raise SessionStoreError(f"{source} cannot be a key: there is a space in it")
+    return value

@@ -11,8 +11,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from quark_backends.service.client.address import find_address
+from quark_backends.removal import SupportsTrash
+from quark_backends.service.client.address import UserKey, check_key_is_for, find_address
+from quark_backends.service.client.calls import Call, ServiceClient
 from quark_backends.service.client.ingest import BatchSender, from_wire
+from quark_backends.service.client.removal import ServiceTrash
+from quark_backends.service.client.run_following import RunFollowing
 from quark_backends.service.client.service_errors import (
     BACKEND,
     Refused,
@@ -22,8 +26,6 @@ from quark_backends.service.client.service_errors import (
     to_read_error,
     to_write_error,
 )
-from quark_backends.service.client.transport import Call, Transport
-from quark_backends.service.client.user_key import UserKey
 from quark_backends.service.protocol import (
     JSON,
     MSGPACK,
@@ -40,23 +42,36 @@ from quark_backends.service.protocol import (
     WireBatches,
     WorkspaceReply,
 )
-from quark_core import settings
-from quark_core.backend import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.run_summary import restore_run, restore_summary
+from quark_core.config import settings
 from quark_core.errors import (
     BackendUnauthorized,
     BackendUnavailable,
     SchemaValidationError,
     SessionStoreError,
+    StoreUnauthorizedError,
 )
-from quark_core.run_form import restore_run, restore_summary
 
 if TYPE_CHECKING:
-    from quark_core.artifacts.contract import Payload
-    from quark_core.columns import Columns
-    from quark_core.query import Query
-    from quark_core.run_summary import RunSummary
-    from quark_core.search.expression import RunSearch
-    from quark_core.series import Series
+    import httpx
+
+    from quark_core.backends.contract import Payload
+    from quark_core.backends.curves import (
+        Cursor,
+        CurveSet,
+        RankChoice,
+        RunChanges,
+        RunHeads,
+        Window,
+    )
+    from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.series import Series
+    from quark_core.records.columns import Columns
+    from quark_core.records.expression import RunSearch
+    from quark_core.records.query import Query
 
 __all__ = ["ServiceBackend"]
 
@@ -68,25 +83,56 @@ _PAGE_RUNS = 200
 _SERIES_POINTS = 100_000
 
 
-class ServiceBackend:
+class ServiceBackend(SupportsTrash):
     """A workspace of a persistence service, for one storage root.
 
     Lists and searches keep to the project store that the storage root names;
     a run is found by its id in the whole workspace. Writing belongs to the
     lane's thread, reading to any thread; both outlive `close()`.
 
+    Args:
+        config: The service, and what is opened.
+        transport: What carries requests in place of connections of our own, such as
+            `httpx.MockTransport`. It is used from any thread, and not closed.
+        auth: What is done to requests before they are sent, for who stands before the
+            service. With it a user's key is sent where there is one, and not asked for.
+
     Raises:
         SessionStoreError: The service, its URL or its key is no good. Only
             what a lane opens asks nothing yet: its first write says so.
+        BackendUnauthorized: A run's folder names it, and the key is for another one.
+        SchemaValidationError: `transport` or `auth` is none of httpx.
     """
 
-    def __init__(self, config: BackendConfig) -> None:
+    def __init__(
+        self,
+        config: BackendConfig,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        auth: httpx.Auth | None = None,
+    ) -> None:
         self._address = find_address(config)
+        check_key_is_for(self._address, config)
         self._read_only = config.read_only
-        self._transport = Transport(self._address, UserKey())
-        self._sender = BatchSender(self._transport)
-        if config.run_path is None and not config.read_only:
-            self._check_workspace()
+        self._client = ServiceClient(self._address, UserKey(), transport=transport, auth=auth)
+        self._sender = BatchSender(self._client)
+        self._trash = ServiceTrash(
+            self._address.url,
+            self._address.store_root,
+            self._fetch,
+            self._reading,
+            read_only=config.read_only,
+        )
+        self._following = RunFollowing(
+            self,
+            lambda run_id, what, request, kind: self._fetch(
+                self._post(f"{_run_route(run_id)}/{what}", request), kind
+            ),
+            lambda run_id, what, kind: self._fetch(_get(f"{_run_route(run_id)}/{what}"), kind),
+        )
+        if config.run_path is None and not (config.read_only or config.removes):
+            if not config.unasked:
+                self._check_workspace()
             if config.run_id is None:
                 _claim_folder(config.storage_dir)
 
@@ -111,14 +157,14 @@ class ServiceBackend:
 
     def close(self) -> None:
         """Give up the connections."""
-        self._transport.close()
+        self._client.close()
 
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`."""
         from quark_backends.service.client.payload_transfer import send_payload
 
         with self._writing():
-            send_payload(self._transport, payload)
+            send_payload(self._client, payload)
 
     def write_generation(self, generation: Generation) -> int:
         """See `SupportsGenerations`.
@@ -130,7 +176,7 @@ class ServiceBackend:
             SchemaValidationError: Records of another run, or under another kind's name.
             BackendUnavailable: It is not stored now.
         """
-        from quark_backends.store.generations import encode_outputs
+        from quark_backends.store.reading.generations import encode_outputs
 
         outputs = [OutputBody(*body) for body in encode_outputs(generation)]
         request = GenerationRequest(generation.analyzer, generation.replaces, outputs)
@@ -178,36 +224,104 @@ class ServiceBackend:
         from quark_backends.service.client.row_replies import read_columns
 
         with self._reading():
-            return read_columns(self._transport, self._read_call(run_id, kind, query), kind)
+            return read_columns(self._client, self._read_call(run_id, kind, query), kind)
 
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """See `SupportsSeries`."""
         from quark_backends.service.client.row_replies import iterate_parts
 
         with self._reading():
-            yield from iterate_parts(self._transport, self._read_call(run_id, kind, query), rows)
+            yield from iterate_parts(self._client, self._read_call(run_id, kind, query), rows)
 
     def read_series(
-        self, run_id: str, key: str, *, max_points: int | None, all_attempts: bool = False
+        self,
+        run_id: str,
+        key: str,
+        *,
+        max_points: int | None,
+        all_attempts: bool = False,
+        rank: int | None = None,
     ) -> Series:
         """See `SupportsSeries`."""
-        if max_points is None or max_points > _SERIES_POINTS:
-            # Every point is less to send as rows, which a reply may have any number of.
-            from quark_core.query import Query
-            from quark_core.reading import reduce_columns
+        if max_points is not None and max_points <= _SERIES_POINTS:
+            found = self._fetch_series(run_id, key, max_points, all_attempts, rank)
+            if found is not None:
+                return found
+        # Every point is less to send as rows, which a reply may have any number of.
+        from quark_core.records.query import Query
+        from quark_core.runs.reading import read_rows, reduce_columns
 
-            query = Query(equals={"metric_key": key}, all_attempts=all_attempts)
-            return reduce_columns(key, self.read(run_id, "metric", query), max_points)
-        from quark_backends.service.client.series_reply import to_series
+        query = Query(equals={"metric_key": key}, all_attempts=all_attempts, rank=rank)
+        return reduce_columns(key, read_rows(self, run_id, "metric", query), max_points)
+
+    def _fetch_series(
+        self, run_id: str, key: str, max_points: int, all_attempts: bool, rank: int | None
+    ) -> Series | None:
+        """A curve as the service reduces it; None from one that does not tell ranks apart."""
+        from quark_backends.service.client.row_replies import to_series
 
         parameters = {
             "key": key,
             "max_points": str(max_points),
             "all_attempts": "true" if all_attempts else None,
+            "rank": None if rank is None else str(rank),
         }
         with self._reading():
             call = _get(f"{_run_route(run_id)}/series", parameters)
-            return to_series(self._fetch(call, SeriesReply))
+            reply = self._fetch(call, SeriesReply)
+            return None if reply.ranks is None else to_series(reply)
+
+    def read_series_many(
+        self,
+        run_id: str,
+        keys: Sequence[str],
+        *,
+        entries: int | None,
+        window: Window,
+        ranks: RankChoice = None,
+        all_attempts: bool = False,
+    ) -> CurveSet:
+        """See `SupportsChanges`."""
+        with self._reading():
+            return self._following.read_series_many(
+                run_id,
+                keys,
+                entries=entries,
+                window=window,
+                ranks=ranks,
+                all_attempts=all_attempts,
+            )
+
+    def read_heads(self, run_id: str) -> RunHeads:
+        """See `SupportsChanges`."""
+        with self._reading():
+            return self._following.read_heads(run_id)
+
+    def read_changes(
+        self,
+        run_id: str,
+        cursor: Cursor,
+        *,
+        kinds: Sequence[str],
+        keys: Sequence[str] | None = None,
+        all_attempts: bool = False,
+        max_rows: int,
+    ) -> RunChanges:
+        """See `SupportsChanges`."""
+        with self._reading():
+            return self._following.read_changes(
+                run_id,
+                cursor,
+                kinds=kinds,
+                keys=keys,
+                all_attempts=all_attempts,
+                max_rows=max_rows,
+            )
+
+    def read_mark(self, run_id: str) -> str:
+        """See `SupportsChanges`."""
+        with self._reading():
+            return self._following.read_mark(run_id)
 
     def search(self, search: RunSearch) -> list[RunSummary]:
         """See `SupportsSearch`; among the runs of the storage root's project store."""
@@ -229,6 +343,37 @@ class ServiceBackend:
         with self._reading():
             reply = self._fetch(self._post("/v1/runs/search", request), SummaryList)
             return [restore_summary(data) for data in reply.runs]
+
+    def search_page(self, search: PageSearch) -> RunPage:
+        """See `SupportsPages`; among the runs of the storage root's project store."""
+        from quark_backends.service.client.page_replies import ask_page
+        from quark_core.search.pages import search_page_by_reading
+
+        with self._reading():
+            found = ask_page(self._fetch, search, self._address.store)
+        # A service of an older version has no pages.
+        return search_page_by_reading(self, search) if found is None else found
+
+    def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
+        """See `SupportsPages`; of the runs of the storage root's project store."""
+        from quark_backends.service.client.page_replies import ask_names
+        from quark_core.search.pages import list_names_by_reading
+
+        with self._reading():
+            found = ask_names(self._fetch, project, text, limit, self._address.store)
+        return list_names_by_reading(self, project, text, limit) if found is None else found
+
+    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
+        """See `SupportsGrid`."""
+        from quark_backends.service.client.page_replies import ask_grid
+
+        with self._reading():
+            found = ask_grid(self._fetch, _run_route(run_id), query)
+        if found is not None:
+            return found
+        from quark_core.runs.grids import read_grid_of_records
+
+        return read_grid_of_records(self, run_id, query)
 
     def summarize(self, run_id: str) -> RunSummary:
         """See `SupportsSearch`."""
@@ -258,14 +403,14 @@ class ServiceBackend:
         path = f"{_run_route(run_id)}/outputs/{quote(kind, safe='')}"
         call = _get(path, {"analyzer": analyzer}, accept=ROWS)
         with self._reading():
-            return read_columns(self._transport, call, kind)
+            return read_columns(self._client, call, kind)
 
     def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
         """See `SupportsArtifacts`; the payload is checked, and in a file of its own."""
         from quark_backends.service.client.payload_transfer import fetch_payload
 
         with self._reading():
-            return fetch_payload(self._transport, run_id, sha256)
+            return fetch_payload(self._client, run_id, sha256)
 
     def payload_directory(self, _run_id: str) -> Path | None:
         """None: payloads are sent."""
@@ -278,25 +423,25 @@ class ServiceBackend:
             SessionStoreError: It does not, or is out of reach.
         """
         url = self._address.url
-        if not self._transport.key.is_set:
-            raise SessionStoreError(
+        if not self._client.is_known:
+            raise StoreUnauthorizedError(
                 f"{settings.USER_KEY} is not set: set it to your key of the service at {url}"
             )
         try:
             with self._reading():
                 found = self._fetch(_get("/v1/workspace"), WorkspaceReply)
         except SessionStoreError:
-            self._transport.close()
+            self._client.close()
             raise
         if found.protocol < PROTOCOL_VERSION:
-            self._transport.close()
+            self._client.close()
             raise SessionStoreError(
                 f"the service at {url} speaks version {found.protocol} of the protocol and this "
                 f"Quark speaks {PROTOCOL_VERSION}: bring the service up to date"
             )
         if not {"ingest", "admin"} & set(found.scopes):
-            self._transport.close()
-            raise SessionStoreError(
+            self._client.close()
+            raise StoreUnauthorizedError(
                 f"the key {found.key_id} may not write (it has: {', '.join(found.scopes)}): set "
                 f"{settings.USER_KEY} to a key with the scope ingest"
             )
@@ -322,7 +467,7 @@ class ServiceBackend:
         Raises:
             ServiceError: It cannot be had.
         """
-        body, reply = self._transport.ask(call)
+        body, reply = self._client.ask(call)
         try:
             if reply.media == JSON:
                 return msgspec.json.decode(body, type=kind)
@@ -335,8 +480,8 @@ class ServiceBackend:
         try:
             yield
         except ServiceError as error:
-            if not self._transport.key.is_set and isinstance(error, Refused) and error.wants_key:
-                raise SessionStoreError(
+            if not self._client.is_known and isinstance(error, Refused) and error.wants_key:
+                raise StoreUnauthorizedError(
                     f"{settings.USER_KEY} is not set: set it to your key of the service at "
                     f"{self._address.url}"
                 ) from None
@@ -351,7 +496,7 @@ class ServiceBackend:
         """Make failures those of a lane's backend; with `own_errors`, those of who calls."""
         if self._read_only:
             raise BackendUnavailable("the store was opened for reading only", backend=BACKEND)
-        if not self._transport.key.is_set and not self._transport.key.reload():
+        if not self._client.is_known and not self._client.key.reload():
             raise BackendUnauthorized(
                 f"{settings.USER_KEY} is not set: set it to your key of the service at "
                 f"{self._address.url}",
@@ -376,7 +521,7 @@ def _claim_folder(storage_dir: Path) -> None:
 
     Without the mark, a store that is made there later would take it for somebody else's.
     """
-    from quark_backends.store.database import ensure_marker
+    from quark_backends.store.databases.sqlite import ensure_marker
 
     try:
         ensure_marker(storage_dir)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from urllib.parse import quote
 
 import msgspec
 
+from quark_backends.service.client.calls import Call, ServiceClient
 from quark_backends.service.client.service_errors import BACKEND, Refused, Unreachable
-from quark_backends.service.client.transport import Call, Transport
-from quark_backends.service.protocol import ACKNOWLEDGED_LIMIT_BATCHES, IngestRequest, WireBatch
-from quark_core.backend import Batch
+from quark_backends.service.protocol import (
+    ACKNOWLEDGED_LIMIT_BATCHES,
+    JSON,
+    Acknowledged,
+    IngestRequest,
+    WireBatch,
+)
+from quark_core.backends.contract import Batch
 from quark_core.errors import BackendRejected
 
 if sys.version_info >= (3, 14):
@@ -20,6 +27,8 @@ else:
     from backports import zstd
 
 __all__ = ["BatchSender", "from_wire"]
+
+_log = logging.getLogger("quark")
 
 _REQUEST_BYTES = 8 * 2**20
 _LEAST_BYTES = 64 * 1024
@@ -37,11 +46,12 @@ class BatchSender:
     again.
 
     Args:
-        transport: Where to.
+        client: Where to.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, client: ServiceClient) -> None:
+        self._client = client
+        self._removed: set[str] = set()
         self._limit_bytes = _REQUEST_BYTES
         self._now_bytes = _REQUEST_BYTES
 
@@ -99,7 +109,7 @@ class BatchSender:
             smaller = zstd.compress(body, _LEVEL)
             if len(smaller) < 0.9 * len(body):
                 body, encoding = smaller, "zstd"
-        self._transport.ask(
+        answer, reply = self._client.ask(
             Call(
                 method="POST",
                 path=f"/v1/runs/{quote(batches[0].run_id, safe='')}/batches",
@@ -109,6 +119,23 @@ class BatchSender:
                 attempts=2,
             )
         )
+        if b"removed" in answer:
+            self._warn_of_removal(batches[0].run_id, answer, reply.media)
+
+    def _warn_of_removal(self, run_id: str, body: bytes, media: str) -> None:
+        """Warn once that a run's records are kept nowhere any more."""
+        decode = msgspec.json.decode if media == JSON else msgspec.msgpack.decode
+        try:
+            is_removed = decode(body, type=Acknowledged).removed
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return
+        if is_removed and run_id not in self._removed:
+            self._removed.add(run_id)
+            _log.warning(
+                "run %s was removed from the service for good: what is still logged to it is kept "
+                "nowhere",
+                run_id,
+            )
 
 
 def from_wire(run_id: str, batch: WireBatch) -> Batch:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import BinaryIO, cast
 from urllib.parse import quote
 
+from quark_backends.service.client.calls import Call, Reply, ServiceClient
 from quark_backends.service.client.service_errors import BACKEND, Refused, ServiceError, Unreachable
-from quark_backends.service.client.transport import Call, Reply, Transport
-from quark_core.artifacts.contract import Payload
+from quark_core.backends.contract import Payload
 from quark_core.errors import ArtifactDamagedError, BackendRejected, BackendUnavailable
 
 __all__ = ["fetch_payload", "send_payload"]
@@ -20,7 +20,7 @@ _PIECE_BYTES = 256 * 1024
 _SPOOL_BYTES = 8 * 2**20
 
 
-def send_payload(transport: Transport, payload: Payload) -> None:
+def send_payload(client: ServiceClient, payload: Payload) -> None:
     """Send a payload, unless the service has it.
 
     Raises:
@@ -30,7 +30,7 @@ def send_payload(transport: Transport, payload: Payload) -> None:
     """
     path = _path(payload.run_id, payload.sha256)
     try:
-        transport.ask(Call(method="HEAD", path=path))
+        client.ask(Call(method="HEAD", path=path))
     except Refused as error:
         # A key that may only send may not ask what is there.
         if error.status not in (403, 404):
@@ -56,7 +56,7 @@ def send_payload(transport: Transport, payload: Payload) -> None:
 
     call = Call(method="PUT", path=path, body=read, size_bytes=payload.size_bytes, media=_BYTES)
     try:
-        transport.ask(call)
+        client.ask(call)
     except _SourceChanged:
         raise BackendRejected(
             f"{payload.path} no longer is what was stored: its SHA-256 has changed",
@@ -77,7 +77,7 @@ class _SourceUnreadable(ServiceError):
     """The payload's file cannot be read."""
 
 
-def fetch_payload(transport: Transport, run_id: str, sha256: str) -> BinaryIO:
+def fetch_payload(client: ServiceClient, run_id: str, sha256: str) -> BinaryIO:
     """A payload, checked, in a file that goes when it is closed.
 
     What has come is kept where the connection breaks, and the rest asked for.
@@ -109,7 +109,7 @@ def fetch_payload(transport: Transport, run_id: str, sha256: str) -> BinaryIO:
             headers = (("Range", f"bytes={size}-"),) if size else ()
             before = size
             try:
-                transport.use(
+                client.use(
                     Call(
                         method="GET",
                         path=_path(run_id, sha256),

@@ -1,24 +1,36 @@
-"""Reads the rows of a reply: frame by frame, each bounded, the whole of it or nothing."""
+"""Reads what replies hold in columns: rows frame by frame, the whole or nothing, and curves."""
 
 from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
+
+from quark_backends.service.client.calls import Call, Reply, ServiceClient
 from quark_backends.service.client.service_errors import Refused, Unreachable
-from quark_backends.service.client.transport import Call, Reply, Transport
-from quark_backends.service.protocol import ROWS
+from quark_backends.service.protocol import (
+    CURVE_COLUMNS,
+    ROWS,
+    SERIES_COLUMNS,
+    CurveReply,
+    SeriesReply,
+)
 from quark_backends.service.rows import MAX_FRAME_BYTES, Failure, Rows, decode_frame
-from quark_core.columns import Columns
+from quark_core.backends.curves import Curve
+from quark_core.backends.series import Series
+from quark_core.errors import SchemaValidationError
+from quark_core.records.columns import Columns
 
-__all__ = ["iterate_parts", "read_columns"]
+__all__ = ["iterate_parts", "read_columns", "to_curve", "to_rows", "to_series"]
 
 _LENGTH = struct.Struct("<I")
 _SPOOL_BYTES = 32 * 2**20
 
 
-def read_columns(transport: Transport, call: Call, kind: str) -> Columns:
+def read_columns(client: ServiceClient, call: Call, kind: str) -> Columns:
     """All rows of a reply.
 
     Raises:
@@ -29,10 +41,10 @@ def read_columns(transport: Transport, call: Call, kind: str) -> Columns:
     def read(reply: Reply) -> list[Columns]:
         return [columns for _, columns in _receive(reply)]
 
-    return Columns.concatenate(kind, transport.use(call, read))
+    return Columns.concatenate(kind, client.use(call, read))
 
 
-def iterate_parts(transport: Transport, call: Call, rows: int) -> Iterator[Columns]:
+def iterate_parts(client: ServiceClient, call: Call, rows: int) -> Iterator[Columns]:
     """The rows of a reply in parts of at most so many rows, in order.
 
     The reply is taken as fast as it comes, into memory and, where it is
@@ -51,7 +63,7 @@ def iterate_parts(transport: Transport, call: Call, rows: int) -> Iterator[Colum
                 spool.write(_LENGTH.pack(len(frame)))
                 spool.write(frame)
 
-        transport.use(call, fetch)
+        client.use(call, fetch)
         spool.seek(0)
         while head := spool.read(_LENGTH.size):
             found = decode_frame(spool.read(_LENGTH.unpack(head)[0]))
@@ -106,3 +118,64 @@ def _split(reply: Reply) -> Iterator[bytes]:
             yield bytes(memoryview(buffer)[:wanted])
             del buffer[:wanted]
             wanted = None
+
+
+_FLOATS = frozenset({"low", "high", "mean", "last"})
+
+
+def to_series(reply: SeriesReply) -> Series:
+    """The curve that a reply in msgpack is.
+
+    Raises:
+        SchemaValidationError: A column is missing, or they are of different lengths.
+    """
+    columns = _to_arrays(reply.columns, SERIES_COLUMNS)
+    return Series(key=reply.key, exact=reply.exact, ranks=reply.ranks or (), **columns)
+
+
+def to_curve(reply: CurveReply) -> Curve:
+    """One of the curves that a reply in msgpack has.
+
+    Raises:
+        SchemaValidationError: As `to_series`.
+    """
+    return Curve(
+        key=reply.key,
+        attempt=reply.attempt,
+        rank=reply.rank,
+        ranks=reply.ranks,
+        exact=reply.exact,
+        **_to_arrays(reply.columns, CURVE_COLUMNS),
+    )
+
+
+def to_rows(kind: str, frames: object) -> Columns:
+    """The rows that frames hold which stand one after the other.
+
+    Raises:
+        SchemaValidationError: They are damaged, or of a newer version.
+    """
+    if not isinstance(frames, bytes):
+        raise SchemaValidationError(f"the {kind} records of a reply are no frames")
+    parts: list[Columns] = []
+    place = 0
+    while place < len(frames):
+        (size,) = _LENGTH.unpack_from(frames.ljust(place + _LENGTH.size, b"\0"), place)
+        place += _LENGTH.size + size
+        frame = decode_frame(frames[place - size : place])
+        if not isinstance(frame, Rows) or place > len(frames):
+            raise SchemaValidationError(f"the {kind} records of a reply are cut off")
+        parts.append(frame.to_columns())
+    return Columns.concatenate(kind, parts)
+
+
+def _to_arrays(found: Mapping[str, object], names: Sequence[str]) -> dict[str, Any]:
+    columns = {}
+    for name in names:
+        data = found.get(name)
+        if not isinstance(data, bytes) or len(data) % 8:
+            raise SchemaValidationError(f"series: the column {name!r} is missing or damaged")
+        columns[name] = np.frombuffer(data, dtype="<f8" if name in _FLOATS else "<i8")
+    if len({len(column) for column in columns.values()}) != 1:
+        raise SchemaValidationError("series: the columns are of different lengths")
+    return columns

@@ -11,18 +11,21 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from quark_backends.service.protocol import MSGPACK, ErrorBody, ErrorCode, ErrorReply
-from quark_core import settings
+from quark_core.config import settings
+from quark_core.config.redaction import redact_text
 from quark_core.errors import (
     ArtifactNotFoundError,
     BackendRejected,
     BackendUnauthorized,
     BackendUnavailable,
+    InvalidRunStateError,
     QuarkError,
     RunNotFoundError,
     SchemaValidationError,
     SessionStoreError,
+    StoreUnauthorizedError,
+    StoreUnavailableError,
 )
-from quark_core.redaction import redact_text
 
 __all__ = [
     "BACKEND",
@@ -47,6 +50,7 @@ _NEVER = frozenset(
         ErrorCode.MALFORMED,
         ErrorCode.INVALID_ARGUMENT,
         ErrorCode.CONFLICT,
+        ErrorCode.INVALID_STATE,
         ErrorCode.TOO_LARGE,
         ErrorCode.UNSUPPORTED,
         ErrorCode.REJECTED,
@@ -184,9 +188,15 @@ def to_read_error(error: ServiceError, url: str) -> QuarkError:
             return RunNotFoundError(error.reason)
         if error.code == ErrorCode.PAYLOAD_NOT_FOUND:
             return ArtifactNotFoundError(error.reason)
+        if error.code == ErrorCode.INVALID_STATE:
+            return InvalidRunStateError(error.reason)
         if error.code == ErrorCode.INVALID_ARGUMENT:
             return SchemaValidationError(error.reason)
-    return SessionStoreError(describe(error, url))
+        if error.wants_key:
+            return StoreUnauthorizedError(describe(error, url))
+        if error.is_final:
+            return SessionStoreError(describe(error, url))
+    return StoreUnavailableError(describe(error, url))
 
 
 def describe(error: ServiceError, url: str) -> str:

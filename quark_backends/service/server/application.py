@@ -13,29 +13,28 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from quark_backends.service.server.call import Call, ServiceRoute
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.deployment import Deployment
-from quark_backends.service.server.figures import Figures
-from quark_backends.service.server.keys import KeyGuard
-from quark_backends.service.server.middleware import UNROUTED, Surroundings
-from quark_backends.service.server.payload_vault import FolderVault
+from quark_backends.service.server.http.call import Call, ServiceRoute
+from quark_backends.service.server.http.middleware import UNROUTED, RequestMiddleware
+from quark_backends.service.server.http.work import WorkThreads
 from quark_backends.service.server.routes import ROUTES
-from quark_backends.service.server.service import Service
-from quark_backends.service.server.work import WorkThreads
+from quark_backends.service.server.service import ServerMetrics, Service
+from quark_backends.service.server.workspaces.deployment import Deployment
+from quark_backends.service.server.workspaces.keys import KeyGuard
+from quark_backends.service.server.workspaces.payload_vault import FolderVault
 
 __all__ = ["assemble", "make_application"]
 
 
 def make_application(
-    config: ServiceConfig, *, worker: int = 0, figures_path: str | None = None
+    config: ServiceConfig, *, worker: int = 0, metrics_path: str | None = None
 ) -> Starlette:
     """The application of one process of a server.
 
     Args:
         config: How the server is set up.
         worker: Which of its processes this is, from 0.
-        figures_path: The file in which the processes keep their figures; None for one process.
+        metrics_path: The file in which the processes keep their metrics; None for one process.
 
     Raises:
         SchemaValidationError: The configuration names something that cannot be.
@@ -56,11 +55,11 @@ def make_application(
         vault=FolderVault(deployment.payload_root, threads),
         open_store=deployment.open_store,
         groups=deployment.groups,
-        figures=Figures(
+        metrics=ServerMetrics(
             [*(f"{route.method} {route.path}" for route in ROUTES), UNROUTED],
             worker=worker,
             workers=config.workers,
-            path=figures_path,
+            path=metrics_path,
         ),
         threads=threads,
         control=deployment.control,
@@ -87,7 +86,7 @@ def assemble(service: Service) -> Starlette:
         routes=[
             Route(route.path, _Endpoint(route, service), methods=[route.method]) for route in ROUTES
         ],
-        middleware=[Middleware(Surroundings, service=service)],
+        middleware=[Middleware(RequestMiddleware, service=service)],
         exception_handlers={HTTPException: _pass_on},
         lifespan=lifespan,
     )
@@ -114,6 +113,12 @@ class _Endpoint:
                 request.headers.get("authorization"), self._route.scope
             )
             state["key_id"] = call.principal.key_id
+            with self._service.places.take(call.principal.workspace, self._service.working):
+                await self._serve(call, scope, receive, send)
+        else:
+            await self._serve(call, scope, receive, send)
+
+    async def _serve(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         reply = await self._route.handler(call)
         await reply(scope, receive, send)
 

@@ -17,8 +17,8 @@ from quark_backends.service.protocol import (
     ErrorReply,
     IngestRequest,
 )
-from quark_backends.service.server.call import Parameter, ServiceRoute
-from quark_backends.service.server.json_batches import JsonIngest
+from quark_backends.service.server.http.call import Parameter, ServiceRoute
+from quark_backends.service.server.ingest.json_batches import JsonIngest
 from quark_core.records import RECORD_TYPES
 from quark_core.version import __version__
 

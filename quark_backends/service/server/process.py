@@ -20,8 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from quark_backends.service.protocol import JSON, PROTOCOL_VERSION, ErrorCode
 from quark_backends.service.server.application import make_application
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.failure import ServiceFailure
-from quark_backends.service.server.replies import make_failure_reply
+from quark_backends.service.server.http.replies import ServiceFailure, make_failure_reply
 from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:
@@ -200,12 +199,12 @@ def make_server(
     config: ServiceConfig,
     *,
     worker: int = 0,
-    figures_path: str | None = None,
+    metrics_path: str | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> ServiceServer:
     """One process's server, which `run(sockets=[…])` runs; see `make_application`."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    application = make_application(config, worker=worker, figures_path=figures_path)
+    application = make_application(config, worker=worker, metrics_path=metrics_path)
     settings = uvicorn.Config(
         application,
         http=_BoundedProtocol,
@@ -226,10 +225,10 @@ def _serve(
     config: ServiceConfig,
     bound: socket.socket,
     worker: int,
-    figures_path: str | None,
+    metrics_path: str | None,
     on_ready: Callable[[], None] | None = None,
 ) -> None:
-    server = make_server(config, worker=worker, figures_path=figures_path, on_ready=on_ready)
+    server = make_server(config, worker=worker, metrics_path=metrics_path, on_ready=on_ready)
     try:
         server.run(sockets=[bound])
     except KeyboardInterrupt:
@@ -248,11 +247,11 @@ class _Supervisor:
 
     def run(self) -> None:
         """Run until a signal."""
-        with tempfile.NamedTemporaryFile(prefix="quark-figures-") as figures:
+        with tempfile.NamedTemporaryFile(prefix="quark-metrics-") as metrics:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._end)
             for worker in range(self._config.workers):
-                self._start(worker, figures.name)
+                self._start(worker, metrics.name)
             while not self._ending:
                 for worker, process in list(self._processes.items()):
                     if not process.is_alive() and not self._ending:
@@ -262,13 +261,13 @@ class _Supervisor:
                             process.exitcode,
                         )
                         time.sleep(_RESTART_PAUSE_S)
-                        self._start(worker, figures.name)
+                        self._start(worker, metrics.name)
                 time.sleep(_POLL_S)
             self._join()
 
-    def _start(self, worker: int, figures_path: str) -> None:
+    def _start(self, worker: int, metrics_path: str) -> None:
         process = self._context.Process(
-            target=_run_worker, args=(self._config, self._bound, worker, figures_path, os.getpid())
+            target=_run_worker, args=(self._config, self._bound, worker, metrics_path, os.getpid())
         )
         process.start()
         self._processes[worker] = process
@@ -291,7 +290,7 @@ class _Supervisor:
 
 
 def _run_worker(
-    config: ServiceConfig, bound: socket.socket, worker: int, figures_path: str, parent: int
+    config: ServiceConfig, bound: socket.socket, worker: int, metrics_path: str, parent: int
 ) -> None:
     """One process of several; it ends with its parent."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -304,4 +303,4 @@ def _run_worker(
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True, name="quark-parent").start()
-    _serve(config, bound, worker, figures_path)
+    _serve(config, bound, worker, metrics_path)

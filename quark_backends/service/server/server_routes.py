@@ -9,23 +9,23 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.types import ASGIApp
 
 from quark_backends.service.protocol import PROTOCOL_VERSION, ErrorCode, WorkspaceReply
-from quark_backends.service.server.call import Call
-from quark_backends.service.server.failure import ServiceFailure
+from quark_backends.service.server.http.call import Call
+from quark_backends.service.server.http.replies import ServiceFailure
 from quark_core.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quark_backends.service.server.call import ServiceRoute
+    from quark_backends.service.server.http.call import ServiceRoute
 
 __all__ = [
     "HealthReply",
     "describe_openapi",
     "describe_workspace",
+    "report_health",
+    "report_readiness",
     "show_docs",
-    "tell_figures",
-    "tell_health",
-    "tell_readiness",
+    "show_metrics",
 ]
 
 
@@ -56,12 +56,12 @@ async def describe_workspace(call: Call) -> ASGIApp:
     )
 
 
-async def tell_health(call: Call) -> ASGIApp:
+async def report_health(call: Call) -> ASGIApp:
     """The process serves."""
     return call.reply(HealthReply("ok"))
 
 
-async def tell_readiness(call: Call) -> ASGIApp:
+async def report_readiness(call: Call) -> ASGIApp:
     """The process takes work: it is not about to end, and its database answers."""
     if call.service.is_draining:
         raise ServiceFailure(ErrorCode.UNAVAILABLE, "the server is about to end", retry_after_s=5.0)
@@ -69,10 +69,10 @@ async def tell_readiness(call: Call) -> ASGIApp:
     return call.reply(HealthReply("ready"))
 
 
-async def tell_figures(call: Call) -> ASGIApp:
-    """Figures for Prometheus."""
+async def show_metrics(call: Call) -> ASGIApp:
+    """Metrics of the server for Prometheus."""
     return PlainTextResponse(
-        call.service.figures.to_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        call.service.metrics.to_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
     )
 
 

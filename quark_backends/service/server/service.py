@@ -1,22 +1,145 @@
-"""What the routes of one process share."""
+"""What the routes of one process share, and what /metrics shows over all processes of a server.
+
+The counters of each process lie in a row of their own in a file that all of
+them map, and are added up when they are asked for: whichever process a scrape
+reaches, it shows all. That takes no more than this module; the usual client
+library keeps a file for each process and metric for the same end.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from quark_backends.service.server.config import Principal, Scope, ServiceConfig
-from quark_backends.service.server.control import ControlDatabase
-from quark_backends.service.server.figures import Figures
-from quark_backends.service.server.payload_vault import PayloadVault
-from quark_backends.service.server.run_keys import RunKeys
-from quark_backends.service.server.stores import WorkspaceStore, WorkspaceStores
-from quark_backends.service.server.work import ByteBudget, WorkThreads
+from quark_backends.service.server.http.request_bodies import BodyRoom
+from quark_backends.service.server.http.work import FairBudget, FairPlaces, WorkThreads
+from quark_backends.service.server.ingest.batch_checks import RunKeys
+from quark_backends.service.server.workspaces.control_database import ControlDatabase
+from quark_backends.service.server.workspaces.payload_vault import PayloadVault
+from quark_backends.service.server.workspaces.stores import WorkspaceStore, WorkspaceStores
 
-__all__ = ["Guard", "Service"]
+__all__ = ["DURATION_BOUNDS_S", "Guard", "ServerMetrics", "Service"]
+
+DURATION_BOUNDS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
+"""Upper bounds of the buckets of durations."""
+
+_STATUSES = ("2xx", "3xx", "4xx", "5xx")
+_SIMPLE = {
+    "quark_ingested_batches_total": "Batches that were acknowledged.",
+    "quark_ingested_rows_total": "Records in them.",
+    "quark_received_bytes_total": "Bytes of requests' bodies.",
+    "quark_sent_bytes_total": "Bytes of replies' bodies.",
+    "quark_refused_keys_total": "Requests whose key was refused.",
+    "quark_rate_limited_total": "Requests that came too often.",
+    "quark_failures_total": "Requests that the server failed to serve, by a bug.",
+}
+_GAUGES = {"quark_requests_in_flight": "Requests that are being worked on."}
+_VALUE = struct.Struct("<d")
+
+
+class ServerMetrics:
+    """Counters of one process among those of its server.
+
+    Args:
+        routes: Names of the routes that requests are counted by.
+        worker: Which of the processes this is, from 0.
+        workers: How many there are.
+        path: The file that they share; made where it is None.
+    """
+
+    def __init__(
+        self, routes: list[str], *, worker: int = 0, workers: int = 1, path: str | None = None
+    ) -> None:
+        self._routes = routes
+        self._slots = {name: index for index, name in enumerate(self._list_slots())}
+        self._width = len(self._slots) * _VALUE.size
+        self._workers = workers
+        self._start = worker * self._width
+        size = max(1, self._width * workers)
+        if path is None:
+            descriptor, made = tempfile.mkstemp(prefix="quark-figures-")
+            os.unlink(made)
+        else:
+            descriptor = os.open(path, os.O_RDWR)
+        try:
+            if os.fstat(descriptor).st_size < size:
+                os.ftruncate(descriptor, size)
+            self._memory = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        # What an earlier process in this place was working on is no longer worked on.
+        for name in _GAUGES:
+            self._put(name, 0.0)
+
+    def add(self, name: str, amount: float = 1.0) -> None:
+        """Add to a counter of this process."""
+        self._put(name, self._get(self._start, name) + amount)
+
+    def note_request(self, route: str, status: int, duration_s: float) -> None:
+        """Count a request that was answered."""
+        self.add(f"status/{route}/{_STATUSES[min(max(status // 100 - 2, 0), 3)]}")
+        self.add(f"sum/{route}", duration_s)
+        for bound in DURATION_BOUNDS_S:
+            if duration_s <= bound:
+                self.add(f"bucket/{route}/{bound:g}")
+
+    def read(self, name: str) -> float:
+        """A counter, over all processes."""
+        return sum(self._get(worker * self._width, name) for worker in range(self._workers))
+
+    def to_text(self) -> str:
+        """All of them as Prometheus reads them."""
+        return "\n".join(self._list_lines()) + "\n"
+
+    def _list_lines(self) -> Iterator[str]:
+        for kind, group in (("counter", _SIMPLE), ("gauge", _GAUGES)):
+            for name, summary in group.items():
+                yield f"# HELP {name} {summary}"
+                yield f"# TYPE {name} {kind}"
+                yield f"{name} {self.read(name):.0f}"
+        yield "# HELP quark_requests_total Requests that were answered."
+        yield "# TYPE quark_requests_total counter"
+        for route in self._routes:
+            for status in _STATUSES:
+                if count := self.read(f"status/{route}/{status}"):
+                    yield f'quark_requests_total{{route="{route}",status="{status}"}} {count:.0f}'
+        yield "# HELP quark_request_seconds How long requests took."
+        yield "# TYPE quark_request_seconds histogram"
+        for route in self._routes:
+            count = sum(self.read(f"status/{route}/{status}") for status in _STATUSES)
+            if not count:
+                continue
+            label = f'route="{route}"'
+            for bound in DURATION_BOUNDS_S:
+                below = self.read(f"bucket/{route}/{bound:g}")
+                yield f'quark_request_seconds_bucket{{{label},le="{bound:g}"}} {below:.0f}'
+            yield f'quark_request_seconds_bucket{{{label},le="+Inf"}} {count:.0f}'
+            yield f"quark_request_seconds_sum{{{label}}} {self.read(f'sum/{route}'):.6f}"
+            yield f"quark_request_seconds_count{{{label}}} {count:.0f}"
+
+    def _list_slots(self) -> Iterator[str]:
+        yield from _SIMPLE
+        yield from _GAUGES
+        for route in self._routes:
+            yield f"sum/{route}"
+            yield from (f"status/{route}/{status}" for status in _STATUSES)
+            yield from (f"bucket/{route}/{bound:g}" for bound in DURATION_BOUNDS_S)
+
+    def _get(self, start: int, name: str) -> float:
+        (value,) = _VALUE.unpack_from(self._memory, start + self._slots[name] * _VALUE.size)
+        return float(value)
+
+    def _put(self, name: str, value: float) -> None:
+        _VALUE.pack_into(self._memory, self._start + self._slots[name] * _VALUE.size, value)
+
 
 _STREAMS = 16
+_UPKEEP = 2
 
 
 class Guard(Protocol):
@@ -45,7 +168,7 @@ class Guard(Protocol):
 
 
 class Service:
-    """The stores, payloads, keys, threads and figures of one process.
+    """The stores, payloads, keys, threads and metrics of one process.
 
     Attributes:
         config: How the server is set up.
@@ -54,11 +177,13 @@ class Service:
         stores: The stores of the workspaces.
         run_keys: Counts the different metrics of runs.
         threads: Where whatever blocks is done.
-        budget: The memory of requests' bodies.
-        figures: What /metrics tells.
+        bodies: The room that requests' bodies have.
+        places: Leaves room for requests of other workspaces.
+        metrics: What /metrics tells.
         control: The control database.
         streams: Bounds how many replies of rows are made at once: each holds a
             connection to its store for as long as its reader takes.
+        upkeep: Bounds how many workspaces are measured or cleared up at once.
         is_draining: The server is about to end; it is not ready any more.
         working: Requests that are being worked on.
     """
@@ -71,7 +196,7 @@ class Service:
         vault: PayloadVault,
         open_store: Callable[[str], WorkspaceStore],
         groups: bool,
-        figures: Figures,
+        metrics: ServerMetrics,
         threads: WorkThreads,
         control: ControlDatabase,
         on_close: Callable[[], None],
@@ -80,15 +205,22 @@ class Service:
         self.guard = guard
         self.vault = vault
         self.threads = threads
-        self.figures = figures
+        self.metrics = metrics
         self.stores = WorkspaceStores(open_store, threads, limit=config.open_stores, groups=groups)
         self.run_keys = RunKeys(config.limits.keys_per_run)
-        self.budget = ByteBudget(config.limits.memory_bytes)
+        self.bodies = BodyRoom(config.limits)
+        self.places = FairPlaces(config.limits.concurrent_requests)
         self.is_draining = False
         self.working = 0
         self.control = control
         self._on_close = on_close
-        self.streams = asyncio.Semaphore(_STREAMS)
+        self.streams = FairBudget(
+            _STREAMS, _STREAMS // 2, "the server sends as many replies of rows as it may"
+        )
+
+        self.upkeep = FairBudget(
+            _UPKEEP, 1, "the server measures or clears up as much as it may; come again"
+        )
 
     async def probe(self) -> None:
         """Ask the control database whether it answers.

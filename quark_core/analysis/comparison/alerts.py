@@ -61,12 +61,12 @@ def compare_health_scores(
     primary: Sequence[Sequence[HealthScoreRecord]],
     reference: Sequence[Sequence[HealthScoreRecord]],
 ) -> tuple[HealthScoreDiff, ...]:
-    """The scores that either side has, overall first."""
+    """The scores that either side has, overall first; None where a side's is not known."""
     sides = [
-        [{record.score_key: record.score for record in run} for run in side]
+        [{record.score_key: record.score for record in run if record.is_known} for run in side]
         for side in (primary, reference)
     ]
-    keys = {key for side in sides for run in side for key in run}
+    keys = {record.score_key for side in (primary, reference) for run in side for record in run}
     order = [key for key in _SCORES if key in keys] + sorted(keys - set(_SCORES))
     out = []
     for key in order:

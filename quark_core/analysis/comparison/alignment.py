@@ -1,4 +1,4 @@
-"""Curves of several runs laid over each other, and the figures of each within what all cover."""
+"""Curves of several runs laid over each other, and a summary of each within what all cover."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_core.analysis.comparison.bands import estimate_median_error
 from quark_core.analysis.comparison.config import MetricDirection
+from quark_core.analysis.comparison.statistics import estimate_median_error
 from quark_core.analysis.curves import Curve
 
-__all__ = ["CommonRange", "Figures", "find_range", "measure"]
+__all__ = ["CommonRange", "CurveSummary", "find_range", "summarize_curve"]
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ class CommonRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class CurveSummary:
     """One curve within a range; None for what it has no finite points for.
 
     Attributes:
@@ -86,8 +86,8 @@ def find_range(
     return CommonRange(units.pop(), start, end, tail_start)
 
 
-def measure(curve: Curve, common: CommonRange, direction: MetricDirection) -> Figures:
-    """The figures of one curve; several points of one step count as their mean."""
+def summarize_curve(curve: Curve, common: CommonRange, direction: MetricDirection) -> CurveSummary:
+    """The summary of one curve; several points of one step count as their mean."""
     inside = curve.between(common.start, common.end)
     tail = inside.between(common.tail_start, None)
     good = inside.merged
@@ -95,12 +95,12 @@ def measure(curve: Curve, common: CommonRange, direction: MetricDirection) -> Fi
     finite = int(np.isfinite(inside.value).sum())
     diverged = bool(len(tail)) and int(np.isfinite(tail.value).sum()) * 2 < len(tail)
     if not len(values):
-        return Figures(None, None, None, None, None, 0, len(inside) - finite, diverged)
+        return CurveSummary(None, None, None, None, None, 0, len(inside) - finite, diverged)
     end = good.between(common.tail_start, None).value
     best = None
     if direction != "none":
         best = _known(values.max() if direction == "higher" else values.min())
-    return Figures(
+    return CurveSummary(
         last=_known(values[-1]),
         best=best,
         tail_median=_known(_take_median(end)) if len(end) else None,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quark_core.analysis.comparison.results import ChangeDiff
-from quark_core.backend import StoredRun
+from quark_core.backends.contract import StoredRun
 
 __all__ = ["compare_settings", "find_seed", "is_seed"]
 

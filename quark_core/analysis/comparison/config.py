@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from quark_core.errors import SchemaValidationError
 
@@ -55,8 +55,8 @@ class ComparisonEngineConfig:
         metric_targets: Values to be reached. The first one's metric is the headline.
         headline_metric: The metric that the runs are about, which gets
             `headline_share` of the error that is allowed over all metrics.
-            None takes the first target's, else the validation loss, else the
-            training loss.
+            None takes the first target's, else the objective that a run was
+            started with, else the validation loss, else the training loss.
         headline_share: Above 0, below 1.
         directions: Metric -> higher, lower or none, over what its name says.
         error_rate: How often all verdicts of one comparison together may say
@@ -104,13 +104,18 @@ class ComparisonEngineConfig:
         ):
             raise SchemaValidationError("metric_targets must be a tuple of MetricTargetSpec")
         object.__setattr__(self, "metric_targets", tuple(targets))
+        self._check_numbers()
+        if self.pairing not in ("auto", "never"):
+            raise SchemaValidationError(f"pairing must be 'auto' or 'never', got {self.pairing!r}")
+        self._check_tables()
+
+    def _check_numbers(self) -> None:
         for name in ("headline_share", "error_rate", "tail_fraction", "alert_window"):
             value = _check_number(getattr(self, name), name)
             if not 0 < value < 1:
                 raise SchemaValidationError(f"{name} must lie between 0 and 1, got {value}")
         for name in ("relative_tolerance", "rate_tolerance"):
-            if _check_number(getattr(self, name), name) < 0:
-                raise SchemaValidationError(f"{name} must not be negative")
+            _check_not_negative(getattr(self, name), name)
         for name in ("single_seed_factor", "layer_factor"):
             if _check_number(getattr(self, name), name) <= 1:
                 raise SchemaValidationError(f"{name} must be above 1")
@@ -118,22 +123,28 @@ class ComparisonEngineConfig:
             number = getattr(self, name)
             if type(number) is not int or number < 1:
                 raise SchemaValidationError(f"{name} must be a positive integer")
-        if self.pairing not in ("auto", "never"):
-            raise SchemaValidationError(f"pairing must be 'auto' or 'never', got {self.pairing!r}")
+
+    def _check_tables(self) -> None:
+        """What is given by metric."""
         for name in ("directions", "tolerances", "seed_deviations"):
-            if not isinstance(getattr(self, name), Mapping):
+            table = getattr(self, name)
+            if not isinstance(table, Mapping):
                 raise SchemaValidationError(
-                    f"{name} must be a dict by metric, not {type(getattr(self, name)).__name__}"
+                    f"{name} must be a dict by metric, not {type(table).__name__}"
                 )
         for key, direction in self.directions.items():
-            if direction not in ("higher", "lower", "none"):
+            if direction not in get_args(MetricDirection):
                 raise SchemaValidationError(
                     f"directions[{key!r}] must be 'higher', 'lower' or 'none', got {direction!r}"
                 )
         for name in ("tolerances", "seed_deviations"):
             for key, value in getattr(self, name).items():
-                if _check_number(value, f"{name}[{key!r}]") < 0:
-                    raise SchemaValidationError(f"{name}[{key!r}] must not be negative")
+                _check_not_negative(value, f"{name}[{key!r}]")
+
+
+def _check_not_negative(value: object, argument: str) -> None:
+    if _check_number(value, argument) < 0:
+        raise SchemaValidationError(f"{argument} must not be negative")
 
 
 def _check_number(value: object, argument: str) -> float:

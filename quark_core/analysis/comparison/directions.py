@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from quark_core.analysis.comparison.config import MetricDirection
-from quark_core.names import decode_name
+from quark_core.records.names import decode_name
 
 __all__ = ["infer_direction", "is_rate_name"]
 

@@ -19,11 +19,11 @@ from quark_core.analysis.comparison.sides import (
     list_targets,
     load_side,
 )
-from quark_core.analysis.comparison.words import list_notes, summarize
+from quark_core.analysis.comparison.summary import list_notes, summarize
 from quark_core.errors import SchemaValidationError
 from quark_core.records import format_time
-from quark_core.schema import CURRENT_SCHEMA_VERSION
-from quark_core.times import now_us
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION
+from quark_core.records.times import now_us
 
 __all__ = ["ComparisonEngine"]
 

@@ -1,28 +1,35 @@
-"""Metric by metric: figures over the common range, tests over the runs, verdicts."""
+"""Metric by metric: summaries over the common range, tests over the runs, verdicts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from quark_core.analysis.comparison.alignment import CommonRange, Figures, find_range, measure
+from quark_core.analysis.comparison.alignment import (
+    CommonRange,
+    CurveSummary,
+    find_range,
+    summarize_curve,
+)
 from quark_core.analysis.comparison.config import (
     ComparisonEngineConfig,
     MetricDirection,
     MetricTargetSpec,
 )
-from quark_core.analysis.comparison.directions import infer_direction
-from quark_core.analysis.comparison.figures import (
-    describe_groups,
-    make_figure,
-    take_known,
-    take_mean,
+from quark_core.analysis.comparison.directions import infer_direction, is_rate_name
+from quark_core.analysis.comparison.results import FigureDiff, MetricDiff
+from quark_core.analysis.comparison.statistics import (
+    adjust_by_holm,
+    bootstrap_iqm,
+    compare_means,
+    estimate_effect,
+    probability_of_improvement,
+    take_iqm,
 )
-from quark_core.analysis.comparison.results import MetricDiff
-from quark_core.analysis.comparison.samples import drop_empty, lay_over, make_sample
-from quark_core.analysis.comparison.statistics import adjust_by_holm
 from quark_core.analysis.comparison.targets import compare_targets
 from quark_core.analysis.comparison.verdicts import Evidence, Sample, Verdict, conclude, weigh
 from quark_core.analysis.curves import Curve
@@ -33,11 +40,21 @@ from quark_core.analysis.metric_roles import (
     find_validation_loss,
 )
 from quark_core.analysis.run_data import RunData
-from quark_core.run_reading import encode_key
+from quark_core.config.objective import Objective, read_objective
+from quark_core.records.names import encode_name
+from quark_core.runs.reading import encode_key
 
-__all__ = ["Pairing", "compare_metrics"]
+__all__ = [
+    "Pairing",
+    "compare_metrics",
+]
 
-_FIGURES = ("last", "best", "tail_median", "area")
+Floats = NDArray[np.float64]
+
+_STATISTICS = ("last", "best", "tail_median", "area")
+
+_SCALE_POINTS = 4096
+_IQM_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,7 @@ class _Metric:
     target: MetricTargetSpec | None
     curves: tuple[list[Curve], list[Curve]]
     common: CommonRange | None
-    figures: tuple[list[Figures], list[Figures]]
+    summaries: tuple[list[CurveSummary], list[CurveSummary]]
     sample: Sample | None
     evidence: Evidence
     tolerance: float
@@ -99,11 +116,12 @@ def _compare(
     sides = (primary, reference)
     keys = sorted({key for run in (*primary, *reference) for key in run.metrics})
     shared = [key for key in keys if all(any(key in run.metrics for run in s) for s in sides)]
-    headline = _find_headline(primary, shared, targets, config)
+    objective = _find_objective((*primary, *reference), shared)
+    headline = _find_headline(primary, shared, targets, objective, config)
     metrics = []
     for key in keys:
         target = targets.get(key)
-        direction = config.directions.get(key) or _direct(key, target)
+        direction = config.directions.get(key) or _direct(key, target, objective)
         metrics.append(_weigh_metric(key, sides, direction, target, pairing, config))
     tested = [metric for metric in metrics if _is_tested(metric)]
     raw = [metric.evidence.p_value or 0.0 for metric in tested]
@@ -119,9 +137,23 @@ def _compare(
     return tuple(sorted(diffs, key=lambda diff: (not diff.headline, diff.metric_key)))
 
 
-def _direct(key: str, target: MetricTargetSpec | None) -> MetricDirection:
+def _find_objective(runs: Sequence[RunData], shared: Sequence[str]) -> Objective | None:
+    """What the first run that names one, of those that both sides have, is to be judged by."""
+    for run in runs:
+        named = read_objective(run.config)
+        for key in () if named is None else (named.metric, encode_name(named.metric)):
+            if named is not None and key in shared:
+                return Objective(key, named.mode)
+    return None
+
+
+def _direct(
+    key: str, target: MetricTargetSpec | None, objective: Objective | None
+) -> MetricDirection:
     if target is not None:
         return "higher" if target.direction == "at_least" else "lower"
+    if objective is not None and objective.metric == key and objective.mode is not None:
+        return "higher" if objective.mode == "max" else "lower"
     return infer_direction(key)
 
 
@@ -129,6 +161,7 @@ def _find_headline(
     primary: Sequence[RunData],
     shared: Sequence[str],
     targets: Mapping[str, MetricTargetSpec],
+    objective: Objective | None,
     config: ComparisonEngineConfig,
 ) -> str | None:
     if config.headline_metric is not None:
@@ -136,6 +169,8 @@ def _find_headline(
     for key in targets:
         if key in shared:
             return key
+    if objective is not None:
+        return objective.metric
     common = {
         key: next(run.metrics[key] for run in primary if key in run.metrics) for key in shared
     }
@@ -171,31 +206,31 @@ def _weigh_metric(
     pairing: Pairing,
     config: ComparisonEngineConfig,
 ) -> _Metric:
-    curves = lay_over(key, sides)
+    curves = _lay_over(key, sides)
     present = [[curve for curve in side if len(curve)] for side in curves]
     both = all(present)
     common = find_range([*present[0], *present[1]], config.tail_fraction, config.tail_points)
-    empty: tuple[list[Figures], list[Figures]] = ([], [])
+    empty: tuple[list[CurveSummary], list[CurveSummary]] = ([], [])
     if common is None:
         early = Verdict("inconclusive" if both else None, _explain_no_range(curves, both))
         evidence = Evidence("none", early=early)
         return _Metric(key, direction, target, curves, None, empty, None, evidence, 0.0)
-    measured = [[measure(curve, common, direction) for curve in side] for side in curves]
+    measured = [[summarize_curve(curve, common, direction) for curve in side] for side in curves]
     order = pairing.order
     if order is not None and len(order) == len(measured[1]) == len(measured[0]):
         measured[1] = [measured[1][index] for index in order]
-    figures = (drop_empty(measured[0]), drop_empty(measured[1]))
-    if not both or not all(figures):
+    summaries = (_drop_empty(measured[0]), _drop_empty(measured[1]))
+    if not both or not all(summaries):
         why = _explain_no_range(curves, both) if not both else (
             "one side has no points within the common range"
         )  # fmt: skip
         evidence = Evidence("none", early=Verdict("inconclusive" if both else None, why))
-        return _Metric(key, direction, target, curves, common, figures, None, evidence, 0.0)
-    is_paired = order is not None and len(figures[0]) == len(figures[1]) == len(order)
-    sample = make_sample(key, direction, curves, figures, common, is_paired, pairing.same_runs)
+        return _Metric(key, direction, target, curves, common, summaries, None, evidence, 0.0)
+    is_paired = order is not None and len(summaries[0]) == len(summaries[1]) == len(order)
+    sample = _make_sample(key, direction, curves, summaries, common, is_paired, pairing.same_runs)
     tolerance = _find_tolerance(sample, config)
     evidence = weigh(sample, config)
-    return _Metric(key, direction, target, curves, common, figures, sample, evidence, tolerance)
+    return _Metric(key, direction, target, curves, common, summaries, sample, evidence, tolerance)
 
 
 def _explain_no_range(curves: tuple[list[Curve], list[Curve]], both: bool) -> str:
@@ -218,27 +253,27 @@ def _find_tolerance(sample: Sample, config: ComparisonEngineConfig) -> float:
         return config.tolerances[sample.key]
     if sample.is_rate:
         return config.rate_tolerance
-    return config.relative_tolerance * abs(take_mean(sample.figures["tail_median"][1]) or 0.0)
+    return config.relative_tolerance * abs(_take_mean(sample.statistics["tail_median"][1]) or 0.0)
 
 
 def _make_diff(
     metric: _Metric, adjusted: float | None, headline: bool, config: ComparisonEngineConfig
 ) -> MetricDiff:
-    sample, evidence, figures = metric.sample, metric.evidence, metric.figures
+    sample, evidence, summaries = metric.sample, metric.evidence, metric.summaries
     level = 1.0 - config.error_rate
     verdict = conclude(evidence, adjusted, metric.tolerance, config)
     interval: tuple[float | None, float | None] = (None, None)
     if evidence.end is not None:
         low, high = evidence.end.interval(level)
-        interval = (take_known(low), take_known(high))
-    shown = {name: make_figure(figures, name, sample) for name in _FIGURES}
+        interval = (_take_known(low), _take_known(high))
+    shown = {name: _compare_statistic(summaries, name, sample) for name in _STATISTICS}
     target = None
     if metric.target is not None:
         target = compare_targets(
             *metric.curves, metric.target, config.persistence, config.error_rate
         )
     noises = [
-        take_mean(np.array([f.noise for f in side if f.noise is not None])) for side in figures
+        _take_mean(np.array([f.noise for f in side if f.noise is not None])) for side in summaries
     ]
     common = metric.common
     units = {curve.unit for side in metric.curves for curve in side}
@@ -262,10 +297,10 @@ def _make_diff(
         time_to_target=target,
         primary_noise=noises[0],
         reference_noise=noises[1],
-        primary_run_count=len(figures[0]),
-        reference_run_count=len(figures[1]),
-        primary_non_finite_count=sum(item.non_finite for item in figures[0]),
-        reference_non_finite_count=sum(item.non_finite for item in figures[1]),
+        primary_run_count=len(summaries[0]),
+        reference_run_count=len(summaries[1]),
+        primary_non_finite_count=sum(item.non_finite for item in summaries[0]),
+        reference_non_finite_count=sum(item.non_finite for item in summaries[1]),
         verdict=verdict.name,
         reason=verdict.reason,
         method=evidence.method,
@@ -276,5 +311,144 @@ def _make_diff(
         interval_high=interval[1],
         interval_level=level if evidence.end is not None else None,
         tolerance=metric.tolerance if sample is not None and metric.direction != "none" else None,
-        **describe_groups(sample, level),
+        **_describe_groups(sample, level),
     )  # fmt: skip
+
+
+def _lay_over(
+    key: str, sides: tuple[Sequence[RunData], Sequence[RunData]]
+) -> tuple[list[Curve], list[Curve]]:
+    """The metric's curves of either side, over steps wherever some are over steps."""
+    curves = [[run.metrics[key] for run in side if key in run.metrics] for side in sides]
+    if len({curve.unit for side in curves for curve in side}) > 1:
+        curves = [
+            [run.place_on_steps(run.metrics[key]) for run in side if key in run.metrics]
+            for side in sides
+        ]
+    return curves[0], curves[1]
+
+
+def _drop_empty(summaries: Sequence[CurveSummary]) -> list[CurveSummary]:
+    """Without the runs that have no points in the common range."""
+    return [item for item in summaries if item.points or item.diverged]
+
+
+def _make_sample(
+    key: str,
+    direction: MetricDirection,
+    curves: tuple[list[Curve], list[Curve]],
+    summaries: tuple[list[CurveSummary], list[CurveSummary]],
+    common: CommonRange,
+    paired: bool,
+    same_runs: bool,
+) -> Sample:
+    """What the test of one metric looks at; both sides have summaries."""
+    diverged = tuple(
+        np.array([item.diverged or item.tail_median is None for item in side]) for side in summaries
+    )
+    values = {name: _collect_statistic(summaries, name) for name in ("best", "tail_median", "area")}
+    alive = ~np.concatenate(diverged)
+    known = {
+        name: pair
+        for name, pair in values.items()
+        if name == "tail_median" or bool(np.isfinite(np.concatenate(pair)[alive]).all())
+    }
+    ends = np.concatenate(known["tail_median"])[alive]
+    whole = np.concatenate(known.get("area", known["tail_median"]))[alive]
+    inside = np.concatenate([ends, whole])
+    single = len(summaries[0]) == len(summaries[1]) == 1
+    positive = bool((inside > 0.0).all())
+    return Sample(
+        key,
+        {"higher": 1, "lower": -1, "none": 0}[direction],
+        known,
+        (diverged[0], diverged[1]),
+        noises=tuple(item.noise for side in summaries for item in side),
+        scale=0.0 if not single or positive else _measure_scale(curves, common),
+        is_rate=is_rate_name(key) and bool(((inside >= 0.0) & (inside <= 1.0)).all()),
+        paired=paired,
+        same_runs=same_runs,
+        identical=single and _are_equal(curves[0][0], curves[1][0]),
+    )
+
+
+def _collect_statistic(
+    summaries: tuple[list[CurveSummary], list[CurveSummary]], name: str
+) -> tuple[Floats, Floats]:
+    """One statistic of all runs of either side, NaN where a run has none."""
+    one, two = (
+        np.array([math.nan if (v := getattr(item, name)) is None else v for item in side])
+        for side in summaries
+    )
+    return one, two
+
+
+def _are_equal(one: Curve, two: Curve) -> bool:
+    return bool(
+        len(one) == len(two)
+        and np.array_equal(one.step, two.step)
+        and np.array_equal(one.value, two.value, equal_nan=True)
+    )
+
+
+def _measure_scale(curves: tuple[list[Curve], list[Curve]], common: CommonRange) -> float:
+    """Spread of the values of a typical curve: its interquartile range."""
+    spreads = []
+    for curve in (*curves[0], *curves[1]):
+        values = curve.between(common.start, common.end).finite.value
+        if len(values):
+            low, high = np.quantile(values[:: len(values) // _SCALE_POINTS + 1], [0.25, 0.75])
+            spreads.append(float(high) - float(low))
+    return float(np.mean(spreads)) if spreads else 0.0
+
+
+def _describe_groups(sample: Sample | None, level: float) -> dict[str, float | None]:
+    """Effect size, probability of improvement and interquartile means, as far as the runs allow."""
+    if sample is None or any(bool(side.any()) for side in sample.diverged):
+        return {}
+    one, two = sample.statistics["tail_median"]
+    out: dict[str, float | None] = {"effect_size": _take_known(estimate_effect(one, two))}
+    if min(len(one), len(two)) >= 2 and sample.sign:
+        out["probability_of_improvement"] = probability_of_improvement(one, two, sample.sign)
+    if min(len(one), len(two)) >= _IQM_RUNS:
+        low, high = bootstrap_iqm(one, two, level)
+        out |= {
+            "primary_iqm": _take_known(take_iqm(one)),
+            "reference_iqm": _take_known(take_iqm(two)),
+            "iqm_interval_low": _take_known(low),
+            "iqm_interval_high": _take_known(high),
+        }
+    return out
+
+
+def _compare_statistic(
+    summaries: tuple[list[CurveSummary], list[CurveSummary]], name: str, sample: Sample | None
+) -> FigureDiff:
+    """One figure on both sides; None for what neither side or only one has."""
+    one, two = (side[np.isfinite(side)] for side in _collect_statistic(summaries, name))
+    primary, reference = _take_mean(one), _take_mean(two)
+    difference, relative, p_value = None, None, None
+    if primary is not None and reference is not None:
+        difference = _take_known(primary - reference)
+        if difference is not None and reference:
+            relative = _take_known(difference / abs(reference))
+        paired = sample is not None and sample.paired and len(one) == len(two) == len(summaries[0])
+        test = compare_means(one, two, paired=paired)
+        p_value = None if test is None else test.p_value
+    deviations = [
+        _take_known(float(side.std(ddof=1))) if len(side) > 1 else None for side in (one, two)
+    ]
+    return FigureDiff(
+        primary, reference, difference, relative, deviations[0], deviations[1], p_value
+    )
+
+
+def _take_mean(values: Floats) -> float | None:
+    """The mean, or None of no values."""
+    # Divided first, since the sum of huge values overflows where their mean does not.
+    return _take_known(float((values / len(values)).sum())) if len(values) else None
+
+
+def _take_known(value: float | None) -> float | None:
+    """The value where it is finite, else None."""
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -9,25 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from quark_core.analysis.comparison.finding_results import (
-    AlertDiff,
-    AlertMatch,
-    AlertSighting,
-    HealthScoreDiff,
-    LayerFigureDiff,
-    LayerSummaryDiff,
-    ParameterDiff,
-    PhaseDiff,
-)
-from quark_core.analysis.comparison.metric_results import (
-    FigureDiff,
-    MetricDiff,
-    MetricVerdict,
-    Presence,
-    TargetDiff,
-    TargetOutcome,
-)
-from quark_core.record_base import Record
+from quark_core.records.base import Record
 
 __all__ = [
     "AlertDiff",
@@ -50,6 +32,323 @@ __all__ = [
     "TargetDiff",
     "TargetOutcome",
 ]
+
+
+MetricVerdict = Literal["better", "worse", "equivalent", "inconclusive"]
+Presence = Literal["both", "primary_only", "reference_only"]
+
+
+class FigureDiff(Record, frozen=True, gc=False):
+    """One figure of a metric's curve on both sides.
+
+    Attributes:
+        primary, reference: Means over the runs of each side.
+        difference: The primary's less the reference's.
+        relative_difference: Of the reference's magnitude.
+        primary_deviation, reference_deviation: Standard deviations between the
+            runs of a side; None for one run.
+        p_value: That of this figure by itself, not corrected; None for single runs.
+    """
+
+    primary: float | None
+    reference: float | None
+    difference: float | None
+    relative_difference: float | None
+    primary_deviation: float | None = None
+    reference_deviation: float | None = None
+    p_value: float | None = None
+
+
+class TargetOutcome(Record, frozen=True, gc=False):
+    """When the runs of one side reached a target.
+
+    Attributes:
+        step: The first step of the points in a row that met it; of several
+            runs the median. None where it was not reached, or not by half of the runs.
+        censored_at: The last step of a run that did not reach it; of several the lowest.
+        reached_count, run_count: Runs that reached it, and all that have the metric.
+        confirmed: Whether it held for `persistence` points; otherwise it held
+            from there to the end of the curve, which has fewer.
+        summary: The same in words.
+    """
+
+    step: float | None
+    censored_at: int | None
+    reached_count: int
+    run_count: int
+    confirmed: bool
+    summary: str
+
+
+class TargetDiff(Record, frozen=True, gc=False):
+    """The time to a target on both sides.
+
+    Attributes:
+        target_value, direction: The target.
+        primary, reference: When each side reached it.
+        difference: Steps, where both reached it.
+        earlier: primary, reference or same; None where that cannot be said.
+        p_value: That the sides are alike, from a permutation test that knows
+            of runs that did not reach it; None below three runs a side.
+        summary: One sentence.
+    """
+
+    target_value: float
+    direction: str
+    primary: TargetOutcome
+    reference: TargetOutcome
+    difference: float | None
+    earlier: str | None
+    p_value: float | None
+    summary: str
+
+
+class MetricDiff(Record, frozen=True, gc=False):
+    """One metric on both sides, and what may be said about it.
+
+    Attributes:
+        metric_key: The stored key.
+        presence: both, primary_only or reference_only.
+        direction: higher or lower is better; none where that is not known.
+        headline: Whether it is the metric that the runs are about.
+        unit: step or epoch, over which the curves are laid.
+        common_start, common_end: What both cover; every figure is from there.
+        tail_start: Where the end begins, of which `tail_median` is the median.
+        last: The last values.
+        best: The best values; None without a direction.
+        tail_median: The medians of the end.
+        area: The areas under the curves, over their width: mean levels.
+        time_to_target: The time to the target, where there is one.
+        primary_noise, reference_noise: Standard error of `tail_median` within
+            a run, from its residuals and their autocorrelation.
+        primary_run_count, reference_run_count: Runs with figures in the common range.
+        primary_non_finite_count, reference_non_finite_count: Points that are NaN or infinite.
+        verdict: better or worse (of the primary), equivalent, inconclusive;
+            None without a direction or on one side only.
+        reason: Why, in a sentence.
+        method: welch, paired, prediction (one run held against a group),
+            known_deviation, single_seed, divergence, identical or none.
+        p_value: Of the verdict's test, over the end, the best value and the whole curve.
+        adjusted_p_value: The same, corrected by Holm for all metrics of the comparison.
+        permutation_p_value: A second test without assumptions about the
+            distribution, not corrected.
+        effect_size: Difference of `tail_median` over the deviation between
+            seeds (Hedges' g).
+        interval_low, interval_high: Confidence interval of the difference of `tail_median`.
+        interval_level: Its level, such as 0.95.
+        tolerance: Difference within which the sides count as equivalent.
+        probability_of_improvement: Share of pairs of runs in which the primary's ends better.
+        primary_iqm, reference_iqm: Interquartile means of `tail_median`, of five runs or more.
+        iqm_interval_low, iqm_interval_high: Bootstrap interval of their difference.
+    """
+
+    metric_key: str
+    presence: str
+    direction: str
+    headline: bool
+    unit: str
+    common_start: int | None
+    common_end: int | None
+    tail_start: int | None
+    last: FigureDiff
+    best: FigureDiff | None
+    tail_median: FigureDiff
+    area: FigureDiff | None
+    time_to_target: TargetDiff | None
+    primary_noise: float | None
+    reference_noise: float | None
+    primary_run_count: int
+    reference_run_count: int
+    primary_non_finite_count: int
+    reference_non_finite_count: int
+    verdict: str | None
+    reason: str
+    method: str
+    p_value: float | None = None
+    adjusted_p_value: float | None = None
+    permutation_p_value: float | None = None
+    effect_size: float | None = None
+    interval_low: float | None = None
+    interval_high: float | None = None
+    interval_level: float | None = None
+    tolerance: float | None = None
+    probability_of_improvement: float | None = None
+    primary_iqm: float | None = None
+    reference_iqm: float | None = None
+    iqm_interval_low: float | None = None
+    iqm_interval_high: float | None = None
+
+    @property
+    def time_to_target_step(self) -> float | None:
+        """How many steps later the primary reached the target, where both did."""
+        return None if self.time_to_target is None else self.time_to_target.difference
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields and `time_to_target_step`, as JSON-like values."""
+        # Written out: zero-argument super() does not work in every Struct subclass.
+        return {**Record.to_dict(self), "time_to_target_step": self.time_to_target_step}
+
+
+class AlertSighting(Record, frozen=True, gc=False):
+    """An alert on one side; in a group, in how many runs.
+
+    Attributes:
+        rule_id, culprit: What makes two alerts the same, with the step.
+        category, title: As in the alert.
+        severity: The worst one, where there are several.
+        step: Where it began; of several runs the median.
+        run_count: Runs that have it.
+    """
+
+    rule_id: str
+    culprit: str | None
+    category: str
+    severity: str
+    title: str
+    step: float | None
+    run_count: int
+
+
+class AlertMatch(Record, frozen=True, gc=False):
+    """An alert that both sides have.
+
+    Attributes:
+        primary, reference: As it is on either side.
+        step_difference: How many steps later the primary has it.
+        severity_change: worse, milder or same.
+    """
+
+    primary: AlertSighting
+    reference: AlertSighting
+    step_difference: float | None
+    severity_change: str
+
+
+class AlertDiff(Record, frozen=True, gc=False):
+    """Alerts by rule, culprit and window of steps.
+
+    Attributes:
+        primary_only: Alerts that the reference does not have.
+        reference_only: Alerts that the primary does not have.
+        shared: Alerts of both.
+        primary_count, reference_count: All alerts of each side.
+        window_steps: Distance up to which two alerts are the same.
+    """
+
+    primary_only: tuple[AlertSighting, ...] = ()
+    reference_only: tuple[AlertSighting, ...] = ()
+    shared: tuple[AlertMatch, ...] = ()
+    primary_count: int = 0
+    reference_count: int = 0
+    window_steps: float = 0.0
+
+
+class HealthScoreDiff(Record, frozen=True, gc=False):
+    """A health score on both sides; of groups the median. None where it is not known."""
+
+    score_key: str
+    primary: float | None
+    reference: float | None
+    difference: float | None
+
+
+class PhaseDiff(Record, frozen=True, gc=False):
+    """A phase on both sides, matched by name and by how much the two overlap.
+
+    Attributes:
+        phase_name, display_name: Which.
+        presence: both, primary_only or reference_only.
+        unit: step or epoch.
+        primary_start, primary_end, reference_start, reference_end: Bounds, both
+            included; of groups the medians.
+        overlap: Length of what both cover over that of what either covers, 0 to 1.
+        duration_difference: How much longer the primary's is.
+        start_difference: How much later the primary's begins.
+        primary_run_count, reference_run_count: Runs that have it.
+    """
+
+    phase_name: str
+    display_name: str
+    presence: str
+    unit: str
+    primary_start: float | None
+    primary_end: float | None
+    reference_start: float | None
+    reference_end: float | None
+    overlap: float | None
+    duration_difference: float | None
+    start_difference: float | None
+    primary_run_count: int
+    reference_run_count: int
+
+
+class LayerFigureDiff(Record, frozen=True, gc=False):
+    """One figure of a layer or parameter: medians over the common probes.
+
+    Attributes:
+        name: The figure, such as `rms` or `dead_unit_ratio`.
+        primary, reference: The medians; of groups the medians of the runs'.
+        log_ratio: Natural logarithm of primary over reference, for figures that are
+            sizes; None for ratios and where one is 0.
+        difference: The primary's less the reference's.
+        notable: Whether that is more than the layer moves by itself.
+    """
+
+    name: str
+    primary: float | None
+    reference: float | None
+    log_ratio: float | None
+    difference: float | None
+    notable: bool
+
+
+class LayerSummaryDiff(Record, frozen=True, gc=False):
+    """One layer on both sides, matched by its name without prefixes of wrappers.
+
+    Attributes:
+        module_name, module_type, summary_type: Which.
+        presence: both, primary_only or reference_only.
+        common_start, common_end: Steps that both sides' probes cover.
+        primary_probes, reference_probes: Probes in that range.
+        log_ratio: That of the size of the typical element (`rms`).
+        notable: Whether any figure is.
+        figures: The figures.
+        summary: One sentence.
+    """
+
+    module_name: str
+    module_type: str
+    summary_type: str
+    presence: str
+    common_start: int | None
+    common_end: int | None
+    primary_probes: int
+    reference_probes: int
+    log_ratio: float | None
+    notable: bool
+    figures: tuple[LayerFigureDiff, ...]
+    summary: str
+
+
+class ParameterDiff(Record, frozen=True, gc=False):
+    """One parameter on both sides; fields as in `LayerSummaryDiff`.
+
+    `log_ratio` is that of the size of an update relative to the parameter, or
+    of its gradient where updates are not known.
+    """
+
+    parameter_name: str
+    parameter_role: str
+    presence: str
+    common_start: int | None
+    common_end: int | None
+    primary_probes: int
+    reference_probes: int
+    log_ratio: float | None
+    notable: bool
+    figures: tuple[LayerFigureDiff, ...]
+    summary: str
+
 
 ComparisonMode = Literal["pairwise", "baseline"]
 AnalysisOrigin = Literal["stored", "in_memory", "none"]

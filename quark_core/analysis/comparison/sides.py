@@ -16,18 +16,18 @@ from quark_core.analysis.engine import ANALYZER_NAME
 from quark_core.analysis.outputs import AnalysisTarget, open_analysis
 from quark_core.analysis.phases import analyze_phases
 from quark_core.analysis.run_data import RunData
-from quark_core.backend import StoredRun
-from quark_core.context import RunContext
+from quark_core.backends.contract import StoredRun
 from quark_core.errors import SchemaValidationError, SessionStoreError
-from quark_core.open_run import open_runs
-from quark_core.opening import open_for_reading
 from quark_core.records import (
     AlertRecord,
     HealthScoreRecord,
     PhaseRecord,
     StreamRecord,
 )
-from quark_core.session import TrainingSession
+from quark_core.records.runs import RunContext
+from quark_core.runs.open_run import open_runs
+from quark_core.runs.opening import open_for_reading
+from quark_core.sessions.session import TrainingSession
 
 __all__ = ["ComparedRun", "describe_side", "find_storage_dir", "list_targets", "load_side"]
 

@@ -1,4 +1,4 @@
-"""Tests and intervals for a few runs a side, without a statistics library."""
+"""Statistics for a few runs a side, without a library: errors, tests, intervals, distributions."""
 
 from __future__ import annotations
 
@@ -12,28 +12,200 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from quark_core.analysis.comparison.distributions import student_quantile, two_sided_p
-
 __all__ = [
     "MeanTest",
     "adjust_by_holm",
     "bootstrap_iqm",
     "compare_means",
+    "count_effective_points",
     "estimate_effect",
+    "estimate_median_error",
     "make_generator",
+    "measure_gap",
     "permute_pairs",
     "permute_sides",
     "probability_of_improvement",
     "score_runs",
+    "student_cdf",
+    "student_quantile",
     "take_iqm",
+    "two_sided_p",
 ]
 
 Floats = NDArray[np.float64]
 
+_TERMS = 300
+_STEPS = 200
+_TINY = 1e-300
+_PRECISION = 3e-16
+_LARGE = 1e5
+
+_MEDIAN = math.sqrt(math.pi / 2.0)  # standard error of a median over that of a mean
+_LAGGED = 4096
+_FEWEST = 4
+# Of a hundred validation samples one more or less right is chance, also at 0 and 1.
+_RATE_MARGIN = 0.01
 _EXACT_SPLITS = 20_000
 _DRAWS = 9_999
 _RESAMPLES = 2_000
 _ROUNDING = 1e-12
+
+
+def student_cdf(t: float, df: float) -> float:
+    """Probability of a value up to `t`, with `df` degrees of freedom (any positive number)."""
+    tail = 0.5 * two_sided_p(t, df)
+    return 1.0 - tail if t > 0 else tail
+
+
+def two_sided_p(t: float, df: float) -> float:
+    """Probability of a value at least as far from 0 as `t`."""
+    if math.isnan(t) or math.isnan(df):
+        return 1.0
+    if math.isinf(t):
+        return 0.0
+    square = t * t
+    if math.isinf(df):
+        return math.erfc(abs(t) / math.sqrt(2.0))
+    if math.isinf(square):
+        return 0.0
+    return _incomplete_beta(df / 2.0, 0.5, df / (df + square), square / (df + square))
+
+
+def student_quantile(probability: float, df: float) -> float:
+    """The value up to which a share `probability` lies, above 0 and below 1.
+
+    By Newton's method from 0: the distribution is concave above 0, so that
+    each step stays below the value and none goes astray.
+    """
+    if probability < 0.5:
+        return -student_quantile(1.0 - probability, df)
+    value = 0.0
+    for _ in range(_STEPS):
+        density = _student_density(value, df)
+        if not density > 0.0:
+            break
+        step = (probability - student_cdf(value, df)) / density
+        value += step
+        if abs(step) <= 1e-13 * value:
+            break
+    return value
+
+
+def _student_density(t: float, df: float) -> float:
+    if math.isinf(df):
+        return math.exp(-0.5 * t * t) / math.sqrt(2.0 * math.pi)
+    if math.isnan(df):
+        return 0.0
+    height = math.exp(_log_inverse_beta(df / 2.0, 0.5)) / math.sqrt(df)
+    return height * math.exp(-0.5 * (df + 1.0) * math.log1p(t * t / df))
+
+
+def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Lentz); y is 1 - x."""
+    if x <= 0.0:
+        return 0.0
+    if y <= 0.0:
+        return 1.0
+    front = math.exp(_log_inverse_beta(a, b) + a * _log(x, y) + b * _log(y, x))
+    # The fraction converges fast on this side of the mean only.
+    if x < (a + 1.0) / (a + b + 2.0):
+        return front * _continued_fraction(a, b, x) / a
+    return 1.0 - front * _continued_fraction(b, a, y) / b
+
+
+def _log_inverse_beta(a: float, b: float) -> float:
+    """Logarithm of 1 / B(a, b), where b is one half."""
+    if a < _LARGE:
+        return math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    # The two large logarithms would cancel each other's digits.
+    return 0.5 * math.log(a) - 1.0 / (8.0 * a) - math.lgamma(b)
+
+
+def _log(value: float, rest: float) -> float:
+    """Logarithm of a value of which 1 - value is known as well."""
+    return math.log(value) if value < 0.5 else math.log1p(-rest)
+
+
+def _continued_fraction(a: float, b: float, x: float) -> float:
+    c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
+    value = d
+    for m in range(1, _TERMS):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1.0 / _away_from_zero(1.0 + numerator * d)
+            c = _away_from_zero(1.0 + numerator / c)
+            value *= c * d
+        if abs(c * d - 1.0) < _PRECISION:
+            break
+    return value
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY
+
+
+def estimate_median_error(values: Floats) -> float | None:
+    """Standard error of the median of a stretch of one run; None of fewer than four points.
+
+    A straight line is taken off, since a curve that still falls is no noise.
+    Points that follow each other are alike: their number counts as
+    `count_effective_points` says.
+    """
+    count = len(values)
+    if count < _FEWEST:
+        return None
+    x = np.arange(count, dtype=np.float64) - (count - 1) / 2.0
+    scale = float(np.abs(values).max()) or 1.0
+    scaled = values / scale
+    centred = scaled - scaled.mean()
+    residuals = centred - x * (float(x @ centred) / float(x @ x))
+    deviation = math.sqrt(float(residuals @ residuals) / (count - 2))
+    error = _MEDIAN * deviation / math.sqrt(count_effective_points(residuals)) * scale
+    return error if math.isfinite(error) else None
+
+
+def count_effective_points(residuals: Floats) -> float:
+    """To how many independent points these amount, 1 at least and their number at most.
+
+    The sum of the autocorrelations is cut where two neighbours of it no longer
+    add up to more than 0 (Geyer 1992); it is taken from the last 4096 points.
+    """
+    count = len(residuals)
+    sample = residuals[-_LAGGED:]
+    sample = sample - sample.mean()
+    power = float(sample @ sample)
+    if count < _FEWEST or power <= 0.0:
+        return float(count)
+    spectrum = np.fft.rfft(sample, 2 * len(sample))
+    correlations = np.fft.irfft(np.abs(spectrum) ** 2)[: len(sample)] / power
+    pairs = correlations[: len(sample) // 2 * 2].reshape(-1, 2).sum(axis=1)
+    ends = np.flatnonzero(pairs <= 0.0)
+    kept = pairs[: int(ends[0])] if len(ends) else pairs
+    length = 2.0 * float(kept.sum()) - 1.0
+    return float(min(count, max(1.0, count / max(length, 1.0))))
+
+
+def measure_gap(primary: float, reference: float, scale: float, *, is_rate: bool) -> float:
+    """How far two single runs lie apart, on a scale on which seeds of many tasks are alike.
+
+    For rates the logarithm of the ratio of their odds, for positive values
+    that of their ratio, for others the difference over `scale`.
+    """
+    if is_rate:
+        return _log_odds(primary) - _log_odds(reference)
+    if primary > 0.0 and reference > 0.0:
+        return math.log(primary) - math.log(reference)
+    difference = primary - reference
+    if difference == 0.0:
+        return 0.0
+    return difference / scale if scale > 0.0 else math.copysign(math.inf, difference)
+
+
+def _log_odds(rate: float) -> float:
+    inner = min(max(rate, _RATE_MARGIN), 1.0 - _RATE_MARGIN)
+    return math.log(inner / (1.0 - inner))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +266,19 @@ def compare_means(first: Floats, second: Floats, *, paired: bool = False) -> Mea
     return MeanTest("welch", difference, math.sqrt(a + b), df)
 
 
-def score_runs(figures: Sequence[tuple[Floats, Floats, int]]) -> tuple[Floats, Floats]:
-    """One score a run out of several figures: the mean of their distances from all runs' mean.
+def score_runs(statistics: Sequence[tuple[Floats, Floats, int]]) -> tuple[Floats, Floats]:
+    """One score a run out of several statistics: the mean of their distances from all runs' mean.
 
     Each is measured in the deviation of all runs of both sides together,
     which does not know the sides, so that a test of the scores keeps its
-    level whatever the figures have in common (Laeuter 1996).
+    level whatever the statistics have in common (Laeuter 1996).
 
     Args:
-        figures: First side, second side, and 1 or -1 for what is better.
+        statistics: First side, second side, and 1 or -1 for what is better.
     """
-    first = np.zeros(len(figures[0][0]))
-    second = np.zeros(len(figures[0][1]))
-    for one, two, sign in figures:
+    first = np.zeros(len(statistics[0][0]))
+    second = np.zeros(len(statistics[0][1]))
+    for one, two, sign in statistics:
         everyone = np.concatenate([one, two])
         # Halves, since the distance of two huge values may overflow.
         centre = float((everyone / len(everyone)).sum())
@@ -115,8 +287,8 @@ def score_runs(figures: Sequence[tuple[Floats, Floats, int]]) -> tuple[Floats, F
             continue
         units = (everyone / 2.0 - centre / 2.0) / spread
         units = sign * units / float(units.std())
-        first += units[: len(one)] / len(figures)
-        second += units[len(one) :] / len(figures)
+        first += units[: len(one)] / len(statistics)
+        second += units[len(one) :] / len(statistics)
     return first, second
 
 

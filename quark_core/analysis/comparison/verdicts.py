@@ -1,6 +1,6 @@
 """What may be said about one metric of two sides: better, worse, equivalent or inconclusive.
 
-The test looks at three figures of each run together, its end, its best value
+The test looks at three statistics of each run together, its end, its best value
 and its whole curve, because one of them alone cannot tell five runs from five
 that are two deviations between seeds away: at an error rate of 5 % no test of
 one figure finds more than 79 % of such shifts (89 % were the deviation known).
@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_core.analysis.comparison.bands import measure_gap
 from quark_core.analysis.comparison.config import ComparisonEngineConfig
-from quark_core.analysis.comparison.distributions import two_sided_p
 from quark_core.analysis.comparison.statistics import (
     MeanTest,
     compare_means,
+    measure_gap,
     permute_pairs,
     permute_sides,
     score_runs,
+    two_sided_p,
 )
 
 __all__ = ["Evidence", "Sample", "Verdict", "conclude", "weigh"]
@@ -37,12 +37,12 @@ _DIVERGED_PENALTY = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The figures of one metric over the runs of both sides.
+    """The statistics of one metric over the runs of both sides.
 
     Attributes:
         key: The metric.
         sign: 1 where higher is better, -1 where lower is, 0 where neither is known.
-        figures: tail_median, best, area -> values of the primary's and of the
+        statistics: tail_median, best, area -> values of the primary's and of the
             reference's runs; NaN for runs that diverged.
         diverged: Which runs end in values that are not finite.
         noises: Standard errors of the ends within single runs.
@@ -55,7 +55,7 @@ class Sample:
 
     key: str
     sign: int
-    figures: Mapping[str, tuple[Floats, Floats]]
+    statistics: Mapping[str, tuple[Floats, Floats]]
     diverged: tuple[NDArray[np.bool_], NDArray[np.bool_]]
     noises: tuple[float | None, ...] = ()
     scale: float = 0.0
@@ -80,7 +80,7 @@ class Evidence:
     Attributes:
         method: As in `MetricDiff.method`.
         sign: 1 where the primary is better, -1 where it is worse, 0 where the sides are level.
-        p_value: Two-sided, of all figures together; None where there is no test.
+        p_value: Two-sided, of all statistics together; None where there is no test.
         permutation_p_value: That of a permutation test.
         end: Test of the ends alone, in the metric's own unit.
         end_agrees: Whether the end alone points the same way.
@@ -104,7 +104,7 @@ def weigh(sample: Sample, config: ComparisonEngineConfig) -> Evidence:
     if sample.sign == 0:
         end = None
         if not _any_diverged(sample):
-            end = compare_means(*sample.figures["tail_median"], paired=sample.paired)
+            end = compare_means(*sample.statistics["tail_median"], paired=sample.paired)
         said = Verdict(None, "whether higher or lower is better is not known from its name")
         return Evidence("none" if end is None else end.method, end=end, early=said)
     if sample.same_runs:
@@ -114,7 +114,7 @@ def weigh(sample: Sample, config: ComparisonEngineConfig) -> Evidence:
     if one == 1 and two == 1:
         return _weigh_single(sample, config)
     if not _any_diverged(sample) and all(
-        bool((np.concatenate(pair) == pair[0][0]).all()) for pair in sample.figures.values()
+        bool((np.concatenate(pair) == pair[0][0]).all()) for pair in sample.statistics.values()
     ):
         return _say("identical", "equivalent", "all figures of all runs are the same")
     return _weigh_groups(sample, config)
@@ -158,7 +158,7 @@ def _weigh_single(sample: Sample, config: ComparisonEngineConfig) -> Evidence:
         return _say("divergence", "worse" if one else "better", reason, -1 if one else 1)
     if sample.identical:
         return _say("identical", "equivalent", "all points are the same")
-    ends = sample.figures["tail_median"]
+    ends = sample.statistics["tail_median"]
     primary, reference = float(ends[0][0]), float(ends[1][0])
     difference = primary - reference
     sign = sample.sign * (difference > 0) - sample.sign * (difference < 0)
@@ -168,7 +168,7 @@ def _weigh_single(sample: Sample, config: ComparisonEngineConfig) -> Evidence:
         error = deviation * math.sqrt(2.0)
         test = MeanTest("known_deviation", difference, error, math.inf)
         return Evidence("known_deviation", sign, test.p_value, end=test)
-    if "area" not in sample.figures:
+    if "area" not in sample.statistics:
         reason = "single seed: one point a side says nothing about chance"
         return _say("single_seed", "inconclusive", reason)
     gap = _gap(sample, "tail_median")
@@ -191,15 +191,15 @@ def _weigh_single(sample: Sample, config: ComparisonEngineConfig) -> Evidence:
 
 
 def _weigh_groups(sample: Sample, config: ComparisonEngineConfig) -> Evidence:
-    figures = [
-        (*sample.figures[name], sample.sign)
+    rows = [
+        (*sample.statistics[name], sample.sign)
         for name in ("tail_median", "best", "area")
-        if name in sample.figures
+        if name in sample.statistics
     ]
     alive = tuple(~side for side in sample.diverged)
     remarks: list[str] = []
     scores = [np.zeros(len(side)) for side in alive]
-    living = score_runs([(one[alive[0]], two[alive[1]], sign) for one, two, sign in figures])
+    living = score_runs([(one[alive[0]], two[alive[1]], sign) for one, two, sign in rows])
     for index, found in enumerate(living):
         scores[index][alive[index]] = found
     if _any_diverged(sample):
@@ -220,7 +220,7 @@ def _weigh_groups(sample: Sample, config: ComparisonEngineConfig) -> Evidence:
     sign = int(np.sign(test.difference))
     end, agrees = None, True
     if not _any_diverged(sample):
-        one_end, two_end = sample.figures["tail_median"]
+        one_end, two_end = sample.statistics["tail_median"]
         end = compare_means(one_end[: len(first)], two_end[: len(second)], paired=paired)
         agrees = end is not None and _agrees(end, sample.sign * sign, 2.0 * config.error_rate)
     permuted = permute_pairs(first - second) if paired else permute_sides(first, second)
@@ -253,12 +253,12 @@ def _agrees(end: MeanTest, sign: int, one_sided_rate: float) -> bool:
 
 
 def _gap(sample: Sample, name: str) -> float:
-    one, two = sample.figures[name]
+    one, two = sample.statistics[name]
     return measure_gap(float(one[0]), float(two[0]), sample.scale, is_rate=sample.is_rate)
 
 
 def _describe_gap(gap: float, sample: Sample) -> str:
-    ends = sample.figures["tail_median"]
+    ends = sample.statistics["tail_median"]
     if sample.is_rate:
         return f"a factor of {_exp(abs(gap)):.3g} apart in odds"
     if all(float(side[0]) > 0.0 for side in ends):

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 
 from quark_core.analysis.case import Case
+from quark_core.analysis.figures import count_class, say
 from quark_core.analysis.observations import observe
 from quark_core.analysis.rule import Finding, Verdict
-from quark_core.analysis_records import AlertCategory
+from quark_core.analysis.rules.base import BaseRule
+from quark_core.records.kinds.findings import AlertCategory
 
 __all__ = ["ClassImbalance"]
 
-_LEAST_BATCHES = 20
-_RATIO = 20.0
+_LEAST_BATCHES = 20  # fewer show what was drawn, not what there is
+_RATIO = 20.0  # of the most frequent class to the rarest
 
 
-class ClassImbalance:
+class ClassImbalance(BaseRule):
     """Informs where the most frequent class is seen twenty times as often as the rarest.
 
     Whether that is wrong depends on the data: it is never more than info.
@@ -23,15 +25,19 @@ class ClassImbalance:
 
     rule_id = "class_imbalance"
     category: AlertCategory = "generalization"
+    needs = f"it needs {_LEAST_BATCHES} batches (DataDiagnostics)"
+    data = ("batch diagnostics",)
+    threshold = _RATIO
 
-    def check(self, case: Case) -> Verdict:
-        """See `quark_core.analysis.rule.Rule`."""
+    def judge(self, case: Case) -> Verdict | None:
+        """Look for a class that all batches together have far less of than of another.
+
+        Silent where the rarest class is seen at least a twentieth as often,
+        whatever single batches hold.
+        """
         batches = case.run.batches
         if batches.count < _LEAST_BATCHES:
-            return Verdict(
-                reason=f"it needs {_LEAST_BATCHES} batches (DataDiagnostics)",
-                missing=("batch diagnostics",),
-            )
+            return None
         total: Counter[str] = Counter()
         for counts in batches["class_counts"].tolist():
             if counts is not None:
@@ -44,16 +50,16 @@ class ClassImbalance:
         (most, highest), (least, lowest) = ranked[0], ranked[-1]
         ratio = highest / max(lowest, 1)
         if ratio < _RATIO:
-            return Verdict(
-                reason="the classes are seen about equally often",
-                observed=ratio,
-                threshold=_RATIO,
-            )
+            return self.stay_quiet("the classes are seen about equally often", ratio)
         finding = Finding(
             culprit=least,
             severity="info",
             title="Classes are seen very unequally",
-            fact=f"Class {least} was seen {lowest} times, class {most} {highest} times.",
+            fact=say(
+                "Class {least} was seen {lowest} times, class {most} {highest} times.",
+                least=least, lowest=count_class(case.run, least), most=most,
+                highest=count_class(case.run, most),
+            ),
             inference="The rare class weighs next to nothing in the loss.",
             suggested_check="Look at figures for each class; weigh or resample it if it matters.",
             evidence=(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from quark_core.analysis.case import Case
+from quark_core.analysis.figures import measure_curve, say
 from quark_core.analysis.observations import observe
 from quark_core.analysis.rule import Finding, Verdict
-from quark_core.analysis_records import AlertCategory
+from quark_core.analysis.rules.base import BaseRule
+from quark_core.records.kinds.findings import AlertCategory
 
 __all__ = ["DataBound"]
 
 _LEAST_READINGS = 10
-_IDLE_PERCENT = 40.0
-_BUSY_PERCENT = 85.0
+_IDLE_PERCENT = 40.0  # use of the GPU below which it mostly waits
+_BUSY_PERCENT = 85.0  # use of all cores above which there is hardly any left
 
 
-class DataBound:
+class DataBound(BaseRule):
     """Informs where a GPU is mostly idle while every core of the processor is busy.
 
     Step times alone do not show it: the waiting is inside of the step.
@@ -24,26 +26,28 @@ class DataBound:
 
     rule_id = "data_bound"
     category: AlertCategory = "runtime"
+    needs = f"it needs {_LEAST_READINGS} readings of a GPU (SystemTelemetry)"
+    data = ("GPU telemetry",)
+    threshold = 100.0 - _IDLE_PERCENT
 
-    def check(self, case: Case) -> Verdict:
-        """See `quark_core.analysis.rule.Rule`."""
+    def judge(self, case: Case) -> Verdict | None:
+        """Look for a GPU that is mostly idle (median) while the processor is nearly full.
+
+        Silent where the processor has time left: then something else is waited
+        for, and where the GPU is at work, however busy the processor is.
+        """
         rows = case.run.telemetry
         if rows.count < _LEAST_READINGS:
-            return Verdict(
-                reason=f"it needs {_LEAST_READINGS} readings of a GPU (SystemTelemetry)",
-                missing=("GPU telemetry",),
-            )
+            return None
         gpu, processor = rows["gpu_utilization_percent"], rows["cpu_usage_percent"]
         known = np.isfinite(gpu) & np.isfinite(processor)
         if known.sum() < _LEAST_READINGS:
-            return Verdict(reason="no GPU was read", missing=("GPU telemetry",))
+            return Verdict(reason="no GPU was read", missing=self.data)
         idle = float(np.median(gpu[known]))
         busy = float(np.median(processor[known]))
         if idle > _IDLE_PERCENT or busy < _BUSY_PERCENT:
-            return Verdict(
-                reason="the GPU is at work, or the processor has time left",
-                observed=100.0 - idle,
-                threshold=100.0 - _IDLE_PERCENT,
+            return self.stay_quiet(
+                "the GPU is at work, or the processor has time left", 100.0 - idle
             )
         steps = rows["step"][known]
         first = int(steps[steps >= 0].min()) if (steps >= 0).any() else None
@@ -51,8 +55,12 @@ class DataBound:
             culprit="system/gpu/utilization_percent",
             severity="info",
             title="The GPU waits for the processor",
-            fact=f"The GPU is in use {idle:.0f} % of the time (median) while the processor is at "
-            f"{busy:.0f} %.",
+            fact=say(
+                "The GPU is in use {idle} % of the time (median) while the processor is at {busy} "
+                "%.",
+                idle=measure_curve(case.run, "gpu_utilization_percent", "median").whole,
+                busy=measure_curve(case.run, "cpu_usage_percent", "median").whole,
+            ),
             inference="Loading, augmenting or launching on the processor limits the training.",
             suggested_check="Fewer but larger operations, work on the device, a cheaper pipeline.",
             evidence=(
@@ -61,4 +69,4 @@ class DataBound:
             ),
             step=first,
         )
-        return Verdict(findings=(finding,), observed=100.0 - idle, threshold=100.0 - _IDLE_PERCENT)
+        return Verdict(findings=(finding,), observed=100.0 - idle, threshold=self.threshold)

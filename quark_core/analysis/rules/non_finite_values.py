@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
+from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
+from quark_core.analysis.figures import at_step, count_names, say
 from quark_core.analysis.observations import observe
 from quark_core.analysis.rule import Finding, Verdict
-from quark_core.analysis_records import AlertCategory, AlertSeverity
+from quark_core.analysis.rules.base import BaseRule
+from quark_core.analysis.run_data import LayerHistory
+from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
 
 __all__ = ["NonFiniteValues"]
 
+Kind = Literal["layer", "parameter", "metric", "gradient"]
 
-class NonFiniteValues:
+# At one step the place nearest to the cause comes first: forward, the weights, the loss, backward.
+_ORDER: tuple[Kind, ...] = ("layer", "parameter", "metric", "gradient")
+_TOLD: dict[Kind, str] = {
+    "layer": "the output of",
+    "parameter": "the parameter",
+    "metric": "the metric",
+    "gradient": "the gradient of",
+}
+_LEAST_POINTS = 2  # of a metric that is no loss: one may be a division of zero by zero
+_LEAST_PROBES = 2  # of a gradient, at the end: one overflow is how a scale of the loss is found
+_MOST_EVIDENCE = 6
+_MOST_NAMED = 20
+
+
+@dataclass(frozen=True)
+class _Sighting:
+    """Where values are not finite: since when, and at how many probes or points."""
+
+    kind: Kind
+    name: str
+    step: int
+    count: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Orders sightings, the nearest to the cause first."""
+        return self.step, _ORDER.index(self.kind)
+
+
+class NonFiniteValues(BaseRule):
     """Fires where a loss, a weight or an activation is NaN or infinite.
 
     Gradients alone are not enough: with a scaled loss an overflow now and then
@@ -22,83 +60,106 @@ class NonFiniteValues:
 
     rule_id = "non_finite_values"
     category: AlertCategory = "optimization"
+    needs = "the run has no figures"
+    data = ("metrics", "layers")
+    threshold = 1.0
 
-    def check(self, case: Case) -> Verdict:
-        """See `quark_core.analysis.rule.Rule`."""
+    def judge(self, case: Case) -> Verdict | None:
+        """Look for NaN and infinity in metrics, outputs of layers and weights, then in gradients.
+
+        Silent of single values of a metric that is no loss, of gradients that
+        are finite again at the end, and of a mask's infinities.
+        """
         run = case.run
-        seen: list[tuple[int, int, str, str, int]] = []  # step, rank of the source, kind, name, n
-        losses = {curve.key for curve in (case.train_loss, case.validation_loss) if curve}
-        curves = dict(run.metrics)
-        if case.train_loss is not None:
-            curves.setdefault(case.train_loss.key, case.train_loss)
-        for key, curve in curves.items():
-            bad = np.flatnonzero(~np.isfinite(curve.value))
-            if len(bad) and (key in losses or len(bad) >= 2) and "grad" not in key.lower():
-                seen.append((int(curve.step[bad[0]]), 3, "metric", key, len(bad)))
-        stuck = case.outcome.non_finite_step is not None
-        for history in run.activations.values():
-            nan = np.nan_to_num(history["nan_count"])
-            bad_rows = np.flatnonzero(nan + np.nan_to_num(history["inf_count"]))
-            if not len(bad_rows):
-                continue
-            if not nan.any() and bad_rows[0] == 0 and not stuck:
-                continue
-            seen.append((int(history.step[bad_rows[0]]), 1, "layer", history.name, len(bad_rows)))
-        for parameter in run.parameters.values():
-            bad_rows = np.flatnonzero(np.nan_to_num(parameter["non_finite_value_count"]))
-            if len(bad_rows):
-                seen.append(
-                    (int(parameter.step[bad_rows[0]]), 2, "parameter", parameter.name,
-                     len(bad_rows))
-                )  # fmt: skip
-        gradients = self._gradients(case)
+        gradients = list(_find_in_gradients(case))
+        seen = [*_find_in_metrics(case), *_find_in_layers(case), *_find_in_parameters(case)]
         if not seen and not gradients:
-            if not curves and not run.activations and not run.parameters:
-                return Verdict(reason="the run has no figures", missing=("metrics", "layers"))
-            return Verdict(reason="every value is finite", observed=0.0, threshold=1.0)
-        seen += gradients
-        return Verdict(findings=(self._describe(seen, stuck),))
+            if (
+                not run.metrics
+                and case.train_loss is None
+                and not (run.activations or run.parameters)
+            ):
+                return None
+            return self.stay_quiet("every value is finite", 0.0)
+        is_stuck = case.outcome.non_finite_step is not None
+        return Verdict(findings=(_describe([*seen, *gradients], is_stuck=is_stuck),))
 
-    @staticmethod
-    def _gradients(case: Case) -> list[tuple[int, int, str, str, int]]:
-        """Gradients that end non-finite, in several probes in a row."""
-        out = []
-        for history in case.run.gradients.values():
-            nan, inf = np.nan_to_num(history["nan_count"]), np.nan_to_num(history["inf_count"])
-            bad = (nan + inf) > 0
-            rows = np.flatnonzero(bad)
-            if len(rows) >= 2 and bool(bad[-2:].all()):
-                out.append((int(history.step[rows[0]]), 4, "gradient", history.name, len(rows)))
-        return out
 
-    @staticmethod
-    def _describe(seen: list[tuple[int, int, str, str, int]], stuck: bool) -> Finding:
-        # The earliest step, and there the place nearest to the cause: layers come in their order.
-        step, _, kind, name, _ = min(seen, key=lambda item: item[:2])
-        severity: AlertSeverity = "critical" if stuck else "error"
-        if not stuck and all(item[2] == "metric" and item[4] == 1 for item in seen):
-            severity = "warning"
-        others = tuple(dict.fromkeys(item[3] for item in seen if item[3] != name))
-        words = {"metric": "the metric", "layer": "the output of", "parameter": "the parameter",
-                 "gradient": "the gradient of"}[kind]  # fmt: skip
-        return Finding(
-            culprit=name,
-            severity=severity,
-            title="Values are not finite",
-            fact=f"From step {step} on, {words} {name} has NaN or infinite values"
-            + (f", and {len(others)} other figures have." if others else "."),
-            inference="Everything that is computed from it is not finite either."
-            if kind != "metric"
-            else "The loss or a figure of it left the range of its number format, or divides by "
-            "zero.",
-            suggested_check="Look at the batch and the operation at that step: log or division of "
-            "zero, an empty mask, overflow of half precision; torch.autograd.set_detect_anomaly "
-            "names the operation.",
-            evidence=tuple(
-                observe(item[2], item[3], f"not finite at {item[4]} probes or points",
-                        float(item[4]), 0.0, item[0])
-                for item in sorted(seen, key=lambda item: item[:2])[:6]
-            ),
-            step=step,
-            affected=others[:20],
-        )  # fmt: skip
+def _find_in_metrics(case: Case) -> Iterator[_Sighting]:
+    losses = {curve.key for curve in (case.train_loss, case.validation_loss) if curve}
+    curves = dict(case.run.metrics)
+    if case.train_loss is not None:
+        curves.setdefault(case.train_loss.key, case.train_loss)
+    for key, curve in curves.items():
+        bad = np.flatnonzero(~np.isfinite(curve.value))
+        if not len(bad) or "grad" in key.lower():
+            continue
+        if key in losses or len(bad) >= _LEAST_POINTS:
+            yield _Sighting("metric", key, int(curve.step[bad[0]]), len(bad))
+
+
+def _find_in_layers(case: Case) -> Iterator[_Sighting]:
+    is_stuck = case.outcome.non_finite_step is not None
+    for history in case.run.activations.values():
+        rows = np.flatnonzero(_is_bad(history))
+        if not len(rows):
+            continue
+        is_mask = rows[0] == 0 and not np.nan_to_num(history["nan_count"]).any()
+        if is_stuck or not is_mask:
+            yield _Sighting("layer", history.name, int(history.step[rows[0]]), len(rows))
+
+
+def _find_in_parameters(case: Case) -> Iterator[_Sighting]:
+    for parameter in case.run.parameters.values():
+        rows = np.flatnonzero(np.nan_to_num(parameter["non_finite_value_count"]))
+        if len(rows):
+            yield _Sighting("parameter", parameter.name, int(parameter.step[rows[0]]), len(rows))
+
+
+def _find_in_gradients(case: Case) -> Iterator[_Sighting]:
+    """Gradients that end non-finite, in several probes in a row."""
+    for history in case.run.gradients.values():
+        bad = _is_bad(history)
+        rows = np.flatnonzero(bad)
+        if len(rows) >= _LEAST_PROBES and bool(bad[-_LEAST_PROBES:].all()):
+            yield _Sighting("gradient", history.name, int(history.step[rows[0]]), len(rows))
+
+
+def _is_bad(history: LayerHistory) -> NDArray[np.bool_]:
+    """Which probes of a layer have values that are not finite."""
+    nan, inf = np.nan_to_num(history["nan_count"]), np.nan_to_num(history["inf_count"])
+    return np.asarray((nan + inf) > 0)
+
+
+def _describe(seen: Sequence[_Sighting], *, is_stuck: bool) -> Finding:
+    ranked = sorted(seen, key=lambda item: item.place)
+    first = ranked[0]
+    severity: AlertSeverity = "critical" if is_stuck else "error"
+    if not is_stuck and all(item.kind == "metric" and item.count == 1 for item in ranked):
+        severity = "warning"
+    others = tuple(dict.fromkeys(item.name for item in seen if item.name != first.name))
+    return Finding(
+        culprit=first.name,
+        severity=severity,
+        title="Values are not finite",
+        fact=say(
+            "From step {step} on, {what} {name} has NaN or infinite values{others}.",
+            step=at_step(first.step), what=_TOLD[first.kind], name=first.name,
+            others=say(", and so have {count} other figures", count=count_names(others))
+            if others else say(""),
+        ),
+        inference="Everything that is computed from it is not finite either."
+        if first.kind != "metric"
+        else "The loss or a figure of it left the range of its number format, or divides by "
+        "zero.",
+        suggested_check="Look at the batch and the operation at that step: log or division of "
+        "zero, an empty mask, overflow of half precision; torch.autograd.set_detect_anomaly "
+        "names the operation.",
+        evidence=tuple(
+            observe(item.kind, item.name, "not finite at so many probes or points",
+                    float(item.count), 0.0, item.step)
+            for item in ranked[:_MOST_EVIDENCE]
+        ),
+        step=first.step,
+        affected=others[:_MOST_NAMED],
+    )  # fmt: skip

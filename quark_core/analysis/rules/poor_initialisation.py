@@ -5,17 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from quark_core.analysis.case import Case
-from quark_core.analysis.observations import format_number, observe
+from quark_core.analysis.figures import Figure, at_step, measure, say
+from quark_core.analysis.observations import observe
 from quark_core.analysis.rule import Finding, Verdict
-from quark_core.analysis_records import AlertCategory
+from quark_core.analysis.rules.base import BaseRule
+from quark_core.analysis.run_data import LayerHistory
+from quark_core.records.kinds.findings import AlertCategory
 
 __all__ = ["PoorInitialisation"]
 
-_FACTOR = 30.0
+_FACTOR = 30.0  # from the first hidden layers to the last ones
 _LEAST_LAYERS = 5
+_ENDS = 2  # the last layer has the scale of the targets, the first one that of the inputs
+_LATEST_STEP = 50  # of a first probe that still shows the initialisation
+_END_PART = 4  # the first and the last quarter of the hidden layers are compared
+_CONFIDENCE = 0.8  # normalisation in between makes up for it
 
 
-class PoorInitialisation:
+class PoorInitialisation(BaseRule):
     """Informs where the first activations change thirtyfold between the hidden layers.
 
     What comes of it, if anything does, is told by the rules of gradients.
@@ -23,39 +30,44 @@ class PoorInitialisation:
 
     rule_id = "poor_initialisation"
     category: AlertCategory = "optimization"
+    needs = f"it needs activations of {_LEAST_LAYERS} layers from the start"
+    data = ("layer activations of the first steps",)
+    threshold = _FACTOR
 
-    def check(self, case: Case) -> Verdict:
-        """See `quark_core.analysis.rule.Rule`."""
+    def judge(self, case: Case) -> Verdict | None:
+        """Look for first activations that grow or shrink from the first layers to the last ones.
+
+        Silent where the probes begin later than the initialisation can be seen,
+        and of the outermost two layers, whose scales are those of the data.
+        """
         layers = [
             item
             for item in case.run.activations.values()
             if len(item) and np.isfinite(item["std"][0]) and item["std"][0] > 0
         ]
-        # The last layer has the scale of the targets, the first one that of the inputs.
         hidden = layers[1:-1]
-        if len(hidden) < _LEAST_LAYERS - 2 or min(int(item.step[0]) for item in layers) > 50:
-            return Verdict(
-                reason=f"it needs activations of {_LEAST_LAYERS} layers from the start",
-                missing=("layer activations of the first steps",),
-            )
+        if len(hidden) < _LEAST_LAYERS - _ENDS:
+            return None
+        if min(int(item.step[0]) for item in layers) > _LATEST_STEP:
+            return None
         levels = np.array([float(item["std"][0]) for item in hidden])
-        few = max(1, len(levels) // 4)
+        few = max(1, len(levels) // _END_PART)
         ratio = float(np.median(levels[-few:]) / np.median(levels[:few]))
         factor = max(ratio, 1.0 / ratio)
         if factor < _FACTOR:
-            return Verdict(
-                reason="the first activations are of one size over the layers",
-                observed=factor,
-                threshold=_FACTOR,
-            )
+            return self.stay_quiet("the first activations are of one size over the layers", factor)
         does = "grow" if ratio > 1 else "shrink"
         step = int(hidden[-1].step[0])
         finding = Finding(
             culprit=hidden[-1].name,
             severity="info",
             title="The initialisation is out of scale",
-            fact=f"At step {step} the activations {does} {format_number(factor)} times from "
-            f"{hidden[0].name} to {hidden[-1].name}.",
+            fact=say(
+                "At step {step} the activations {does} from {first} to {last}: their deviation is "
+                "{early} there and {late} here.",
+                step=at_step(step), does=does, first=hidden[0].name, last=hidden[-1].name,
+                early=_measure_first(hidden[0], case), late=_measure_first(hidden[-1], case),
+            ),
             inference="Gradients change by as much on their way back.",
             suggested_check="An initialisation for this activation (He, Xavier), or normalisation.",
             evidence=tuple(
@@ -64,6 +76,12 @@ class PoorInitialisation:
                 for item in (hidden[0], hidden[-1])
             ),
             step=step,
-            confidence=0.8,
+            confidence=_CONFIDENCE,
         )  # fmt: skip
         return Verdict(findings=(finding,), observed=factor, threshold=_FACTOR)
+
+
+def _measure_first(item: LayerHistory, case: Case) -> Figure:
+    """Deviation of a layer's first output."""
+    last = int(item.step[0])
+    return measure(case.run, "activation", item.name, "value", "std", last=last)

@@ -9,55 +9,81 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import isabstract
+from pkgutil import iter_modules
 from typing import Any, get_args
 
+from quark_core.analysis import rules
 from quark_core.analysis.rule import Rule
-from quark_core.analysis.rules.activation_collapse import ActivationCollapse
-from quark_core.analysis.rules.class_imbalance import ClassImbalance
-from quark_core.analysis.rules.data_bound import DataBound
-from quark_core.analysis.rules.divergence import Divergence
-from quark_core.analysis.rules.exploding_gradients import ExplodingGradients
-from quark_core.analysis.rules.hard_data import HardData
-from quark_core.analysis.rules.loss_spike import LossSpike
-from quark_core.analysis.rules.memory_growth import MemoryGrowth
-from quark_core.analysis.rules.non_finite_values import NonFiniteValues
-from quark_core.analysis.rules.oscillation import Oscillation
-from quark_core.analysis.rules.overfitting_onset import OverfittingOnset
-from quark_core.analysis.rules.plateau import Plateau
-from quark_core.analysis.rules.poor_initialisation import PoorInitialisation
-from quark_core.analysis.rules.runtime_bottleneck_risk import RuntimeBottleneckRisk
-from quark_core.analysis.rules.stagnant_layers import StagnantLayers
-from quark_core.analysis.rules.update_ratio import UpdateRatio
-from quark_core.analysis.rules.vanishing_gradients import VanishingGradients
-from quark_core.analysis_records import AlertCategory
+from quark_core.analysis.rules.base import BaseRule
 from quark_core.errors import SchemaValidationError
+from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["BUILTIN_RULES", "DOCUMENTED_RULES", "choose_rules", "list_rules"]
+__all__ = ["BUILTIN_RULES", "DOCUMENTED_RULES", "choose_rules", "find_builtin_rules", "list_rules"]
 
 _GROUP = "quark.rules"
 
 _log = logging.getLogger("quark")
 
-BUILTIN_RULES: tuple[Rule, ...] = (
-    NonFiniteValues(),
-    ExplodingGradients(),
-    VanishingGradients(),
-    StagnantLayers(),
-    ActivationCollapse(),
-    OverfittingOnset(),
-    RuntimeBottleneckRisk(),
-    LossSpike(),
-    Divergence(),
-    Plateau(),
-    UpdateRatio(),
-    PoorInitialisation(),
-    Oscillation(),
-    HardData(),
-    ClassImbalance(),
-    MemoryGrowth(),
-    DataBound(),
+_ORDER = (
+    "constant_inputs",
+    "mislabelled_data",
+    "unshuffled_data",
+    "squashed_outputs",
+    "non_finite_values",
+    "exploding_gradients",
+    "vanishing_gradients",
+    "stagnant_layers",
+    "activation_collapse",
+    "overfitting_onset",
+    "runtime_bottleneck_risk",
+    "loss_spike",
+    "divergence",
+    "plateau",
+    "update_ratio",
+    "poor_initialisation",
+    "oscillation",
+    "hard_data",
+    "class_imbalance",
+    "memory_growth",
+    "data_bound",
+    "straggler_rank",
+    "idle_device",
+    "optimizer_not_stepping",
+    "parameters_not_optimized",
+    "gradients_not_cleared",
+    "mostly_frozen",
+    "training_mode_in_evaluation",
+    "replicas_differ",
 )
+
+
+def find_builtin_rules() -> tuple[Rule, ...]:
+    """One of each rule that a module of this package defines.
+
+    They are asked in the order of `_ORDER`, which is also that of alerts that
+    are alike in all else; a rule that is not in it comes after them, by its id.
+    """
+    found: list[BaseRule] = []
+    for item in iter_modules(rules.__path__, f"{rules.__name__}."):
+        if item.name == __name__:
+            continue
+        module = import_module(item.name)
+        found += [
+            value()
+            for value in vars(module).values()
+            if isinstance(value, type)
+            and issubclass(value, BaseRule)
+            and value.__module__ == item.name
+            and not isabstract(value)
+        ]
+    ranks = {rule_id: rank for rank, rule_id in enumerate(_ORDER)}
+    return tuple(sorted(found, key=lambda r: (ranks.get(r.rule_id, len(ranks)), r.rule_id)))
+
+
+BUILTIN_RULES: tuple[Rule, ...] = find_builtin_rules()
 """In the order in which they are asked."""
 
 DOCUMENTED_RULES = (

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
-from quark_core.backend import BackendConfig, Batch, StoredRun
+from quark_core.backends.contract import BackendConfig, Batch, StoredRun
+from quark_core.backends.kept_batches import describe_run, dump_batch, restore_batch, select_rows
 from quark_core.errors import (
     BackendRejected,
     BackendUnavailable,
@@ -28,11 +29,10 @@ from quark_core.errors import (
     SchemaValidationError,
     SessionStoreError,
 )
-from quark_core.kept_batches import describe_run, dump_batch, restore_batch, select_rows
 
 if TYPE_CHECKING:
-    from quark_core.columns import Columns
-    from quark_core.query import Query
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
 
 __all__ = ["JsonLinesBackend"]
 
@@ -173,7 +173,7 @@ def _find_url(config: BackendConfig) -> str:
         return config.location
     if config.location:
         return str((config.storage_dir / config.location).resolve())
-    return str(config.storage_dir / ".quark" / "jsonl")
+    return str(config.storage_dir / "jsonl")
 
 
 def _encode(batch: Batch, digest: str) -> bytes:

@@ -1,0 +1,373 @@
+"""Faults in what gradients, layers and losses do; each names the account it was written from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.diagnosis.families.fifth_course import (
+    Make,
+    Plan,
+    expect,
+    run,
+    run_both,
+    tell,
+)
+from benchmarks.diagnosis.families.fifth_recipes import (
+    documents,
+    keywords,
+    ratings,
+    reversals,
+    series,
+    text,
+    utterances,
+)
+from benchmarks.diagnosis.families.fifth_tasks import (
+    Documents,
+    Forecaster,
+    KeywordNet,
+    Parts,
+    make_documents,
+    make_keywords,
+    make_ratings,
+    make_series,
+)
+from benchmarks.diagnosis.oracles import WRECK, doubt, excess, is_worse, smooth
+from benchmarks.diagnosis.recorder import Recorder
+from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
+
+__all__ = [
+    "SCENARIOS",
+    "make_detached",
+    "make_lags",
+    "make_resumed",
+    "make_spoken",
+]
+
+
+# Pascanu et al. 2013, Le et al. 2015: the recurrent matrix of rectifiers is above norm 1, and
+# what comes back over 48 hours grows with each of them, from the first step on.
+def make_unclipped(draw: Draw, broken: bool) -> Plan:
+    """A recurrent network of rectifiers on windows of 48 hours."""
+    model = Forecaster("relu", draw.integer(20, 28))
+    with torch.no_grad():
+        size = len(model.rnn.weight_hh_l0)
+        gain = 1.1 + 0.08 * draw.severity if broken else 1.0
+        model.rnn.weight_hh_l0.copy_(gain * torch.eye(size))
+    parts = make_series(draw.stream("data"), window=48)
+    plan = series(draw, model, parts=parts, rate=1.5e-3, steps=200)
+    plan.clip = None if broken else 1.0
+    return plan
+
+
+# Stack Overflow's "loss becomes huge, then nan" of unscaled features (DeepFD, Humbatova et
+# al. 2020: missing normalisation): a linear forecaster on megawatts.
+def make_lags(draw: Draw, broken: bool) -> Plan:
+    """A linear model of 24 lags, scaled or as they were measured."""
+    parts = make_series(draw.stream("data"))
+    growth = 0.03 + 0.05 * draw.severity
+    if broken:
+        parts = Parts(*(10.0 * part + 30.0 for part in _list_parts(parts)))
+        flat = parts.x.flatten(1).double()
+        steepest = 2.0 * float(torch.linalg.eigvalsh(flat.T @ flat / len(flat))[-1])
+        rate = (2.0 + growth) / steepest
+    else:
+        rate = 0.01
+    model = nn.Sequential(nn.Flatten(), nn.Linear(24, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    return series(draw, model, parts=parts, optimizer=optimizer, steps=220)
+
+
+def _list_parts(parts: Parts) -> list[Tensor]:
+    return [parts.x, parts.y, parts.val_x, parts.val_y, parts.proof_x, parts.proof_y]
+
+
+def _explode(make: Make, fault: str, *, at_once: bool) -> Scenario:
+    def train(recorder: Recorder, draw: Draw) -> Truth:
+        _, trace, twin = run_both(make, recorder, draw)
+        probed = np.array(trace.gradients[:: recorder.every])
+        finite = probed[np.isfinite(probed)]
+        start = float(np.median(trace.gradients[:3]))
+        usual = float(np.median(twin.gradients)) if at_once else start
+        above = int((finite > 50 * usual).sum())
+        told = f"{fault}; gradient {start:.3g} -> {finite.max():.3g}, usual {usual:.3g}"
+        if above < 2:
+            return doubt(f"{told}: only {above} probes above 50 times that")
+        if not is_worse(trace, twin):
+            return doubt(f"{told}: no harm done: {tell(trace)}, twin {tell(twin)}")
+        onset = next(step for step, value in enumerate(trace.gradients) if not value <= 10 * usual)
+        return expect("exploding_gradients", told, onset=onset)
+
+    name = make.__name__.removeprefix("make_")
+    return Scenario(name=f"fifth/exploding_gradients/{name}", kind="fault", train=train)
+
+
+# Humbatova et al. 2020 and DeepFD: sigmoids in every hidden layer.
+def make_sigmoid_stack(draw: Draw, broken: bool) -> Plan:
+    """Eight hidden layers over mean word vectors."""
+    depth, width = draw.integer(7, 9), draw.integer(20, 28)
+    kind = nn.Sigmoid if broken else nn.GELU
+    return documents(draw, Documents(width, depth=depth, activation=kind, norm=not broken))
+
+
+class _Shares(nn.Softmax):
+    def __init__(self) -> None:
+        super().__init__(dim=-1)
+
+
+# DeepFD's and AUTOTRAINER's Stack Overflow cases: softmax as hidden activation.
+def make_hidden_softmax(draw: Draw, broken: bool) -> Plan:
+    """Softmax between the layers."""
+    depth, width = draw.integer(4, 5), draw.integer(24, 32)
+    kind: type[nn.Module] = _Shares if broken else nn.ReLU
+    return documents(draw, Documents(width, depth=depth, activation=kind))
+
+
+def _vanish(make: Make, fault: str) -> Scenario:
+    def train(recorder: Recorder, draw: Draw) -> Truth:
+        _, trace, twin = run_both(make, recorder, draw)
+        first, last = (
+            float(np.median(trace.layer_gradients[name]))
+            for name in ("body.fc0.weight", "head.weight")
+        )
+        told = f"{fault}; gradient of body.fc0 {first:.2g}, of head {last:.2g}; {tell(trace)}"
+        if not first < 1e-4 * last:
+            return doubt(f"{told}: it reaches the first layer")
+        if not is_worse(trace, twin):
+            return doubt(f"{told}: no harm done")
+        allowed = ("stagnant_layers", "activation_collapse", "plateau", "update_ratio")
+        culprits = (*(f"body.fc{place}" for place in range(4)), "embed")
+        return expect("vanishing_gradients", told, culprits=culprits, onset=0, tolerated=allowed)
+
+    name = make.__name__.removeprefix("make_")
+    return Scenario(name=f"fifth/vanishing_gradients/{name}", kind="fault", train=train)
+
+
+# PyTorch forum, "encoder does not train": states pass through .detach() (or .data).
+def make_detached(draw: Draw, broken: bool) -> Plan:
+    """The decoder reads states of which no gradient comes back."""
+    return reversals(draw, cut=broken)
+
+
+# Discriminative rates of fine-tuning (ULMFiT, HF examples): the rate of the lowest group is
+# rounded to 0 (`lr // 10 ** depth`).
+def make_group_rate_zero(draw: Draw, broken: bool) -> Plan:
+    """The embedding's group has no learning rate."""
+    model = Documents(draw.integer(20, 28))
+    rate = 5e-3 * draw.uniform(0.7, 1.4)
+    groups = [
+        {"params": model.embed.parameters(), "lr": 0.0 if broken else rate / 2},
+        {"params": model.body.parameters(), "lr": rate / 2},
+        {"params": model.head.parameters(), "lr": rate},
+    ]
+    return documents(draw, model, optimizer=torch.optim.Adam(groups))
+
+
+def _still(make: Make, layers: tuple[str, ...], fault: str) -> Scenario:
+    def train(recorder: Recorder, draw: Draw) -> Truth:
+        _, trace, twin = run_both(make, recorder, draw)
+        names = [name for name in trace.first if name.startswith(layers)]
+        moved, usual = (max(kind.moved(name) for name in names) for kind in (trace, twin))
+        told = f"{fault}; {', '.join(layers)} moved by {moved:.2g}, in the twin by {usual:.2g}"
+        if moved > 0 or usual < 0.05:
+            return doubt(told)
+        allowed = ("vanishing_gradients", "plateau", "update_ratio", "overfitting_onset")
+        return expect("stagnant_layers", told, culprits=layers, onset=0, tolerated=allowed)
+
+    name = make.__name__.removeprefix("make_")
+    return Scenario(name=f"fifth/stagnant_layers/{name}", kind="fault", train=train)
+
+
+# Lu et al. 2019 (dying ReLU) and Karpathy's course notes: a rate far too high kills rectifiers.
+def make_dead_units(draw: Draw, broken: bool) -> Plan:
+    """A keyword net without normalisation, at a rate a hundred times too high."""
+    model = KeywordNet(draw.integer(16, 24), norm=False)
+    rate = 0.15 + 0.25 * draw.severity if broken else 3e-3
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    return keywords(draw, model, optimizer=optimizer)
+
+
+# Speech toolkits' issues on int16 audio that nobody scaled to -1 ... 1.
+def make_raw_amplitudes(draw: Draw, broken: bool) -> Plan:
+    """Sounds as 16 bit numbers into tanh."""
+    model = KeywordNet(draw.integer(16, 24), norm=False, activation=nn.Tanh)
+    scale = 1000.0 + 3000.0 * draw.severity if broken else 1.0
+    return keywords(draw, model, parts=make_keywords(draw.stream("data"), scale=scale))
+
+
+def _collapse(make: Make, fault: str) -> Scenario:
+    def train(recorder: Recorder, draw: Draw) -> Truth:
+        plan, trace, twin = run_both(make, recorder, draw)
+        shares = _measure_lost_units(plan, draw)
+        worst = max(shares, key=lambda name: shares[name])
+        told = f"{fault}; lost units {', '.join(f'{k} {v:.2f}' for k, v in shares.items())}"
+        if shares[worst] < 0.9:
+            return doubt(f"{told}; {tell(trace)}")
+        if not is_worse(trace, twin, 0.1):
+            return doubt(f"{told}; no harm done: {tell(trace)}, twin {tell(twin)}")
+        culprits = tuple(name for name, share in shares.items() if share >= 0.8)
+        feeding = {"act0": "conv0", "act1": "conv1", "act2": "fc"}
+        culprits = (*culprits, *(feeding[name] for name in culprits))
+        return expect("activation_collapse", told, culprits=culprits, onset=0)
+
+    name = make.__name__.removeprefix("make_")
+    return Scenario(name=f"fifth/activation_collapse/{name}", kind="fault", train=train)
+
+
+def _measure_lost_units(plan: Plan, draw: Draw) -> dict[str, float]:
+    """Share of each activation's outputs at an end: 0 of a rectifier, 1 of a tanh."""
+    model = plan.model
+    assert isinstance(model, KeywordNet)
+    sounds = make_keywords(draw.stream("lost"), count=200).x
+    if isinstance(model.act0, nn.Tanh):
+        sounds = sounds * 2000.0
+    shares: dict[str, float] = {}
+    with torch.no_grad():
+        x = sounds
+        for name, layer in (("act0", model.conv0), ("act1", model.conv1)):
+            x = model.act0(layer(x))
+            shares[name] = _count_ends(x, model.act0)
+        x = model.act2(model.fc(x.amax(2)))
+        shares["act2"] = _count_ends(x, model.act2)
+    return shares
+
+
+def _count_ends(x: Tensor, act: nn.Module) -> float:
+    if isinstance(act, nn.Tanh):
+        return float((x.abs() > 0.99).float().mean())
+    units = x.transpose(0, 1).flatten(1)
+    return float((units.amax(1) <= 0).float().mean())
+
+
+# Recommender courses' first lesson: many factors, few ratings, no regularisation.
+def make_few_ratings(draw: Draw, _broken: bool) -> Plan:
+    """Noisy ratings, and twice as many numbers to fit them."""
+    parts = make_ratings(draw.stream("data"), count=2500, noise=1.0)
+    return ratings(draw, parts=parts, rank=draw.integer(12, 20), steps=280)
+
+
+# HF forum, "eval_loss goes up after epoch 2" on small corpora.
+def make_few_documents(draw: Draw, _broken: bool) -> Plan:
+    """Eighty documents, many epochs, logged once an epoch."""
+    parts = make_documents(draw.stream("data"), blur=0.8)
+    few = Parts(parts.x[:80], parts.y[:80], parts.val_x, parts.val_y, parts.proof_x, parts.proof_y)
+    plan = documents(draw, Documents(32), parts=few, rate=6e-3, steps=250, size=16)
+    plan.by_epoch = True
+    plan.key = draw.choice("train_loss_epoch", "loss")
+    return plan
+
+
+def _overfit(make: Make, fault: str) -> Scenario:
+    def train(recorder: Recorder, draw: Draw) -> Truth:
+        torch.manual_seed(draw.torch_seed)
+        trace = run(make(draw.again(), True), recorder, draw)
+        rise = excess(trace)
+        half = len(trace.losses) // 2
+        early, late = np.mean(trace.losses[:half]), np.mean(trace.losses[half:])
+        told = f"{fault}; oracle {tell(trace)}, training {early:.3g} -> {late:.3g}"
+        lost = (trace.proof[-1] - min(trace.proof)) / (trace.proof[0] - min(trace.proof))
+        if not (0.15 < rise < math.inf and lost > 0.3 and late < 0.7 * early):
+            return doubt(f"{told}: rose by {rise:.2f}")
+        onset = trace.looks[int(np.argmin(smooth(trace.proof)))]
+        allowed = ("plateau", "mislabelled_data", "divergence")
+        return expect("overfitting_onset", told, onset=onset, tolerated=allowed)
+
+    name = make.__name__.removeprefix("make_")
+    return Scenario(name=f"fifth/overfitting_onset/{name}", kind="fault", train=train)
+
+
+# wenet #2299 and PyTorch's CTCLoss: an utterance with fewer frames than symbols is infinite.
+def make_spoken(draw: Draw, broken: bool) -> Plan:
+    """A few utterances that cannot be aligned."""
+    return utterances(draw, short=0.006 + 0.01 * draw.severity, safe=not broken)
+
+
+def _train_infinite(recorder: Recorder, draw: Draw) -> Truth:
+    torch.manual_seed(draw.torch_seed)
+    plan = make_spoken(draw.again(), True)
+    trace = run(plan, recorder, draw)
+    bad = [step for step, value in enumerate(trace.losses) if not math.isfinite(value)]
+    lost = any(not bool(torch.isfinite(p).all()) for p in plan.model.parameters())
+    told = f"CTC of too few frames; {len(bad)} losses not finite, weights not finite: {lost}"
+    if not (bad and lost):
+        return doubt(told)
+    return expect("non_finite_values", told, onset=bad[0])
+
+
+# PaLM (2022) and OLMo 2 (2025): a stretch of garbled, repeated n-grams in the corpus.
+def make_garbled(draw: Draw, broken: bool) -> Plan:
+    """Some batches are noise."""
+    begin, noise = draw.onset_step(220, 0.45, 0.75), draw.stream("noise")
+    lasts = draw.integer(2, 4)
+
+    def garble(step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if broken and begin <= step < begin + lasts:
+            letters = torch.from_numpy(noise.integers(0, 32, (len(x), 25)))
+            return letters[:, :-1], letters[:, 1:]
+        return x, y
+
+    return text(draw, steps=220, rate=8e-3, change=garble)
+
+
+def _train_garbled(recorder: Recorder, draw: Draw) -> Truth:
+    torch.manual_seed(draw.torch_seed)
+    trace = run(make_garbled(draw.again(), True), recorder, draw)
+    peak = int(np.argmax(trace.losses[60:])) + 60
+    before = np.array(trace.losses[peak - 25 : peak - 5])
+    middle, spread = float(np.median(before)), float(before.std())
+    after = float(np.median(trace.losses[-15:]))
+    told = f"garbled shard; loss {middle:.3g} +- {spread:.2g} -> {trace.losses[peak]:.3g}"
+    if trace.losses[peak] < middle + 10 * spread or after > middle + 3 * spread:
+        return doubt(f"{told} -> {after:.3g}")
+    begin = draw.again().onset_step(220, 0.45, 0.75)
+    return expect("loss_spike", f"{told} -> {after:.3g}", onset=begin)
+
+
+# OPT-175B's logbook and HF transformers' resume issues: the restarted scheduler begins anew.
+def make_resumed(draw: Draw, broken: bool) -> Plan:
+    """After a restart the rate is what it never was."""
+    onset = draw.onset_step(240, 0.35, 0.6)
+    jump = 60.0 + 100.0 * draw.severity
+
+    def rate(step: int) -> float:
+        warm = min(1.0, (step + 1) / 20)
+        return warm * (jump if broken and step >= onset else 1.0)
+
+    plan = text(draw, rate=6e-3)
+    plan.rate = rate
+    return plan
+
+
+def _train_resumed(recorder: Recorder, draw: Draw) -> Truth:
+    _, trace, twin = run_both(make_resumed, recorder, draw)
+    onset = draw.again().onset_step(240, 0.35, 0.6)
+    before = float(np.median(trace.losses[onset - 12 : onset]))
+    end, first = float(np.median(trace.losses[-20:])), trace.losses[0]
+    told = f"rate of a restart too high; loss {first:.3g} -> {before:.3g} -> {end:.3g}"
+    if not (end > before + 0.5 * (first - before) and is_worse(trace, twin)):
+        return doubt(told)
+    return expect("divergence", told, onset=onset, tolerated=(*WRECK, "overfitting_onset"))
+
+
+def _plain(name: str, train: object) -> Scenario:
+    return Scenario(name=f"fifth/{name}", kind="fault", train=train)  # type: ignore[arg-type]
+
+
+SCENARIOS = (
+    _explode(make_unclipped, "recurrent gain above 1, no clipping", at_once=True),
+    _explode(make_lags, "unscaled megawatts", at_once=False),
+    _vanish(make_sigmoid_stack, "sigmoids in eight layers"),
+    _vanish(make_hidden_softmax, "softmax between layers"),
+    _still(make_detached, ("encoder", "embed"), "detached encoder"),
+    _still(make_group_rate_zero, ("embed",), "rate 0 of a group"),
+    _collapse(make_dead_units, "rate a hundred times too high"),
+    _collapse(make_raw_amplitudes, "16 bit amplitudes into tanh"),
+    _overfit(make_few_ratings, "more factors than ratings"),
+    _overfit(make_few_documents, "eighty documents"),
+    _plain("non_finite_values/infinite_ctc", _train_infinite),
+    _plain("loss_spike/garbled_shard", _train_garbled),
+    _plain("divergence/restarted_schedule", _train_resumed),
+)

@@ -1,0 +1,475 @@
+"""Explosions and vanishing gradients as they are told of: each names where."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.diagnosis import datasets
+from benchmarks.diagnosis.families.fourth_course import (
+    AFTERMATH,
+    Course,
+    both,
+    broken,
+    given_away,
+)
+from benchmarks.diagnosis.families.fourth_tasks import Batches, draw_ring, evaluate, supervise
+from benchmarks.diagnosis.recorder import Recorder
+from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
+
+__all__ = ["SCENARIOS"]
+
+
+def bootstrapped_off_policy(recorder: Recorder, draw: Draw) -> Truth:
+    """Baird 1995 (Sutton and Barto, 11.2): off-policy bootstrapping makes values grow for ever."""
+    features = torch.zeros(7, 8)
+    features[:6, :6] = 2 * torch.eye(6)
+    features[:6, 7] = 1.0
+    features[6, 6], features[6, 7] = 1.0, 2.0
+
+    def make(made: Draw, faulty: bool) -> Course:
+        model = nn.Sequential(nn.Linear(8, 1, bias=False))
+        with torch.no_grad():
+            model[0].weight.fill_(1.0)
+            model[0].weight[0, 6] = 10.0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.04 + 0.03 * made.severity)
+
+        def take(_step: int) -> Tensor:
+            state = torch.randint(7, (32,))
+            after = 0.99 * model(features[6:])
+            # The twin follows the whole gradient of the residual, which cannot diverge.
+            wanted = after.detach() if faulty else after
+            return functional.mse_loss(model(features[state]), wanted.expand(32, 1))
+
+        return Course(
+            model=model,
+            optimizer=optimizer,
+            loss=take,
+            proof=lambda seen: float(seen(features).square().mean().sqrt()),
+            steps=340,
+            loss_key="td_error",
+            extra=lambda: {"value/mean": float(model(features).detach().mean())},
+        )
+
+    _, notes, twin = both(make, recorder, draw)
+    norms = np.array(notes.gradients)
+    begins = int(np.argmax(norms > 20 * np.median(norms[20:40])))
+    return broken(
+        norms[-1] > 100 * np.median(norms[:40]) and notes.end > 10 * notes.proof[0],
+        f"gradient norm {np.median(norms[:40]):.3g} -> {norms[-1]:.3g}; the values, which are 0 in "
+        f"truth, {notes.proof[0]:.3g} -> {notes.end:.3g}, twin {twin.end:.3g}",
+        expected=("exploding_gradients",),
+        tolerated=AFTERMATH,
+        onset_step=begins,
+    )
+
+
+def summed_loss_with_averaged_rate(recorder: Recorder, draw: Draw) -> Truth:
+    """PyTorch forum and StackOverflow: reduction="sum" with a rate meant for the mean gives NaN."""
+
+    def make(made: Draw, faulty: bool) -> Course:
+        data = datasets.load_friedman(made.stream("data"))
+        for part in (data.y, data.val_y, data.proof_y):
+            part.sub_(14.4)
+        width = made.integer(24, 48)
+        model = nn.Sequential(
+            nn.Linear(10, width),
+            nn.LeakyReLU(0.1),
+            nn.Linear(width, width),
+            nn.LeakyReLU(0.1),
+            nn.Linear(width, 1),
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.003 * (1 + made.severity))
+        reduction = "sum" if faulty else "mean"
+
+        def measure(output: Tensor, target: Tensor) -> Tensor:
+            return functional.mse_loss(output, target, reduction=reduction)
+
+        return supervise(
+            made,
+            model,
+            data,
+            optimizer,
+            measure=measure,
+            proof=functional.mse_loss,
+            size=made.choice(48, 64, 96),
+            steps=160,
+        )
+
+    _, notes, twin = both(make, recorder, draw)
+    norms = np.array(notes.gradients)
+    finite = norms[np.isfinite(norms)]
+    return broken(
+        float(finite.max()) > 1e3 * finite[0] and given_away(notes, twin) > 0.3,
+        f"gradient norm {finite[0]:.3g} -> {finite.max():.3g}, {len(norms) - len(finite)} not "
+        f"finite; loss {notes.losses[0]:.3g} -> {notes.losses[-1]:.3g}",
+        expected=("exploding_gradients",),
+        tolerated=AFTERMATH,
+        onset_step=0,
+    )
+
+
+def rate_warmed_up_too_far(recorder: Recorder, draw: Draw) -> Truth:
+    """Chronicles of OPT-175B: the rate was raised until the loss blew up, and was cut again."""
+    onset = draw.onset_step(220, 0.3, 0.55)
+
+    def make(made: Draw, faulty: bool) -> Course:
+        data = datasets.load_digits(made.stream("data"), noise=0.15).flatten()
+        layers: list[nn.Module] = []
+        for place in range(5):
+            layers += [nn.Linear(64 if place == 0 else 48, 48), nn.LeakyReLU(0.1)]
+            nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")
+        model = nn.Sequential(*layers, nn.Linear(48, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+        def raise_rate(step: int) -> None:
+            risen = 1 + (40 + 40 * made.severity) * max(0, step - onset) / 30 if faulty else 1
+            optimizer.param_groups[0]["lr"] = 0.02 * risen
+
+        def measure(output: Tensor, target: Tensor) -> Tensor:
+            return functional.mse_loss(output, functional.one_hot(target, 10).float())
+
+        return supervise(
+            made, model, data, optimizer, measure=measure, steps=220, before=raise_rate
+        )
+
+    _, notes, twin = both(make, recorder, draw)
+    norms = np.array(notes.gradients)
+    usual = float(np.median(norms[onset - 20 : onset]))
+    after = norms[onset:]
+    worst = float(after[np.isfinite(after)].max())
+    begins = onset + int(np.argmax(~(after < 10 * usual)))
+    return broken(
+        worst > 20 * usual and given_away(notes, twin) > 0.3,
+        f"rate rises from step {onset}; gradient norm {usual:.3g} -> {worst:.3g}; proof "
+        f"{notes.end:.4g} against {twin.end:.4g}",
+        expected=("exploding_gradients",),
+        tolerated=AFTERMATH,
+        onset_step=begins,
+    )
+
+
+def deep_plain_network(recorder: Recorder, draw: Draw) -> Truth:
+    """He et al. 2015: a deep network without skips and scaled start does not begin to learn."""
+
+    def make(made: Draw, faulty: bool) -> Course:
+        data = datasets.load_digits(made.stream("data"), noise=0.1).flatten()
+        depth = made.integer(14, 18)
+        depth = depth if faulty else 4
+        layers: list[nn.Module] = []
+        for place in range(depth):
+            linear = nn.Linear(64 if place == 0 else 40, 40)
+            if not faulty:
+                nn.init.orthogonal_(linear.weight, 2**0.5)
+            layers += [linear] if faulty else [linear, nn.LayerNorm(40)]
+            layers.append(nn.ReLU())
+        model = nn.Sequential(*layers, nn.Linear(40, 10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+        return supervise(made, model, data, optimizer, steps=240)
+
+    course, notes, twin = both(make, recorder, draw)
+    names = [name for name, p in course.model.named_parameters() if p.dim() == 2]
+    share = float(np.median(np.array(notes.rms[names[0]]) / np.array(notes.rms[names[-1]])))
+    lowest = names[: len(names) // 3]
+    return broken(
+        share < 1e-3 and given_away(notes, twin) > 0.7,
+        f"gradient of the first layer is {share:.3g} of the last's; proof {notes.end:.4g} against "
+        f"{twin.end:.4g} of a twin of four layers with norms",
+        expected=("vanishing_gradients",),
+        tolerated=("stagnant_layers", "plateau", "activation_collapse", "update_ratio"),
+        culprits=tuple(name.removesuffix(".weight") for name in lowest),
+        onset_step=0,
+    )
+
+
+def judge_too_strong(recorder: Recorder, draw: Draw) -> Truth:
+    """Arjovsky and Bottou 2017: against a perfect judge the minimax generator has no gradient."""
+
+    def make(made: Draw, faulty: bool) -> Course:
+        rng = made.stream("data")
+        points, kept = draw_ring(rng, 2000), draw_ring(rng, 256)
+        maker = nn.Sequential(
+            nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)
+        )
+        # Far from the data, as generators begin in many dimensions.
+        with torch.no_grad():
+            maker[4].bias.add_(6.0)
+        judge = nn.Sequential(
+            nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2),
+            nn.Linear(64, 1),
+        )  # fmt: skip
+        optimizer = torch.optim.Adam(maker.parameters(), lr=0.001)
+        rounds = made.integer(3, 5) if faulty else 1
+        judge_rate = 0.01 if faulty else 0.001
+        other = torch.optim.Adam(judge.parameters(), lr=judge_rate)
+        batches = Batches(made, points, points, 64)
+        seen = {"judge": 0.0}
+
+        def take(_step: int) -> Tensor:
+            for _ in range(rounds):
+                real, _ = batches.take()
+                with torch.no_grad():
+                    fake = maker(torch.randn(64, 4))
+                judged = functional.softplus(-judge(real)) + functional.softplus(judge(fake))
+                other.zero_grad()
+                judged.mean().backward()
+                other.step()
+                seen["judge"] = float(judged.detach().mean())
+            verdict = judge(maker(torch.randn(64, 4)))
+            # log(1 - D(G(z))): with the minimax loss the gradient dies with the verdict.
+            minimax = -functional.softplus(verdict).mean()
+            return minimax if faulty else functional.softplus(-verdict).mean()
+
+        def distance(model: nn.Module) -> float:
+            fake = model(torch.randn(256, 4))
+            apart = torch.cdist(fake, kept).mean() * 2
+            return float(apart - torch.cdist(fake, fake).mean() - torch.cdist(kept, kept).mean())
+
+        return Course(
+            model=maker,
+            optimizer=optimizer,
+            loss=take,
+            proof=distance,
+            loss_key="generator/loss",
+            extra=lambda: {"discriminator/loss": seen["judge"]},
+            steps=200,
+        )
+
+    _, notes, twin = both(make, recorder, draw)
+    norms = np.array(notes.gradients)
+    first, end = float(np.median(norms[:3])), float(np.median(norms[-60:]))
+    return broken(
+        end < 3e-3 * first and given_away(notes, twin) > 0.5,
+        f"gradient norm of the generator {first:.3g} -> {end:.3g}; distance {notes.proof[0]:.3g} "
+        f"-> {notes.end:.3g} against {twin.end:.3g}",
+        expected=("vanishing_gradients",),
+        tolerated=("stagnant_layers", "plateau", "activation_collapse", "update_ratio"),
+        onset_step=int(np.argmax(norms < 0.01 * first)),
+    )
+
+
+class _Scaled(nn.Module):
+    """Blocks whose output is scaled by a number that somebody forgot to make a parameter."""
+
+    def __init__(self, inputs: int, width: int, depth: int, outputs: int, faulty: bool) -> None:
+        super().__init__()
+        self.entry = nn.Linear(inputs, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(),
+                          nn.Linear(2 * width, width))
+            for _ in range(depth)
+        )  # fmt: skip
+        self.head = nn.Linear(width, outputs)
+        scales = torch.zeros(depth)
+        if faulty:
+            self.register_buffer("scales", scales)
+        else:
+            self.scales = nn.Parameter(scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Numbers or logits."""
+        x = self.entry(x)
+        for scale, block in zip(self.scales, self.blocks, strict=True):
+            x = x + scale * block(x)
+        return self.head(x)
+
+
+def scale_not_a_parameter(recorder: Recorder, draw: Draw) -> Truth:
+    """PyTorch forum: a tensor that was not made an nn.Parameter; here the ReZero scale, at 0."""
+
+    def make(made: Draw, faulty: bool) -> Course:
+        data = datasets.load_spirals(made.stream("data"))
+        model = _Scaled(2, made.integer(24, 40), made.integer(2, 4), 3, faulty)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+        return supervise(made, model, data, optimizer, steps=260, keys=("loss", "val_loss"))
+
+    course, notes, twin = both(make, recorder, draw)
+    names = [name for name, _ in course.model.named_parameters() if name.startswith("blocks")]
+    still = [name for name in names if notes.moved(name) == 0.0]
+    return broken(
+        len(still) == len(names) and given_away(notes, twin) > 0.3,
+        f"{len(still)} of {len(names)} tensors of the blocks never moved; proof {notes.end:.4g} "
+        f"against {twin.end:.4g}",
+        expected=("stagnant_layers",),
+        tolerated=("vanishing_gradients", "plateau", "update_ratio", "mostly_frozen"),
+        culprits=tuple(sorted({name.rsplit(".", 1)[0] for name in names} | {"blocks"})),
+        onset_step=0,
+    )
+
+
+def rates_decayed_by_layer(recorder: Recorder, draw: Draw) -> Truth:
+    """ULMFiT's discriminative rates with 2.6 meant and 1,000 written: low layers never move."""
+
+    def make(made: Draw, faulty: bool) -> Course:
+        data = datasets.load_shapes(made.stream("data"), count=700)
+        channels = made.integer(6, 10)
+        model = nn.Sequential()
+        before = 1
+        for place in range(4):
+            model.add_module(f"conv{place}", nn.Conv2d(before, channels, 3, padding=1))
+            model.add_module(f"act{place}", nn.ReLU())
+            if place % 2:
+                model.add_module(f"pool{place}", nn.MaxPool2d(2))
+            before = channels
+        model.add_module("flatten", nn.Flatten())
+        model.add_module("head", nn.Linear(16 * channels, 4))
+        with torch.no_grad():
+            # A filter bank that was read wrongly: nearly blind until the low layers move.
+            model.conv0.weight.mul_(0.02)
+            model.conv0.bias.fill_(0.2)
+        decay = 1000.0 if faulty else 1.3
+        parts = ["head", "conv3", "conv2", "conv1", "conv0"]
+        groups = [
+            {"params": list(model.get_submodule(part).parameters()), "lr": 0.004 / decay**place}
+            for place, part in enumerate(parts)
+        ]
+        return supervise(made, model, data, torch.optim.Adam(groups), steps=200)
+
+    _, notes, twin = both(make, recorder, draw)
+    low = ["conv0.weight", "conv1.weight"]
+    far = [notes.moved(name) for name in low]
+    return broken(
+        max(far) < 1e-4 and given_away(notes, twin) > 0.2,
+        f"conv0 and conv1 moved by {far[0]:.2g} and {far[1]:.2g} of their norm (twin "
+        f"{twin.moved(low[0]):.2g}); proof {notes.end:.4g} against {twin.end:.4g}",
+        expected=("stagnant_layers",),
+        tolerated=("update_ratio", "plateau", "vanishing_gradients", "mostly_frozen"),
+        culprits=("conv0", "conv1", "conv2"),
+        onset_step=0,
+    )
+
+
+def dying_relus(recorder: Recorder, draw: Draw) -> Truth:
+    """cs231n: as much as 40 % and more of the ReLUs are dead where the rate is set too high."""
+
+    def make(made: Draw, faulty: bool) -> Course:
+        data = datasets.load_friedman(made.stream("data"))
+        for part in (data.y, data.val_y, data.proof_y):
+            part.sub_(14.4).mul_(0.2)
+        width = made.integer(32, 64)
+        model = nn.Sequential(
+            nn.Linear(10, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+        )
+        rate = 0.3 + 0.3 * made.severity if faulty else 0.01
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        return supervise(
+            made, model, data, optimizer, measure=functional.mse_loss, steps=220,
+            clip=2.0,
+        )  # fmt: skip
+
+    course, notes, twin = both(make, recorder, draw)
+    data = datasets.load_friedman(draw.again().stream("data"))
+    hidden = evaluate(course.model[:2], data.x), evaluate(course.model[:4], data.x)
+    dead = [float((layer.amax(0) <= 0).double().mean()) for layer in hidden]
+    return broken(
+        max(dead) > 0.9 and given_away(notes, twin) > 0.6,
+        f"dead on all data: {dead[0]:.0%} and {dead[1]:.0%} of the ReLUs; proof {notes.end:.4g} "
+        f"against {twin.end:.4g}",
+        expected=("activation_collapse",),
+        tolerated=AFTERMATH,
+        culprits=tuple(
+            name
+            for share, names in zip(dead, (("0", "1"), ("2", "3")), strict=True)
+            for name in names
+            if share > 0.9
+        ),
+    )
+
+
+def twins_without_stop_gradient(recorder: Recorder, draw: Draw) -> Truth:
+    """PatrickHua/SimSiam issue 39: no detach in the loss, and every image has one code."""
+
+    class Twins(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.encoder = nn.Sequential(
+                nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+                nn.Linear(width, 16),
+            )  # fmt: skip
+            self.predictor = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            code = self.encoder(x)
+            return code, self.predictor(code)
+
+    def spread(model: nn.Module, x: Tensor) -> float:
+        code = functional.normalize(model.get_submodule("encoder")(x), dim=-1)
+        return float(code.double().std(0).mean())
+
+    def make(made: Draw, faulty: bool) -> Course:
+        data = datasets.load_digits(made.stream("data")).flatten()
+        model = Twins(made.integer(48, 80))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+        batches = Batches(made, data.x, data.y, 64)
+
+        def take(_step: int) -> Tensor:
+            x, _ = batches.take()
+            one, two = (model(x + 0.15 * torch.randn_like(x)) for _ in range(2))
+            if faulty:
+                pairs = functional.cosine_similarity(one[1], two[0], dim=-1)
+                return -pairs.mean()
+            # The twin contrasts, which holds the codes apart.
+            keys = [functional.normalize(code, dim=-1) for code, _ in (one, two)]
+            return functional.cross_entropy(keys[0] @ keys[1].T / 0.2, torch.arange(len(x)))
+
+        return Course(
+            model=model,
+            optimizer=optimizer,
+            loss=take,
+            proof=lambda seen: -spread(seen, data.proof_x),
+            steps=240,
+        )
+
+    _, notes, twin = both(make, recorder, draw)
+    first, end = -notes.proof[0], -notes.end
+    return broken(
+        end < 0.25 * first and end < 0.1 * -twin.end,
+        f"spread of normalised codes over samples {first:.3g} -> {end:.3g}, contrasting twin "
+        f"{-twin.end:.3g}; loss {notes.losses[-1]:.3f}",
+        expected=("activation_collapse",),
+        tolerated=("vanishing_gradients", "plateau", "stagnant_layers", "update_ratio"),
+        onset_step=0,
+    )
+
+
+SCENARIOS = (
+    Scenario(
+        name="fourth/exploding_gradients/bootstrapped_off_policy",
+        kind="fault",
+        train=bootstrapped_off_policy,
+    ),
+    Scenario(
+        name="fourth/exploding_gradients/summed_loss_with_averaged_rate",
+        kind="fault",
+        train=summed_loss_with_averaged_rate,
+    ),
+    Scenario(
+        name="fourth/exploding_gradients/rate_warmed_up_too_far",
+        kind="fault",
+        train=rate_warmed_up_too_far,
+    ),
+    Scenario(
+        name="fourth/vanishing_gradients/deep_plain_network", kind="fault", train=deep_plain_network
+    ),
+    Scenario(
+        name="fourth/vanishing_gradients/judge_too_strong", kind="fault", train=judge_too_strong
+    ),
+    Scenario(
+        name="fourth/stagnant_layers/scale_not_a_parameter",
+        kind="fault",
+        train=scale_not_a_parameter,
+    ),
+    Scenario(
+        name="fourth/stagnant_layers/rates_decayed_by_layer",
+        kind="fault",
+        train=rates_decayed_by_layer,
+    ),
+    Scenario(name="fourth/activation_collapse/dying_relus", kind="fault", train=dying_relus),
+    Scenario(
+        name="fourth/activation_collapse/twins_without_stop_gradient",
+        kind="fault",
+        train=twins_without_stop_gradient,
+    ),
+)

@@ -1,0 +1,71 @@
+"""`quark backup`: a store as a folder that can be carried away, and checked."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from quark.cli.du import describe_bytes
+from quark.cli.store_access import storage_option
+from quark_backends.store.upkeep.backup_folder import BackupManifest
+from quark_core.config.arguments import resolve_storage_dir
+
+__all__ = ["backup", "describe_backup", "keep_going_option", "print_lacking"]
+
+keep_going_option = click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Make a backup also where payloads are missing or damaged, and say which.",
+)
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@storage_option
+@keep_going_option
+@click.option(
+    "--verify", is_flag=True, help="Read the backup in DIRECTORY, and hold it against its hashes."
+)
+def backup(directory: Path, storage_dir: Path | None, keep_going: bool, verify: bool) -> None:
+    """Copy the store with its artifacts and journals into DIRECTORY, while trainings write to it.
+
+    DIRECTORY must not be there yet. It is there once all is copied and verified, and is a
+    storage root itself: `quark runs -d DIRECTORY` lists its runs. To restore it, copy its
+    folder .quark to where the store was, and call `quark sync` there.
+    """
+    from quark_backends.store.upkeep.backup import back_up_store
+    from quark_backends.store.upkeep.backup_folder import verify_backup
+    from quark_core.runs import recovery
+
+    if verify:
+        manifest = verify_backup(directory)
+        click.echo(f"{directory} is whole: {describe_backup(manifest)}.")
+        print_lacking(manifest)
+        return
+    root = resolve_storage_dir(storage_dir)
+    recovery.journal_black_boxes(root)
+    manifest = back_up_store(root, directory, keep_going=keep_going)
+    click.echo(f"{directory}: {describe_backup(manifest)}, verified.")
+    print_lacking(manifest)
+    click.echo(f"Check it again with: quark backup --verify {shlex.quote(str(directory))}")
+
+
+def describe_backup(manifest: BackupManifest) -> str:
+    """What a backup is of, when it was made, and how much there is in it."""
+    size_bytes = sum(file.size_bytes for file in manifest.files.values())
+    counts = ", ".join(
+        f"{count:,} {what if count != 1 else what.removesuffix('s')}"
+        for what, count in manifest.counts.items()
+    )
+    return (
+        f"a {manifest.kind} at {manifest.made_at}: {counts}; {len(manifest.files):,} files, "
+        f"{describe_bytes(size_bytes)}"
+    )
+
+
+def print_lacking(manifest: BackupManifest) -> None:
+    """Say what the store lacked when its backup was made."""
+    for line in manifest.lacking:
+        click.echo(f"It lacks what the store lacked: {line}", err=True)

@@ -1,0 +1,107 @@
+"""`quark gc`: what is in the trash away for good."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.du import describe_bytes, measure, print_usages
+from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.trash import SHOWN_RUNS, count_runs, open_for_removal, yes_option
+from quark_core.config.arguments import resolve_storage_dir
+
+if TYPE_CHECKING:
+    from quark_core.backends.removal import Collection, SupportsRemoval
+
+__all__ = ["gc"]
+
+_DAY_S = 86_400.0
+
+
+@click.command()
+@storage_option
+@click.option(
+    "--older-than",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="DAYS",
+    help="Only what has been in the trash for so long.",
+)
+@yes_option
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def gc(
+    storage_dir: Path | None, older_than: float, yes: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Remove what is in the trash for good, and give its space back to the disk.
+
+    Works in small steps, beside trainings that write. May be broken off at
+    any moment; the next call goes on. Of a service, with QUARK_PERSISTENCE_URL,
+    it is the trash of the whole workspace, and needs the scope admin.
+    """
+    older_than_s = older_than * _DAY_S
+    plan = measure(open_store(storage_dir)).collect_trash(older_than_s=older_than_s, dry_run=True)
+    if dry_run:
+        if as_json:
+            print_json(plan.to_dict())
+        else:
+            _print_plan(plan)
+        return
+    if not as_json:
+        _print_plan(plan)
+    if plan.runs and not yes:
+        total = describe_bytes(sum(usage.total_bytes for usage in plan.runs))
+        question = f"Remove {count_runs(len(plan.runs))} ({total}) for good?"
+        click.confirm(question, abort=True, err=as_json)
+    with open_for_removal(resolve_storage_dir(storage_dir)) as removal:
+        try:
+            done = _collect(removal, older_than_s)
+        except KeyboardInterrupt:
+            click.echo("Broken off. The store is whole; `quark gc` goes on from here.", err=True)
+            sys.exit(130)
+    if as_json:
+        print_json(done.to_dict())
+        return
+    click.echo(
+        f"{count_runs(len(done.runs))} removed. The store took {describe_bytes(done.before_bytes)} "
+        f"and takes {describe_bytes(done.after_bytes)}: "
+        f"{describe_bytes(done.freed_bytes)} are free again."
+    )
+    for note in done.notes:
+        click.echo(note)
+
+
+def _collect(removal: SupportsRemoval, older_than_s: float) -> Collection:
+    from rich.progress import BarColumn, DownloadColumn, Progress
+
+    from quark.cli.texts import Console, TextColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    # Where nothing can be redrawn, a bar would only leave an empty line.
+    shown = console.is_interactive
+    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done_bytes: int, total_bytes: int) -> None:
+            if what not in tasks:
+                for task in tasks.values():
+                    progress.update(task, visible=False)
+                tasks[what] = progress.add_task(what)
+            progress.update(tasks[what], completed=done_bytes, total=total_bytes)
+
+        return removal.collect_trash(older_than_s=older_than_s, on_progress=show)
+
+
+def _print_plan(plan: Collection) -> None:
+    if plan.runs:
+        print_usages(plan.runs, limit=SHOWN_RUNS)
+    else:
+        click.echo("No run in the trash is to be removed.")
+    for run_id, reason in plan.skipped.items():
+        click.echo(f"{run_id} stays: {reason}.")
+    for path, size_bytes in plan.leftovers.items():
+        click.echo(f"left over: {path} ({describe_bytes(size_bytes)})")

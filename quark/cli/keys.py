@@ -1,0 +1,217 @@
+"""`quark keys`: who may use a persistence service."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.service_options import open_deployment, store_option
+from quark.cli.store_access import json_option, print_json
+from quark_core.errors import SchemaValidationError, SessionStoreError
+
+if TYPE_CHECKING:
+    from quark_backends.service.server.workspaces.control_database import ControlDatabase, StoredKey
+    from quark_backends.service.server.workspaces.deployment import Deployment
+
+__all__ = ["keys"]
+
+_DURATION = re.compile(r"(\d+)([smhdw])")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_MICROSECONDS = 1_000_000
+_DATE_WIDTH = len("2026-11-21")
+_LEAST_PREFIX = 4
+_SHOWN_KEYS = 10
+
+
+@click.group()
+def keys() -> None:
+    """Make, list, rotate and revoke keys of a persistence service.
+
+    Works on the service's databases, whether it runs or not; a running one notices
+    within half a minute.
+    """
+
+
+@keys.command()
+@store_option
+@click.option("--workspace", default="default", show_default=True, help="Made where it is new.")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    type=click.Choice(["read", "ingest", "write", "admin"]),
+    help="What it may do; repeat for several [default: read and ingest].",
+)
+@click.option("--name", default="key", show_default=True, help="For people.")
+@click.option("--expires", metavar="TIME", help="How long it lives: 12h, 30d, 8w [default: ever].")
+def create(
+    store: str, workspace: str, scopes: tuple[str, ...], name: str, expires: str | None
+) -> None:
+    """Make a key, and print it: nobody can tell it again."""
+    from quark_backends.service.server.workspaces.keys import make_key
+    from quark_core.records.times import now_us
+
+    lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
+    with closing(_open(store, make=True)) as deployment:
+        if deployment.add_workspace(workspace):
+            click.echo(f"The workspace {workspace} is new.", err=True)
+        key, _ = make_key(
+            deployment.control,
+            workspace=workspace,
+            name=name,
+            scopes=scopes or ("read", "ingest"),
+            expires_us=None if lifetime_s is None else now_us() + lifetime_s * _MICROSECONDS,
+        )
+    click.echo(key)
+
+
+@keys.command("list")
+@store_option
+@click.option("--workspace", help="Only keys of this workspace.")
+@json_option
+def list_keys(store: str, workspace: str | None, as_json: bool) -> None:
+    """List keys, oldest first; their secrets are nowhere."""
+    from quark_core.records.times import now_us
+
+    with closing(_open(store)) as deployment:
+        found = deployment.control.list_keys(workspace)
+    moment_us = now_us()
+    if as_json:
+        print_json([_describe(each, moment_us) for each in found])
+        return
+    from rich.table import Table
+
+    from quark.cli.texts import Console, Text
+
+    console = Console()
+    if not found:
+        console.print("There are no keys; `quark keys create` makes one.")
+        return
+    table = Table(box=None, pad_edge=False)
+    # What is copied from here into a command is never cut.
+    table.add_column("id", no_wrap=True, min_width=max(len(each.id) for each in found))
+    for column in ("workspace", "name", "scopes", "state"):
+        table.add_column(column, overflow="fold", min_width=len(column))
+    for column in ("created", "last used"):
+        table.add_column(column, no_wrap=True, min_width=_DATE_WIDTH)
+    for each in found:
+        told = _describe(each, moment_us)
+        state = str(told["state"])
+        if state == "live" and each.expires_us is not None:
+            state = f"until {_shorten(told['expires_at'])}"
+        table.add_row(
+            each.id,
+            *(Text(text) for text in (each.workspace, each.name, " ".join(sorted(each.scopes)))),
+            state,
+            *(_shorten(told[name]) for name in ("created_at", "last_used_at")),
+        )
+    console.print(table)
+
+
+@keys.command()
+@store_option
+@click.argument("key_id")
+def revoke(store: str, key_id: str) -> None:
+    """Revoke the key KEY_ID; a running service refuses it within half a minute.
+
+    The first characters of the id do, from four on, where no other key has them.
+    """
+    from quark_core.records.times import now_us
+
+    with closing(_open(store)) as deployment:
+        found = _find(deployment.control, key_id)
+        deployment.control.end_key(found.id, revoked_us=now_us())
+    click.echo(f"Key {found.id} ({found.name}, workspace {found.workspace}) is revoked.")
+
+
+@keys.command()
+@store_option
+@click.argument("key_id")
+@click.option(
+    "--overlap", default="1d", show_default=True, help="How long the old key lives on: 0s, 2h, 1d."
+)
+def rotate(store: str, key_id: str, overlap: str) -> None:
+    """Make a key like KEY_ID, and print it; the old one lives on for a time.
+
+    The first characters of the id do, from four on, where no other key has them.
+    """
+    from quark_backends.service.server.workspaces.keys import rotate_key
+
+    overlap_s = _parse_duration(overlap, "--overlap")
+    with closing(_open(store)) as deployment:
+        old = _find(deployment.control, key_id)
+        key, _ = rotate_key(deployment.control, old, overlap_s=overlap_s)
+    click.echo(f"Key {old.id} ends in {overlap}; this one takes its place:", err=True)
+    click.echo(key)
+
+
+def _open(store: str, *, make: bool = False) -> Deployment:
+    deployment = open_deployment(store, make=make)
+    if deployment.control.read_version() == 0:
+        deployment.upgrade()
+    deployment.control.check_version()
+    return deployment
+
+
+def _find(control: ControlDatabase, given: str) -> StoredKey:
+    """The key of an id or of its beginning; a whole key does as well.
+
+    Raises:
+        SessionStoreError: There is none, or several; it lists them.
+    """
+    key_id = given.strip().removeprefix("qk_").partition("_")[0].rstrip("…")
+    found = control.find_key(key_id)
+    if found is not None:
+        return found
+    fitting = [each for each in control.list_keys() if each.id.startswith(key_id)]
+    if len(fitting) == 1 and len(key_id) >= _LEAST_PREFIX:
+        return fitting[0]
+    if not key_id or not fitting:
+        raise SessionStoreError(f"there is no key {key_id[:40]!r}; `quark keys list` lists them")
+    listed = "".join(
+        f"\n  {each.id}  {each.workspace}  {each.name}" for each in fitting[:_SHOWN_KEYS]
+    )
+    more = len(fitting) - _SHOWN_KEYS
+    raise SessionStoreError(
+        f"key_id {key_id} is not enough to tell a key; say at least {_LEAST_PREFIX} characters "
+        f"that no other has:{listed}" + (f"\n  and {more} more" if more > 0 else "")
+    )
+
+
+def _parse_duration(text: str, option: str) -> int:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise SchemaValidationError(f"{option} must be a number and s, m, h, d or w: 30d")
+    return int(match[1]) * _UNITS_S[match[2]]
+
+
+def _describe(key: StoredKey, moment_us: int) -> dict[str, object]:
+    from quark_core.records import format_time
+
+    if key.revoked_us is not None:
+        state = "revoked"
+    else:
+        state = "live" if key.is_live(moment_us) else "expired"
+    return {
+        "id": key.id,
+        "workspace": key.workspace,
+        "name": key.name,
+        "scopes": sorted(key.scopes),
+        "state": state,
+        "created_at": format_time(key.created_us),
+        **{
+            name: None if value is None else format_time(value)
+            for name, value in (
+                ("expires_at", key.expires_us),
+                ("revoked_at", key.revoked_us),
+                ("last_used_at", key.last_used_us),
+            )
+        },
+    }
+
+
+def _shorten(moment: object) -> str:
+    return str(moment)[:10] if moment else "-"

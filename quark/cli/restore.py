@@ -1,0 +1,34 @@
+"""`quark restore`: runs back out of the trash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quark.cli.du import measure
+from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.trash import choose_runs, open_for_removal
+from quark_core.config.arguments import resolve_storage_dir
+
+__all__ = ["restore"]
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@storage_option
+@json_option
+def restore(runs: tuple[str, ...], storage_dir: Path | None, as_json: bool) -> None:
+    """Put RUNs (ids, beginnings of ids, names) back out of the trash.
+
+    Of a service, with QUARK_PERSISTENCE_URL, that needs the scopes read and write.
+    """
+    in_trash = {u.run_id: u.name for u in measure(open_store(storage_dir)).list_trash()}
+    chosen = choose_runs(runs, in_trash, None)
+    with open_for_removal(resolve_storage_dir(storage_dir)) as removal:
+        removal.restore_runs(chosen)
+    if as_json:
+        print_json({"restored": chosen})
+        return
+    for run_id in chosen:
+        click.echo(f"{run_id} is back.")

@@ -1,0 +1,147 @@
+"""`quark rm`: runs into the trash."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.du import describe_bytes, measure, print_usages, shorten_ids
+from quark.cli.store_access import find_by_id, json_option, open_store, print_json, storage_option
+from quark.cli.trash import (
+    SHOWN_RUNS,
+    choose_runs,
+    count_runs,
+    find_ids,
+    open_for_removal,
+    yes_option,
+)
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import InvalidRunStateError
+
+if TYPE_CHECKING:
+    from quark_core.backends.removal import RunUsage
+
+__all__ = ["rm"]
+
+_SHOWN_IDS = 10
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="RUN...")
+@storage_option
+@yes_option
+@click.option("--force", is_flag=True, help="Also with records that are not delivered yet.")
+@click.option("--list", "list_only", is_flag=True, help="Only show what is in the trash.")
+@json_option
+def rm(
+    runs: tuple[str, ...],
+    storage_dir: Path | None,
+    yes: bool,
+    force: bool,
+    list_only: bool,
+    as_json: bool,
+) -> None:
+    """Put RUNs (ids, beginnings of ids, names) into the trash.
+
+    They vanish from every list; `quark restore` puts them back, `quark gc`
+    frees their space. What a mirror has of them (MLflow, csv:DIR) stays.
+    With QUARK_PERSISTENCE_URL they are those of the service, and the key in
+    QUARK_USER_KEY needs the scopes read and write.
+    """
+    store = open_store(storage_dir)
+    trash = measure(store)
+    if list_only:
+        _print_trash(trash.list_trash(), as_json)
+        return
+    if not runs:
+        raise click.UsageError("name at least one RUN, or give --list")
+    known = {str(stored.run.id): stored.run.name for stored in store.list_runs()}
+    in_trash = {usage.run_id: usage.name for usage in trash.list_trash()}
+    # A service lists the runs of one project store, and knows those of all by their ids.
+    for text in runs:
+        if not find_ids(text, known) and (stored := find_by_id(store, text)) is not None:
+            known[str(stored.run.id)] = stored.run.name
+    chosen = choose_runs(runs, known, in_trash)
+    usages = trash.measure_runs(chosen)
+    _refuse_living(usages)
+    root = resolve_storage_dir(storage_dir)
+    if not force:
+        _refuse_undelivered(root, chosen)
+    total_bytes = sum(usage.total_bytes for usage in usages)
+    if not as_json:
+        print_usages(usages, limit=SHOWN_RUNS)
+    if not yes:
+        question = f"Put {count_runs(len(usages))} into the trash ({describe_bytes(total_bytes)})?"
+        click.confirm(question, abort=True, err=as_json)
+    with open_for_removal(root) as removal:
+        removal.trash_runs(chosen)
+    if as_json:
+        print_json({"trashed": [u.to_dict() for u in usages], "total_bytes": total_bytes})
+        return
+    ids = shorten_ids(chosen, [*known, *in_trash])
+    shown = " ".join(ids) if len(ids) <= _SHOWN_IDS else "RUN... (`quark rm --list` lists them)"
+    click.echo(f"{count_runs(len(usages))} in the trash: {describe_bytes(total_bytes)}.")
+    click.echo(f"Put back with: quark restore{_storage_words(storage_dir)} {shown}")
+    click.echo(f"Free the space with: quark gc{_storage_words(storage_dir)}")
+
+
+def _refuse_living(usages: Sequence[RunUsage]) -> None:
+    alive = [usage.run_id for usage in usages if usage.state == "running"]
+    if alive:
+        verb = "are" if len(alive) > 1 else "is"
+        raise InvalidRunStateError(
+            f"{', '.join(alive)} {verb} still running, so nothing was removed: stop the training "
+            "(Ctrl-C ends its run too), or wait until it is over"
+        )
+
+
+def _refuse_undelivered(root: Path, run_ids: Sequence[str]) -> None:
+    found = _find_undelivered(root, run_ids)
+    if found:
+        lines = "; ".join(f"{run_id}: {', '.join(what)}" for run_id, what in found.items())
+        raise InvalidRunStateError(
+            f"not all that was logged has been delivered, so nothing was removed ({lines}). "
+            f"Deliver it with `quark sync {root}`, or remove it as well with --force"
+        )
+
+
+def _find_undelivered(root: Path, run_ids: Sequence[str]) -> dict[str, list[str]]:
+    """What waits in journals of these runs, wherever they lie: run -> what and for whom."""
+    from quark_core.delivery.journal_folder import find_folders
+    from quark_core.delivery.sync import count_waiting
+
+    found: dict[str, list[str]] = {}
+    for folder in find_folders(root):
+        manifest = folder.read_manifest()
+        if manifest is None or manifest.run_id not in run_ids:
+            continue
+        what = [
+            f"{lane.waiting} records wait for {lane.backend}"
+            + (f" ({lane.reason})" if lane.reason else "")
+            for lane in count_waiting(folder, manifest)
+            if lane.waiting or lane.state == "pending"
+        ]
+        if folder.is_written(manifest):
+            what.append(f"process {manifest.process.pid} still has it open")
+        if what:
+            found.setdefault(manifest.run_id, []).extend(what)
+    return found
+
+
+def _print_trash(usages: Sequence[RunUsage], as_json: bool) -> None:
+    if as_json:
+        print_json([usage.to_dict() for usage in usages])
+    elif not usages:
+        click.echo("The trash is empty.")
+    else:
+        print_usages(usages)
+        total = describe_bytes(sum(usage.total_bytes for usage in usages))
+        click.echo(f"{count_runs(len(usages))} in the trash: {total}.")
+
+
+def _storage_words(storage_dir: Path | None) -> str:
+    return "" if storage_dir is None else f" -d {shlex.quote(str(storage_dir))}"

@@ -1,0 +1,374 @@
+"""What `quark show` prints of a run beside its summary: metrics, ranks, hardware, artifacts."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quark_core.runs.reading import read_series
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from quark.cli.texts import Console
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import MetricSummary as StoredSummary
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.series import Series
+    from quark_core.records import (
+        ArtifactRecord,
+        BatchDiagnosticRecord,
+        SystemTelemetryRecord,
+    )
+    from quark_core.runs.rank_paces import RankPace, RankPaces
+
+__all__ = [
+    "MetricSummary",
+    "describe_contents",
+    "describe_late",
+    "find_direction",
+    "print_contents",
+    "print_ranks",
+    "summarize_metrics",
+]
+
+# More than any terminal shows.
+_CURVE_POINTS = 500
+# The points of so many are read batch by batch, as often as there are curves.
+_MANY_METRICS = 10_000
+_WORDS = re.compile(r"[a-z]+[0-9]*")
+_DOWN = frozenset("loss error err perplexity ppl mse mae rmse nll wer cer fid".split())
+_UP = frozenset(
+    "acc accuracy f1 auc auroc precision recall score bleu rouge reward return iou miou map psnr"
+    " ssim r2 top1 top5".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSummary:
+    """One metric of a run.
+
+    Attributes:
+        key: Metric key.
+        count: Number of values.
+        first, last: The values that came first and last, None if not finite.
+        best: The least or greatest finite value, None where it is not known
+            which is better.
+        best_at: Step (or epoch) of the best value.
+        direction: "min", "max" or None.
+        low, high: Least and greatest finite value.
+        non_finite: How many values are NaN or infinite.
+        x: Steps, or epochs where there are no steps, of the points to draw.
+        y: Their values.
+    """
+
+    key: str
+    count: int
+    first: float | None
+    last: float | None
+    best: float | None
+    best_at: int | None
+    direction: str | None
+    low: float | None
+    high: float | None
+    non_finite: int
+    x: NDArray[Any]
+    y: NDArray[Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-like values, without the points."""
+        values = asdict(self)
+        del values["x"], values["y"]
+        return values
+
+
+def find_direction(key: str) -> str | None:
+    """Whether less ("min") or more ("max") of a metric is better, by its name; None if unknown."""
+    words = set(_WORDS.findall(key.rpartition("/")[2].lower()))
+    if not words.isdisjoint(_DOWN):
+        return "min"
+    return None if words.isdisjoint(_UP) else "max"
+
+
+def summarize_metrics(
+    reader: SupportsRead, run: RunSummary, *, after: str | None = None, limit: int | None = None
+) -> list[MetricSummary]:
+    """One summary per metric of a run, sorted by key, without reading every point.
+
+    Of a run with very many metrics no curve is read: it is then not known where
+    the best value is.
+
+    Args:
+        reader: What the run is read from.
+        run: The run.
+        after: Only metrics whose keys come after this.
+        limit: At most so many.
+    """
+    keys = list(run.metrics)
+    start = 0 if after is None else bisect_right(keys, after)
+    chosen = keys[start : None if limit is None else start + limit]
+    with_curves = len(keys) <= _MANY_METRICS
+    return [
+        _summarize(
+            run.metrics[key],
+            read_series(reader, run.run_id, key, _CURVE_POINTS) if with_curves else None,
+        )
+        for key in chosen
+    ]
+
+
+def _summarize(metric: StoredSummary, series: Series | None) -> MetricSummary:
+    direction = find_direction(metric.key)
+    best = best_at = None
+    if direction is not None and metric.low is not None:
+        downwards = direction == "min"
+        best = metric.low if downwards else metric.high
+        best_at = None if series is None else _find_best(series, downwards=downwards)
+    x, y = (np.empty(0), np.empty(0)) if series is None else _draw_points(series)
+    return MetricSummary(
+        key=metric.key,
+        count=metric.count,
+        first=metric.first,
+        last=metric.last,
+        best=best,
+        best_at=best_at,
+        direction=direction,
+        low=metric.low,
+        high=metric.high,
+        non_finite=metric.non_finite,
+        x=x,
+        y=y,
+    )
+
+
+def _find_best(series: Series, *, downwards: bool) -> int:
+    """Step of the best value, or its epoch where it has no step."""
+    extremes = series.low if downwards else series.high
+    entry = int(np.nanargmin(extremes) if downwards else np.nanargmax(extremes))
+    step = int((series.low_step if downwards else series.high_step)[entry])
+    return step if step >= 0 else int(series.epoch[entry])
+
+
+def _draw_points(series: Series) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The points of a curve to draw: all of them, or the extremes of each entry."""
+    if series.exact:
+        return np.where(series.step >= 0, series.step, series.epoch), series.last
+    ends = [
+        (np.where(steps >= 0, steps, series.epoch), values)
+        for steps, values in ((series.low_step, series.low), (series.high_step, series.high))
+    ]
+    x = np.stack([x for x, _ in ends], axis=1)
+    y = np.stack([y for _, y in ends], axis=1)
+    order = np.argsort(x, axis=1, kind="stable")
+    return np.take_along_axis(x, order, 1).ravel(), np.take_along_axis(y, order, 1).ravel()
+
+
+_ROWS = 16
+
+
+def print_ranks(console: Console, paces: RankPaces) -> None:
+    """Print the ranks of a run, of many the slowest, and a line on who is late."""
+    from rich import box
+    from rich.table import Table
+
+    from quark.cli.texts import Text
+
+    late = paces.find_late()
+    silent = {rank.rank for rank, _ in paces.find_silent()}
+    behind = {rank.rank for rank in paces.find_behind()}
+    shown = paces.ranks
+    if len(shown) > _ROWS:
+        slowest = sorted(
+            shown,
+            key=lambda rank: (rank.rank not in silent | behind, -(rank.behind_ms or 0)),
+        )
+        shown = tuple(sorted(slowest[:_ROWS], key=lambda rank: rank.rank))
+    has_hosts = len({rank.host for rank in paces.ranks}) > 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("rank", justify="right", no_wrap=True)
+    if has_hosts:
+        table.add_column("host", overflow="fold", min_width=6)
+    for header in ("step ms", "p90", "behind", "slowest", "data ms", "records", "step", "seen"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for rank in shown:
+        is_marked = rank is late or rank.rank in silent or rank.rank in behind
+        table.add_row(
+            str(rank.rank),
+            *([Text(rank.host or "-")] if has_hosts else []),
+            _describe_ms(rank.step_ms),
+            _describe_ms(rank.step_p90_ms),
+            _describe_ms(rank.behind_ms, signed=True),
+            "-" if rank.slowest is None else f"{100 * rank.slowest:.0f} %",
+            _describe_ms(rank.data_ms),
+            str(rank.records),
+            "-" if rank.last_step is None else str(rank.last_step),
+            rank.last_seen[11:19],
+            style="yellow" if is_marked else None,
+        )
+    console.print(table)
+    if len(shown) < len(paces.ranks):
+        console.print(f"The slowest {len(shown)} of {len(paces.ranks)} ranks.", style="dim")
+    for line in describe_late(paces):
+        console.print(line, highlight=False)
+
+
+def describe_late(paces: RankPaces) -> list[str]:
+    """Lines on the rank that the others wait for, and on those that were not seen lately."""
+    lines = []
+    measure = "" if paces.is_timed else ", by the times of its metrics"
+    since = f"from step {paces.first_step} on{measure}"
+    late = paces.find_late()
+    if late is not None and late.step_ms is not None and late.behind_ms is not None:
+        usual_ms = late.step_ms - late.behind_ms
+        more = f" ({100 * late.behind_ms / usual_ms:.0f} %)" if usual_ms > 0 else ""
+        lines.append(
+            f"Rank {late.rank} is late: its steps take {late.behind_ms:.3g} ms{more} longer than "
+            f"the other ranks', and it is the slowest at {100 * (late.slowest or 0):.0f} % of "
+            f"them ({since}).{_blame_data(late, paces)}"
+        )
+    behind = paces.find_behind()
+    if behind:
+        lines.append(_describe_behind(behind, paces))
+    elif late is None and any(rank.step_ms is not None for rank in paces.ranks):
+        lines.append(f"No rank is late ({since}).")
+    lines += [
+        f"Rank {rank.rank} was last seen {gap_s:.0f} s before the latest rank"
+        + (f", at step {rank.last_step}." if rank.last_step is not None else ".")
+        for rank, gap_s in paces.find_silent()
+    ]
+    return lines
+
+
+def _describe_behind(behind: Sequence[RankPace], paces: RankPaces) -> str:
+    """Which ranks are at an earlier step than the others."""
+    newest = max(rank.last_step for rank in paces.ranks if rank.last_step is not None)
+    counts = sorted({rank.steps_behind or 0 for rank in behind})
+    steps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    least = "at least " if any(rank.last_step is None for rank in behind) else ""
+    names = ", ".join(str(rank.rank) for rank in behind[:_ROWS])
+    more = f" and {len(behind) - _ROWS} more" if len(behind) > _ROWS else ""
+    one = len(behind) == 1
+    return (
+        f"Rank{'' if one else 's'} {names}{more} {'is' if one else 'are'} {least}{steps} steps "
+        f"behind the rank that is at step {newest}."
+    )
+
+
+def _blame_data(late: RankPace, paces: RankPaces) -> str:
+    """Whether most of what a rank is late by is waiting for data."""
+    others = sorted(r.data_ms for r in paces.ranks if r is not late and r.data_ms is not None)
+    if late.data_ms is None or late.behind_ms is None or not others:
+        return ""
+    waits_ms = late.data_ms - others[len(others) // 2]
+    return " It waits for its data." if waits_ms > 0.5 * late.behind_ms else ""
+
+
+def _describe_ms(value: float | None, *, signed: bool = False) -> str:
+    if value is None:
+        return "-"
+    return f"{value:+.3g}" if signed else f"{value:.4g}"
+
+
+_ARTIFACTS = 8
+
+
+def describe_contents(reader: SupportsRead, run_id: str) -> dict[str, Any]:
+    """Newest telemetry and newest artifacts of a run, as JSON values."""
+    telemetry = _read_newest_telemetry(reader, run_id)
+    return {
+        "telemetry": None if telemetry is None else telemetry.to_dict(),
+        "artifacts": [record.to_dict() for record in _read_artifacts(reader, run_id)],
+    }
+
+
+def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
+    """Print a line on the hardware and the newest artifacts; nothing where there is nothing."""
+    from quark.cli.artifacts import make_artifact_table
+    from quark.cli.texts import Text
+
+    telemetry = _read_newest_telemetry(reader, run_id)
+    if telemetry is not None:
+        line = _describe_hardware(telemetry)
+        if line:
+            console.print(Text.assemble(("hardware  ", "bold"), line))
+    batch = _read_newest_batch(reader, run_id)
+    if batch is not None:
+        console.print(Text.assemble(("newest batch  ", "bold"), _describe_batch(batch)))
+    records = _read_artifacts(reader, run_id)
+    if records:
+        console.print(make_artifact_table(records))
+        if len(records) == _ARTIFACTS:
+            console.print(f"The newest {_ARTIFACTS}; `quark artifacts` lists all.", style="dim")
+
+
+def _read_newest_telemetry(reader: SupportsRead, run_id: str) -> SystemTelemetryRecord | None:
+    from quark_core.records import SystemTelemetryRecord
+    from quark_core.records.query import Query
+
+    found = reader.read(run_id, SystemTelemetryRecord.KIND, Query(limit=1)).to_records()
+    return found[0] if found else None  # type: ignore[return-value]
+
+
+def _read_newest_batch(reader: SupportsRead, run_id: str) -> BatchDiagnosticRecord | None:
+    from quark_core.records import BatchDiagnosticRecord
+    from quark_core.records.query import Query
+
+    found = reader.read(run_id, BatchDiagnosticRecord.KIND, Query(limit=1)).to_records()
+    return found[0] if found else None  # type: ignore[return-value]
+
+
+def _describe_batch(record: BatchDiagnosticRecord) -> str:
+    """Such as `step 120, loss 0.31, 64 samples of 10 classes`."""
+    parts = [] if record.step is None else [f"step {record.step}"]
+    parts.append(f"loss {record.loss:.4g}")
+    if record.batch_size is not None:
+        classes = f" of {len(record.class_counts)} classes" if record.class_counts else ""
+        parts.append(f"{record.batch_size} samples{classes}")
+    return ", ".join(parts)
+
+
+def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, ...]:
+    from quark_core.records import ArtifactRecord
+    from quark_core.records.query import Query
+
+    found = reader.read(run_id, ArtifactRecord.KIND, Query(limit=_ARTIFACTS))
+    return found.to_records()  # type: ignore[return-value]
+
+
+def _describe_hardware(record: SystemTelemetryRecord) -> str:
+    """The newest figures, such as `step 12.5 ms (data 8 %), CPU 34 %, RAM 40 %, GPU 0 97 %`."""
+    from rich.filesize import decimal
+
+    parts = []
+    if record.step_time_ms is not None:
+        part = f"step {record.step_time_ms:.4g} ms"
+        if record.data_time_ms is not None and record.step_time_ms > 0:
+            part += f" (data {100 * record.data_time_ms / record.step_time_ms:.0f} %)"
+        parts.append(part)
+    if record.cpu_usage_percent is not None:
+        parts.append(f"CPU {record.cpu_usage_percent:.0f} %")
+    if record.ram_usage_percent is not None:
+        parts.append(f"RAM {record.ram_usage_percent:.0f} %")
+    if record.process_rss_bytes is not None:
+        parts.append(f"process {decimal(record.process_rss_bytes)}")
+    for gpu in record.gpus or ():
+        part = f"GPU {gpu.index}"
+        if gpu.utilization_percent is not None:
+            part += f" {gpu.utilization_percent:.0f} %"
+        if gpu.memory_used_bytes is not None:
+            part += f" {decimal(gpu.memory_used_bytes)}"
+        parts.append(part)
+    for count, noun in (
+        (record.overflow_count, "overflow"),
+        (record.skipped_step_count, "skipped step"),
+    ):
+        if count:
+            since = " since it was resumed" if record.attempt else ""
+            parts.append(f"{count} {noun}{'s' if count > 1 else ''}{since}")
+    return ", ".join(parts)

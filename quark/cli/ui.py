@@ -1,0 +1,108 @@
+"""`quark ui`: the page in the browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from quark.cli.run_source import backend_option
+
+__all__ = ["ui"]
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "-d",
+    "--storage-dir",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="The same as DIRECTORY.",
+)
+@backend_option
+@click.option("--host", default="127.0.0.1", help="Where to listen [default: 127.0.0.1].")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port; 0 takes a free one [default: 7410, or the next that is free].",
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A name that browsers call this server by, such as a proxy's; repeat for several.",
+)
+@click.option("--base", default="", metavar="PATH", help="Path that a proxy keeps, such as /quark.")
+@click.option("--no-open", is_flag=True, help="Do not open the browser.")
+@click.option(
+    "--no-compact",
+    is_flag=True,
+    help="Do not have runs that have ended compacted: for a store that cannot be written.",
+)
+def ui(
+    directory: Path | None,
+    storage_dir: Path | None,
+    backend: str | None,
+    host: str,
+    port: int | None,
+    allowed_hosts: tuple[str, ...],
+    base: str,
+    no_open: bool,
+    no_compact: bool,
+) -> None:
+    """Look at the runs below DIRECTORY (by default the working directory) in the browser.
+
+    Reads and changes no run. The address that it prints has a token, which is good once: the
+    browser trades it for a cookie. Ctrl-C ends it.
+    """
+    if directory is not None and storage_dir is not None:
+        raise click.UsageError("give DIRECTORY or --storage-dir, not both")
+    # Late: what serves is only loaded by who looks.
+    from quark.page.api.source import open_source
+    from quark.page.server import PageServer, bind_socket, check_base, is_loopback
+    from quark_core.config import settings
+
+    base = check_base(base)
+    if no_compact:
+        os.environ[settings.HELPERS] = "0"
+    source = open_source(directory or storage_dir, backend)
+    bound = bind_socket(host, port)
+
+    def show_next() -> None:
+        click.echo(f"Opened. For another browser: {server.make_link()}")
+        sys.stdout.flush()
+
+    server = PageServer(source, bound, base=base, hosts=allowed_hosts, on_trade=show_next)
+    if not is_loopback(host):
+        click.echo(
+            f"quark: warning: {host} can be reached from other machines, and whatever crosses the "
+            "network can be read on its way; `ssh -L` to a server on 127.0.0.1 is safer",
+            err=True,
+        )
+    link = server.make_link()
+    click.echo(f"Quark shows {source.place} on {link}\nCtrl-C ends it.")
+    sys.stdout.flush()
+    if not no_open:
+        _open_browser(link)
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        source.close()
+    click.echo("\nThe page is closed.")
+
+
+def _open_browser(link: str) -> None:
+    """Open the link, where there is a browser to open it in; not waiting for it."""
+    import threading
+    import webbrowser
+
+    thread = threading.Thread(
+        target=webbrowser.open, args=(link,), name="quark-browser", daemon=True
+    )
+    thread.start()

@@ -1,0 +1,1 @@
+"""What the page's addresses answer, out of any opened backend; nothing here knows of HTTP."""

@@ -1,0 +1,163 @@
+"""An analysis as the page has it: findings with what shows them, scores, phases, rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quark.page.api.evidence import address_evidence
+from quark_core.records import MetricRecord
+from quark_core.records.names import decode_name
+
+if TYPE_CHECKING:
+    from quark.page.api.analyses import Analysis
+    from quark_core.records import AlertRecord, EvidenceRecord, HealthScoreRecord
+
+__all__ = ["describe_analysis", "order_alerts"]
+
+
+def describe_analysis(analysis: Analysis | None, *, computing: bool = False) -> dict[str, Any]:
+    """What is known, or that it is being computed."""
+    if analysis is None:
+        return {
+            "state": "computing",
+            "mark": None,
+            "computing": computing,
+            "at": None,
+            "generation": None,
+            "note": None,
+            "scores": [],
+            "findings": [],
+            "phases": [],
+            "phase_notes": [],
+            "rules": {"count": None, "with_data": None, "missing": None},
+        }
+    return {
+        "state": analysis.state,
+        "mark": analysis.mark,
+        "computing": computing,
+        "at": analysis.at,
+        "generation": analysis.generation,
+        "note": analysis.note,
+        "scores": [_describe_score(score) for score in analysis.scores],
+        "findings": [
+            {**_describe_alert(alert), "depth": depth}
+            for alert, depth in order_alerts(analysis.alerts)
+        ],
+        "phases": [
+            {
+                "name": phase.phase_name,
+                "title": phase.display_name,
+                "summary": phase.summary,
+                "from": phase.step_start,
+                "to": phase.step_end,
+                "epoch_from": phase.epoch_start,
+                "epoch_to": phase.epoch_end,
+            }
+            for phase in analysis.phases
+        ],
+        "phase_notes": list(analysis.phase_notes),
+        "rules": _describe_rules(analysis),
+    }
+
+
+def order_alerts(alerts: Sequence[AlertRecord]) -> Iterator[tuple[AlertRecord, int]]:
+    """The worst first, but each consequence after its cause, with its depth below it."""
+    by_id = {alert.id: alert for alert in alerts}
+    below: dict[str | None, list[AlertRecord]] = {}
+    for alert in alerts:
+        cause = dict(alert.metadata or {}).get("caused_by")
+        below.setdefault(cause if cause in by_id else None, []).append(alert)
+    place = {alert.id: index for index, alert in enumerate(alerts)}
+    done: set[str] = set()
+
+    def rank(alert: AlertRecord, seen: frozenset[str] = frozenset()) -> int:
+        """Place of the worst of an alert and what follows from it."""
+        seen |= {alert.id}
+        following = (item for item in below.get(alert.id, ()) if item.id not in seen)
+        return min([place[alert.id], *(rank(item, seen) for item in following)])
+
+    def walk(items: Sequence[AlertRecord], depth: int) -> Iterator[tuple[AlertRecord, int]]:
+        for alert in sorted(items, key=rank):
+            if alert.id not in done:
+                done.add(alert.id)
+                yield alert, depth
+                yield from walk(below.get(alert.id, ()), depth + 1)
+
+    yield from walk(below.get(None, ()), 0)
+    # Causes that lead back to each other have no beginning; a third party's rule may make such.
+    yield from walk(alerts, 0)
+
+
+def _describe_alert(alert: AlertRecord) -> dict[str, Any]:
+    metadata: dict[str, Any] = dict(alert.metadata or {})
+    return {
+        "id": alert.id,
+        "rule": alert.rule_id,
+        "category": alert.category,
+        "severity": alert.severity,
+        "title": alert.title,
+        "summary": alert.summary,
+        "fact": alert.fact,
+        "inference": alert.inference,
+        "advice": alert.suggested_check,
+        "culprit": alert.culprit,
+        "step": alert.step,
+        "step_end": metadata.get("step_end"),
+        "epoch": alert.epoch,
+        "confidence": metadata.get("confidence"),
+        "caused_by": metadata.get("caused_by"),
+        "consequences": metadata.get("consequences") or [],
+        "affected": metadata.get("affected") or [],
+        "is_note": metadata.get("documented_level") is not None,
+        "evidence": [_describe_evidence(evidence) for evidence in alert.evidence],
+    }
+
+
+def _describe_evidence(evidence: EvidenceRecord) -> dict[str, Any]:
+    is_metric = evidence.kind == MetricRecord.KIND
+    return {
+        "kind": evidence.kind,
+        "source": evidence.source,
+        "name": decode_name(evidence.source) if is_metric else evidence.source,
+        "field": evidence.field,
+        "summary": evidence.summary,
+        "observed": evidence.observed_value,
+        "threshold": evidence.threshold_value,
+        "from": evidence.step_start,
+        "to": evidence.step_end,
+        "read": address_evidence(evidence),
+    }
+
+
+def _describe_score(score: HealthScoreRecord) -> dict[str, Any]:
+    metadata: dict[str, Any] = dict(score.metadata or {})
+    return {
+        "key": score.score_key,
+        "score": score.score,
+        "status": score.status,
+        "known": score.is_known,
+        "reason": score.unknown_reason,
+        "summary": score.summary,
+        "rules": metadata.get("rules"),
+        "rules_with_data": metadata.get("rules_with_data"),
+        "alerts": list(score.contributing_alert_ids),
+    }
+
+
+def _describe_rules(analysis: Analysis) -> dict[str, Any]:
+    if analysis.verdicts is not None:
+        missing = [
+            {"rule": rule_id, "reason": verdict.reason, "data": list(verdict.missing)}
+            for rule_id, verdict in analysis.verdicts.items()
+            if verdict.state == "no_data"
+        ]
+        count = len(analysis.verdicts)
+        return {"count": count, "with_data": count - len(missing), "missing": missing}
+    overall = next((score for score in analysis.scores if score.score_key == "overall"), None)
+    metadata: dict[str, Any] = {} if overall is None else dict(overall.metadata or {})
+    return {
+        "count": metadata.get("rules"),
+        "with_data": metadata.get("rules_with_data"),
+        "missing": None,
+    }

@@ -1,0 +1,238 @@
+"""Events and log lines, artifacts, and the payloads behind these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, get_args
+
+from quark.page.api.parameters import MAX_ROWS, Parameters
+from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
+from quark_core.backends.contract import SupportsArtifacts
+from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
+from quark_core.records import ArtifactRecord, EventRecord
+from quark_core.records.kinds.basic import EventSeverity
+from quark_core.records.names import decode_name
+from quark_core.records.query import Query
+from quark_core.runs.reading import read_rows
+
+if TYPE_CHECKING:
+    from quark.page.api.source import PageSource
+    from quark_core.records.columns import Columns
+
+__all__ = ["Payload", "list_artifacts", "list_events", "open_payload"]
+
+_ROWS = 100
+_SEVERITIES: tuple[str, ...] = get_args(EventSeverity)
+_CURSOR = re.compile(r"[0-9]{1,12}")
+_MEDIA_TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(?:; ?charset=[a-z0-9-]+)?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PART_BYTES = 256 * 1024
+# Of so long a message or value the rest is cut off in a list.
+_MOST_CHARACTERS = 20_000
+
+
+def list_events(source: PageSource, run_id: str, parameters: Parameters) -> dict[str, Any]:
+    """A page of events, the newest by default, oldest first.
+
+    Raises:
+        SchemaValidationError: A bad parameter.
+        RunNotFoundError: There is no such run.
+    """
+    import numpy as np
+
+    level = parameters.get_word("level", _SEVERITIES[0], _SEVERITIES)
+    text = (parameters.get_text("text") or "").lower()
+    event_type = parameters.get_text("type")
+    before = _read_cursor(parameters, "before")
+    limit = parameters.get_bounded("limit", _ROWS, MAX_ROWS)
+    equals = {} if event_type is None else {"event_type": event_type}
+    severities = _SEVERITIES[_SEVERITIES.index(level) :]
+    any_of = {} if level == _SEVERITIES[0] else {"severity": severities}
+    query = Query(equals=equals, any_of=any_of)
+    rows = read_rows(source.reader, run_id, EventRecord.KIND, query)
+    # Of several writers each has its own order.
+    order = np.argsort(rows["time_us"], kind="stable")
+    last = len(order) if before is None else min(before, len(order))
+    found: list[dict[str, Any]] = []
+    place = last
+    while place > 0 and len(found) < limit:
+        first = max(0, place - _ROWS)
+        records: Any = rows.take(order[first:place]).to_records()
+        for offset in range(len(records) - 1, -1, -1):
+            event = _describe_event(records[offset])
+            if not text or _has_text(event, text):
+                found.append(event)
+            if len(found) == limit:
+                place = first + offset
+                break
+        else:
+            place = first
+    return {"events": found[::-1], "next": str(place) if place > 0 else None}
+
+
+def _describe_event(record: EventRecord) -> dict[str, Any]:
+    payload: dict[str, Any] = dict(record.payload or {})
+    message = payload.pop("message", None)
+    traceback = payload.pop("traceback", None)
+    payload.pop("identifier", None)
+    logger = payload.get("logger")
+    return {
+        "id": record.id,
+        "at": record.timestamp,
+        "type": record.event_type,
+        "severity": record.severity,
+        "step": record.step,
+        "epoch": record.epoch,
+        "rank": record.rank,
+        "attempt": record.attempt,
+        "status": record.status,
+        "message": _cut(message),
+        "logger": logger if isinstance(logger, str) else None,
+        "traceback": _cut(traceback),
+        "payload": payload or None,
+    }
+
+
+def _cut(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else str(value)
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[:_MOST_CHARACTERS]}\n… {len(text) - _MOST_CHARACTERS} characters more"
+
+
+def _has_text(event: dict[str, Any], text: str) -> bool:
+    return any(
+        isinstance(event[name], str) and text in event[name].lower()
+        for name in ("type", "message", "logger", "traceback")
+    )
+
+
+def list_artifacts(source: PageSource, run_id: str, parameters: Parameters) -> dict[str, Any]:
+    """A page of the artifacts, in the order in which they were logged.
+
+    Raises:
+        SchemaValidationError: A bad parameter.
+        RunNotFoundError: There is no such run.
+    """
+    text = (parameters.get_text("text") or "").lower()
+    artifact_type = parameters.get_text("type")
+    start = _read_cursor(parameters, "after") or 0
+    limit = parameters.get_bounded("limit", _ROWS, MAX_ROWS)
+    equals = {} if artifact_type is None else {"artifact_type": artifact_type}
+    rows = read_rows(source.reader, run_id, ArtifactRecord.KIND, Query(equals=equals))
+    if text:
+        keys = rows["artifact_key"].tolist()
+        rows = rows.take([text in decode_name(key).lower() for key in keys])  # type: ignore[arg-type]
+    shown: Any = rows.take(slice(start, start + limit)).to_records()
+    end = start + len(shown)
+    return {
+        "artifacts": [_describe_artifact(source, run_id, record) for record in shown],
+        "next": str(end) if end < rows.count else None,
+        "count": rows.count,
+    }
+
+
+def _describe_artifact(source: PageSource, run_id: str, record: ArtifactRecord) -> dict[str, Any]:
+    name = decode_name(record.artifact_key)
+    kept = record.payload_relative_path is not None and source.capabilities["artifacts"]
+    kept = kept and _SHA256.fullmatch(record.sha256) is not None
+    media_type = _find_media_type(source, run_id, record) if kept else None
+    return {
+        "id": record.id,
+        "type": record.artifact_type,
+        "key": record.artifact_key,
+        "name": name,
+        "group": name.rpartition("/")[0],
+        "format": record.payload_format,
+        "size_bytes": record.size_bytes,
+        "sha256": record.sha256,
+        "step": record.step,
+        "epoch": record.epoch,
+        "at": record.timestamp,
+        "media_type": media_type,
+        "is_image": media_type is not None and media_type.startswith("image/"),
+        "url": f"artifacts/{run_id}/{record.sha256}" if kept else None,
+    }
+
+
+def _find_media_type(source: PageSource, run_id: str, record: ArtifactRecord) -> str | None:
+    """From the bytes, as whoever logged it noted; it is told anew where a payload is served."""
+    noted = dict(record.metadata or {}).get("media_type")
+    if isinstance(noted, str) and _MEDIA_TYPE.fullmatch(noted):
+        return noted
+    if record.payload_format == "json":
+        return "application/json"
+    try:
+        with _open(source, run_id, record.sha256) as file:
+            return identify_media(file.read(HEAD_BYTES))
+    except (ArtifactNotFoundError, OSError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A payload on its way to the browser.
+
+    Attributes:
+        media_type: What its bytes are.
+        size_bytes: How many.
+        name: What a copy of it is called.
+        parts: The bytes; reading them closes the file at the end.
+    """
+
+    media_type: str
+    size_bytes: int
+    name: str
+    parts: Iterator[bytes]
+
+
+def open_payload(source: PageSource, run_id: str, sha256: str) -> Payload:
+    """The payload of one of a run's artifacts.
+
+    Raises:
+        ArtifactNotFoundError: The run has no artifact with this hash, or it is not kept.
+        RunNotFoundError: There is no such run.
+    """
+    if not _SHA256.fullmatch(sha256):
+        raise ArtifactNotFoundError("an artifact is asked for by its SHA-256 in hexadecimal")
+    query = Query(equals={"sha256": sha256}, limit=1)
+    source.load_run(run_id)
+    rows: Columns = read_rows(source.reader, run_id, ArtifactRecord.KIND, query)
+    if not rows.count:
+        raise ArtifactNotFoundError(f"run {run_id} has no artifact {sha256}")
+    record: Any = rows.to_records()[0]
+    file = _open(source, run_id, sha256)
+    head = file.read(HEAD_BYTES)
+    return Payload(
+        media_type=identify_media(head),
+        size_bytes=record.size_bytes,
+        name=record.artifact_name,
+        parts=_iterate(file, head),
+    )
+
+
+def _open(source: PageSource, run_id: str, sha256: str) -> BinaryIO:
+    reader: object = source.reader
+    if not isinstance(reader, SupportsArtifacts):
+        raise ArtifactNotFoundError("this backend keeps no payloads")
+    return reader.open_payload(run_id, sha256)
+
+
+def _iterate(file: BinaryIO, head: bytes) -> Iterator[bytes]:
+    with file:
+        yield head
+        while part := file.read(_PART_BYTES):
+            yield part
+
+
+def _read_cursor(parameters: Parameters, name: str) -> int | None:
+    text = parameters.get_text(name)
+    if text is None:
+        return None
+    if not _CURSOR.fullmatch(text):
+        raise SchemaValidationError(f"{name} must be a cursor that was given, got {text!r:.40}")
+    return int(text)

@@ -1,0 +1,280 @@
+"""One run with all that its page shows beside curves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from quark.page.api.findings import describe_analysis
+from quark.page.api.rows import describe_row
+from quark.page.api.standings import describe_progress
+from quark_core.errors import QuarkError
+from quark_core.records import (
+    ArtifactRecord,
+    BatchDiagnosticRecord,
+    EventRecord,
+    LayerSummaryRecord,
+    LifecycleRecord,
+    ParameterDistributionRecord,
+    ParameterSummaryRecord,
+    SystemTelemetryRecord,
+)
+from quark_core.records.names import decode_name
+from quark_core.records.query import Query
+
+if TYPE_CHECKING:
+    from quark.page.api.analyses import AnalysisDesk
+    from quark.page.api.curves import ChangeDesk
+    from quark.page.api.source import PageSource
+    from quark_core.backends.contract import StoredRun
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.mirrors.survey import MirrorState
+
+__all__ = ["tell_analysis", "tell_run"]
+
+_METRIC_FIELDS = (
+    "key",
+    "name",
+    "group",
+    "count",
+    "non_finite",
+    "first",
+    "last",
+    "low",
+    "high",
+    "last_step",
+    "epochs",
+)
+_CONTENTS = (
+    LayerSummaryRecord.KIND,
+    ParameterSummaryRecord.KIND,
+    ParameterDistributionRecord.KIND,
+    EventRecord.KIND,
+    ArtifactRecord.KIND,
+    BatchDiagnosticRecord.KIND,
+    SystemTelemetryRecord.KIND,
+)
+_DIGITS = re.compile(r"(\d+)")
+_FIRST = {"train": 0, "val": 1, "system": 3, "quark": 3}
+_ELSEWHERE = 2
+
+
+def tell_run(
+    source: PageSource, desk: AnalysisDesk, changes: ChangeDesk, run_id: str
+) -> dict[str, Any]:
+    """All that the page of a run begins with.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        SessionStoreError: The store cannot be read.
+    """
+    summary = source.summarize(run_id)
+    stored = summary.stored
+    environment: Mapping[str, Any] = (
+        {} if stored.environment is None else dict(stored.environment.values)
+    )
+    analysis = desk.request(summary)
+    return {
+        "cursor": changes.begin(summary),
+        "run": _describe_run(stored, summary, environment),
+        "attempts": _list_attempts(source, stored),
+        "ranks": _list_ranks(source, summary),
+        "config": {} if stored.config is None else dict(stored.config.values),
+        "config_notes": [] if stored.config is None else list(stored.config.notes),
+        "environment": environment,
+        "metrics": {"fields": _METRIC_FIELDS, "rows": _list_metrics(summary)},
+        "contents": {kind: _count_some(source, run_id, kind) for kind in _CONTENTS},
+        "analysis": describe_analysis(analysis, computing=desk.is_computing(run_id)),
+        "delivery": _describe_delivery(source, run_id),
+        "progress": describe_progress(source, summary),
+    }
+
+
+def tell_analysis(
+    source: PageSource, desk: AnalysisDesk, run_id: str, mark: str | None
+) -> dict[str, Any] | None:
+    """What is known of a run by analysis; None where the page has that already.
+
+    Args:
+        source, desk, run_id: The run.
+        mark: Of the analysis that the page has.
+    """
+    analysis = desk.request(source.summarize(run_id))
+    if analysis is not None and mark == analysis.mark:
+        return None
+    return {"analysis": describe_analysis(analysis, computing=desk.is_computing(run_id))}
+
+
+def _describe_run(
+    stored: StoredRun, summary: RunSummary, environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    run = stored.run
+    git = _get_object(environment, "git")
+    process = _get_object(environment, "process")
+    return {
+        **describe_row(stored, summary),
+        "path": run.run_path,
+        "git_commit": run.git_commit,
+        "branch": git.get("branch"),
+        "dirty": git.get("dirty"),
+        "parent": run.parent_run_id,
+        "lineage": run.lineage_root_run_id,
+        "host": _get_object(environment, "host").get("name"),
+        "user_command": process.get("argv"),
+        "resume": f"quark.resume_run(run_id={str(run.id)!r})",
+        "heartbeat_at": stored.heartbeat_at,
+    }
+
+
+def _get_object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = values.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list_metrics(summary: RunSummary) -> list[list[Any]]:
+    """A row for each metric, sorted as people count."""
+    rows: list[list[Any]] = []
+    for key, metric in summary.metrics.items():
+        name = decode_name(key)
+        group = name.rpartition("/")[0]
+        is_broken = metric.count > 0 and metric.last is None
+        rows.append(
+            [
+                key,
+                name,
+                group,
+                metric.count,
+                metric.non_finite,
+                metric.first,
+                float("nan") if is_broken else metric.last,
+                metric.low,
+                metric.high,
+                metric.last_step,
+                metric.last_step is None,
+            ]
+        )
+    rows.sort(key=lambda row: _place_metric(row[1], row[2]))
+    return rows
+
+
+def _place_metric(name: str, group: str) -> tuple[int, list[tuple[int, int, str]]]:
+    """Train and validation first, the machine last; m2 before m10."""
+    place = _FIRST.get(group.partition("/")[0], _ELSEWHERE)
+    parts = [
+        (0, int(part[:18]), "") if part.isdecimal() and part.isascii() else (1, 0, part)
+        for part in _DIGITS.split(name)
+        if part
+    ]
+    return place, parts
+
+
+def _list_attempts(source: PageSource, stored: StoredRun) -> list[dict[str, Any]]:
+    """When each attempt began and ended, as far as the backend keeps it."""
+    query = Query(any_of={"action": ("start", "status")})
+    try:
+        records: Any = source.reader.read(
+            str(stored.run.id), LifecycleRecord.KIND, query
+        ).to_records()
+    except QuarkError:
+        records = ()
+    attempts: dict[int, dict[str, Any]] = {}
+    for record in records:
+        data: dict[str, Any] = dict(record.data or {})
+        attempt = attempts.setdefault(
+            record.attempt,
+            {
+                "attempt": record.attempt,
+                "started_at": None,
+                "from_step": None,
+                "ended_at": None,
+                "state": None,
+            },
+        )
+        if record.action == "start" and attempt["started_at"] is None:
+            attempt["started_at"] = record.timestamp
+            attempt["from_step"] = data.get("from_step")
+        elif record.action == "status":
+            attempt["ended_at"] = record.timestamp
+            attempt["state"] = data.get("status")
+    found = [attempts[number] for number in sorted(attempts)]
+    if found and found[-1]["attempt"] == stored.run.attempt:
+        found[-1]["state"] = stored.state
+    return found
+
+
+def _list_ranks(source: PageSource, summary: RunSummary) -> list[int]:
+    """The ranks that have logged the metric with the most points, or none."""
+    from quark_core.backends.contract import SupportsSeries
+    from quark_core.runs.reading import read_series
+
+    most = max(summary.metrics.values(), key=lambda metric: metric.count, default=None)
+    if most is None or not isinstance(source.reader, SupportsSeries):
+        return []
+    return list(read_series(source.reader, summary.run_id, most.key, 1).ranks)
+
+
+def _count_some(source: PageSource, run_id: str, kind: str) -> int | None:
+    """0 where there are no records of a kind, 1 where there are some, None where nobody knows."""
+    try:
+        return source.reader.read(run_id, kind, Query(limit=1)).count
+    except QuarkError:
+        return None
+
+
+def _describe_delivery(source: PageSource, run_id: str) -> dict[str, Any]:
+    """Where the run goes to, as far as this machine knows, and what is not there yet."""
+    from quark_core.runs.recovery import count_unstored
+
+    if source.is_foreign:
+        return {"lanes": [], "unstored": None}
+    keeps_journal = bool(getattr(source.reader, "keeps_journal", False))
+    try:
+        waiting = count_unstored(source.storage_dir, run_id, keeps_journal=keeps_journal)
+    except (OSError, QuarkError):
+        waiting = 0
+    lanes = [
+        {
+            "backend": source.backend,
+            "primary": True,
+            "place": source.place,
+            "note": None if not waiting else f"{waiting} records wait on this machine",
+        }
+    ]
+    return {
+        "lanes": [*lanes, *_list_mirrors(source, run_id)],
+        "unstored": "not everything of this run is in the store yet: `quark sync` brings it there"
+        if waiting
+        else None,
+    }
+
+
+def _list_mirrors(source: PageSource, run_id: str) -> list[dict[str, Any]]:
+    from quark_core.config.redaction import redact_text
+    from quark_core.mirrors.survey import survey_mirrors
+
+    run_path = source.storage_dir / ".quark" / "runs" / run_id
+    try:
+        states = survey_mirrors(source.storage_dir, run_path, run_id)
+    except (OSError, QuarkError):
+        return []
+    return [
+        {
+            "backend": state.backend,
+            "primary": False,
+            "place": redact_text(state.specification),
+            "note": _describe_mirror(state),
+        }
+        for state in states
+        if not state.primary
+    ]
+
+
+def _describe_mirror(state: MirrorState) -> str:
+    parts = [state.state]
+    if state.waiting:
+        parts.append(f"{state.waiting} records wait")
+    if state.unknown:
+        parts.append(f"{state.unknown} unknown")
+    parts += [f"{count} refused ({reason})" for reason, count in state.quarantined.items()]
+    return ", ".join([*parts, *state.reasons])

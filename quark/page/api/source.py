@@ -1,0 +1,219 @@
+"""What the page looks at: one opened backend, and how each thing is read from it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quark_core.backends.contract import (
+    StoredRun,
+    SupportsArtifacts,
+    SupportsChanges,
+    SupportsGenerations,
+    SupportsGrid,
+    SupportsPrimary,
+    SupportsRead,
+    SupportsSearch,
+    SupportsSeries,
+)
+from quark_core.delivery.segments import Origin
+from quark_core.delivery.stream import RunStream
+from quark_core.errors import RunNotFoundError
+from quark_core.records.runs import RunContext
+from quark_core.runs.foreign_runs import ForeignStore, open_foreign_store
+from quark_core.runs.open_run import OpenRun
+
+if TYPE_CHECKING:
+    from quark_core.backends.run_summary import RunSummary
+
+__all__ = ["PageSource", "open_source"]
+
+Answer = TypeVar("Answer")
+
+_RUNS_KEPT_S = 1.0
+_SUMMARIES_KEPT_S = 2.0
+_MOST_SUMMARIES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    at_s: float
+    value: Any
+
+
+class PageSource:
+    """One backend, opened for reading; every method may be called from any thread.
+
+    Args:
+        reader: The backend.
+        place: Where it is, for people.
+        backend: Its name.
+        storage_dir: The storage root that it was opened for.
+        open_run: Opens one of its runs for reading.
+
+    Attributes:
+        reader, place, backend, storage_dir: As given.
+    """
+
+    def __init__(
+        self,
+        reader: SupportsRead,
+        *,
+        place: str,
+        backend: str,
+        storage_dir: Path,
+        open_run: Callable[[str], OpenRun] | None = None,
+    ) -> None:
+        self.reader = reader
+        self.place = place
+        self.backend = backend
+        self.storage_dir = storage_dir
+        self._open_run = open_run
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, str], _Kept] = {}
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it was asked for by name, in place of the storage root's own store."""
+        return self._open_run is not None
+
+    def describe_preparing(self) -> str | None:
+        """A sentence while something is done that makes reading slow, or None."""
+        describe = getattr(self.reader, "describe_upkeep", None)
+        return None if describe is None else describe()
+
+    @property
+    def capabilities(self) -> Mapping[str, bool]:
+        """What the backend does by itself."""
+        reader: object = self.reader
+        return {
+            "series": isinstance(reader, SupportsSeries),
+            "search": isinstance(reader, SupportsSearch),
+            "changes": isinstance(reader, SupportsChanges),
+            "grid": isinstance(reader, SupportsGrid),
+            "outputs": isinstance(reader, SupportsGenerations),
+            "artifacts": isinstance(reader, SupportsArtifacts),
+        }
+
+    def list_runs(self, project: str | None) -> list[StoredRun]:
+        """Runs, newest first; at most a second old."""
+        return self._keep(
+            ("runs", project or ""), _RUNS_KEPT_S, lambda: self.reader.list_runs(project=project)
+        )
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """One run.
+
+        Raises:
+            RunNotFoundError: There is none.
+        """
+        return self.reader.load_run(_check_run_id(run_id))
+
+    def summarize(self, run_id: str) -> RunSummary:
+        """One run with its metrics summed up; a little old where every point is read for it."""
+        from quark_core.runs.searching import summarize_run
+
+        _check_run_id(run_id)
+        if isinstance(self.reader, SupportsSearch):
+            # A summary is also there of what lies in the trash.
+            self.reader.load_run(run_id)
+            return summarize_run(self.reader, run_id)
+        return self._keep(
+            ("summary", run_id), _SUMMARIES_KEPT_S, lambda: summarize_run(self.reader, run_id)
+        )
+
+    def open_run(self, run_id: str) -> OpenRun:
+        """One run, opened for reading only, as analyzers want it.
+
+        Raises:
+            RunNotFoundError: There is none.
+        """
+        _check_run_id(run_id)
+        if self._open_run is not None:
+            return self._open_run(run_id)
+        stored = self.reader.load_run(run_id)
+        reader: object = self.reader
+        location = reader.locate(run_id) if isinstance(reader, SupportsPrimary) else None
+        context = RunContext(
+            storage_dir=self.storage_dir,
+            store_root=self.place if location is None else location.store_root,
+            db_path=None if location is None else location.db_path,
+            project=stored.project,
+            run=stored.run,
+            read_only=True,
+        )
+        return OpenRun(context, RunStream(Origin(run_id)), self.reader, refusal="it is looked at")
+
+    def close(self) -> None:
+        """Give up the backend's files and connections; reads under way may fail."""
+        close = getattr(self.reader, "close", None)
+        if close is not None:
+            close()
+
+    def _keep(self, key: tuple[str, str], kept_s: float, read: Callable[[], Answer]) -> Answer:
+        """What was read a moment ago, or what is read now."""
+        now_s = time.monotonic()
+        with self._lock:
+            found = self._kept.get(key)
+        if found is not None and now_s - found.at_s < kept_s:
+            value: Answer = found.value
+            return value
+        value = read()
+        with self._lock:
+            while len(self._kept) >= _MOST_SUMMARIES:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept.pop(key, None)
+            self._kept[key] = _Kept(time.monotonic(), value)
+        return value
+
+
+def open_source(storage_dir: Path | None, backend: str | None = None) -> PageSource:
+    """Open what is to be looked at, for reading only.
+
+    Args:
+        storage_dir: The storage root; None is the working directory.
+        backend: Name or URI of a backend to read in place of the root's store.
+
+    Raises:
+        SessionStoreError: There is nothing, or it cannot be read.
+        SchemaValidationError: The backend cannot be read back.
+    """
+    from quark_core.config.arguments import resolve_storage_dir
+    from quark_core.runs.composition import open_reader
+
+    root = resolve_storage_dir(storage_dir)
+    if backend is None:
+        reader = open_reader(root)
+        place = str(reader.locate("unknown").store_root)
+        return PageSource(
+            reader,
+            place=place,
+            backend=_name_backend(reader, place),
+            storage_dir=root,
+        )
+    store: ForeignStore = open_foreign_store(root, backend)
+    return PageSource(
+        store.reader,
+        place=store.place,
+        backend=store.name,
+        storage_dir=root,
+        open_run=store.open_run,
+    )
+
+
+def _name_backend(reader: object, place: str) -> str:
+    return "service" if "://" in place else str(getattr(reader, "backend_name", "embedded"))
+
+
+def _check_run_id(run_id: str) -> str:
+    from quark_core.config.arguments import check_run_id
+    from quark_core.errors import SchemaValidationError
+
+    try:
+        return check_run_id(run_id)
+    except SchemaValidationError:
+        raise RunNotFoundError(f"there is no run {run_id!r:.80}") from None

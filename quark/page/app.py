@@ -1,0 +1,309 @@
+"""The page as an application: addresses, answers, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote
+
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from quark.page.api.analyses import AnalysisDesk
+from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
+from quark.page.api.evidence import pack_evidence
+from quark.page.api.grid import GridDesk
+from quark.page.api.modules import pack_module
+from quark.page.api.parameters import Parameters
+from quark.page.api.records import list_artifacts, list_events, open_payload
+from quark.page.api.run_details import tell_analysis, tell_run
+from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
+from quark.page.guard import SANDBOX_POLICY, AsgiApp, make_error
+from quark.page.pack import PACK_TYPE, encode_json
+from quark.page.static_files import StaticFiles, load_static_files
+from quark_core.errors import (
+    ArtifactNotFoundError,
+    QuarkError,
+    RunNotFoundError,
+    SchemaValidationError,
+    StoreUnavailableError,
+)
+from quark_core.version import __version__
+
+if TYPE_CHECKING:
+    from quark.page.api.source import PageSource
+
+__all__ = ["PageApplication", "make_app"]
+
+_log = logging.getLogger("quark")
+
+_ANSWER_S = 10.0
+_WAIT_S = 10.0
+_AT_ONCE = 4
+_THREADS = 16
+_RETRY_S = 2
+_MOST_SESSIONS = 64
+_FOREVER = "public, max-age=31536000, immutable"
+
+Answer = Callable[["PageApplication", Request, Parameters], Response | None]
+
+
+class PageApplication:
+    """What the handlers share.
+
+    Args:
+        source: What is looked at.
+        static: The page's files.
+    """
+
+    def __init__(self, source: PageSource, static: StaticFiles) -> None:
+        self.source = source
+        self.static = static
+        self.desk = AnalysisDesk(source)
+        self.changes = ChangeDesk(source, self.desk)
+        self.grids = GridDesk(source, self.desk)
+        self._threads = CapacityLimiter(_THREADS)
+        self._turns: dict[bytes, asyncio.Semaphore] = {}
+
+    async def answer(self, request: Request, handler: Answer) -> Response:
+        """Have a handler answer on a thread, in its turn, within the time that there is."""
+        turns = self._find_turns(request.scope.get("quark.session", b""))
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await turns.acquire()
+        except TimeoutError:
+            return _say_busy("too much is asked for at once")
+        work = asyncio.ensure_future(
+            to_thread.run_sync(
+                functools.partial(self._call, handler, request), limiter=self._threads
+            )
+        )
+        # A thread cannot be stopped: it keeps its turn until it is done.
+        work.add_done_callback(lambda _: turns.release())
+        try:
+            return await asyncio.wait_for(asyncio.shield(work), _ANSWER_S)
+        except TimeoutError:
+            work.add_done_callback(_drop_result)
+            return _say_busy(f"no answer within {_ANSWER_S:.0f} s")
+
+    def _call(self, handler: Answer, request: Request) -> Response:
+        pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        try:
+            return handler(self, request, Parameters(pairs)) or Response(status_code=204)
+        except (RunNotFoundError, ArtifactNotFoundError) as error:
+            return _say(404, str(error))
+        except SchemaValidationError as error:
+            return _say(400, str(error))
+        except StoreUnavailableError as error:
+            return _say_busy(str(error))
+        except QuarkError as error:
+            return _say(409, str(error))
+        except Exception:  # noqa: BLE001 - a page is answered whatever happens
+            _log.exception("%s could not be answered", request.url.path)
+            return _say(500, "this is a mistake of Quark's; the terminal shows it")
+
+    def _find_turns(self, session: bytes) -> asyncio.Semaphore:
+        turns = self._turns.pop(session, None) or asyncio.Semaphore(_AT_ONCE)
+        self._turns[session] = turns
+        while len(self._turns) > _MOST_SESSIONS:
+            del self._turns[next(iter(self._turns))]
+        return turns
+
+
+def make_app(source: PageSource, *, static: StaticFiles | None = None, base: str = "") -> AsgiApp:
+    """The application, without its guard.
+
+    Args:
+        source: What is looked at.
+        static: The page's files; by default those that come with Quark.
+        base: Path that every address begins with, such as `/quark`, or "".
+    """
+    page = PageApplication(source, static or load_static_files())
+
+    @asynccontextmanager
+    async def live(_: Starlette) -> AsyncIterator[None]:
+        yield
+        page.desk.close()
+
+    routes = [Route(f"{base}{path}", _bind(page, handler)) for path, handler in _ANSWERS.items()]
+    routes += [
+        Route(f"{base}/static/{{version}}/{{path:path}}", functools.partial(_send_static, page)),
+        Route(f"{base}/", functools.partial(_send_page, page, 0)),
+        Route(f"{base}/run/{{run_id}}", functools.partial(_send_page, page, 1)),
+        Route(f"{base}/run/{{run_id}}/layers", functools.partial(_send_page, page, 2)),
+    ]
+    if base:
+        routes.append(Route(base, _send_home))
+    app = Starlette(routes=routes, lifespan=live, exception_handlers={404: _say_nothing_there})
+    app.state.page = page
+    # An address that is nearly one would be sent on to wherever `Host` says.
+    app.router.redirect_slashes = False
+    return app
+
+
+def _bind(page: PageApplication, handler: Answer) -> Any:
+    async def endpoint(request: Request) -> Response:
+        return await page.answer(request, handler)
+
+    return endpoint
+
+
+async def _send_static(page: PageApplication, request: Request) -> Response:
+    found = page.static.files.get(request.path_params["path"])
+    if found is None or request.path_params["version"] != page.static.version:
+        return _say(404, "there is no such file")
+    media_type, content = found
+    return Response(content, media_type=media_type, headers={"cache-control": _FOREVER})
+
+
+async def _send_page(page: PageApplication, depth: int, _: Request) -> Response:
+    return Response(page.static.render(depth), media_type="text/html; charset=utf-8")
+
+
+async def _send_home(request: Request) -> Response:
+    return RedirectResponse(f"{request.url.path.rpartition('/')[2]}/", status_code=303)
+
+
+async def _say_nothing_there(*_: object) -> Response:
+    return _say(404, "there is no such address")
+
+
+def _say(status: int, message: str) -> Response:
+    media_type, body = make_error(status, message)
+    return Response(body, status_code=status, media_type=media_type.decode())
+
+
+def _say_busy(message: str) -> Response:
+    response = _say(503, f"{message}; ask again in a moment")
+    response.headers["retry-after"] = str(_RETRY_S)
+    return response
+
+
+def _drop_result(work: asyncio.Future[Response]) -> None:
+    if not work.cancelled() and (error := work.exception()) is not None:
+        _log.debug("an answer that nobody waited for failed: %r", error)
+
+
+def _send_json(value: Any) -> Response:
+    return Response(encode_json(value), media_type="application/json")
+
+
+def _send_pack(pack: bytes | None) -> Response | None:
+    return None if pack is None else Response(pack, media_type=PACK_TYPE)
+
+
+def _about(page: PageApplication, _: Request, __: Parameters) -> Response:
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return _send_json(tell_about(page.source, __version__, now))
+
+
+def _runs(page: PageApplication, _: Request, parameters: Parameters) -> Response:
+    return _send_json(list_rows(page.source, parameters))
+
+
+def _standings(page: PageApplication, _: Request, parameters: Parameters) -> Response:
+    return _send_json(list_standings(page.source, page.desk, parameters))
+
+
+def _names(page: PageApplication, _: Request, parameters: Parameters) -> Response:
+    return _send_json(list_names(page.source, parameters))
+
+
+def _sparks(page: PageApplication, _: Request, parameters: Parameters) -> Response | None:
+    return _send_pack(pack_sparks(page.source, parameters))
+
+
+def _run(page: PageApplication, request: Request, _: Parameters) -> Response:
+    run_id = request.path_params["run_id"]
+    return _send_json(tell_run(page.source, page.desk, page.changes, run_id))
+
+
+def _analysis(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
+    mark = parameters.get_text("mark")
+    found = tell_analysis(page.source, page.desk, request.path_params["run_id"], mark)
+    return None if found is None else _send_json(found)
+
+
+def _series(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
+    run_id = request.path_params["run_id"]
+    return _send_pack(pack_series(page.source, page.desk, run_id, parameters))
+
+
+def _changes(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
+    run_id = request.path_params["run_id"]
+    return _send_pack(page.changes.pack(run_id, parameters))
+
+
+def _grid(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
+    return _send_pack(page.grids.pack(request.path_params["run_id"], parameters))
+
+
+def _module(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
+    return _send_pack(pack_module(page.source, request.path_params["run_id"], parameters))
+
+
+def _evidence(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
+    return _send_pack(pack_evidence(page.source, request.path_params["run_id"], parameters))
+
+
+def _events(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_events(page.source, request.path_params["run_id"], parameters))
+
+
+def _artifacts(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_artifacts(page.source, request.path_params["run_id"], parameters))
+
+
+def _payload(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    """A payload, which may be anybody's: it is looked at in a sandbox, or saved."""
+    place = request.path_params
+    payload = open_payload(page.source, place["run_id"], place["sha256"])
+    plain = payload.media_type.partition(";")[0]
+    saves = parameters.get_flag("download") or plain not in _SHOWN_TYPES
+    name = quote(payload.name, safe="")
+    disposition = "attachment" if saves else "inline"
+    headers = {
+        "content-security-policy": SANDBOX_POLICY,
+        "content-disposition": f"{disposition}; filename*=UTF-8''{name}",
+        "content-length": str(payload.size_bytes),
+        "cache-control": "private, no-store",
+    }
+    media_type = f"{plain}; charset=utf-8" if plain.startswith("text/") else plain
+    return StreamingResponse(payload.parts, media_type=media_type, headers=headers)
+
+
+_SHOWN_TYPES = (
+    "image/png",
+    "image/jpeg",
+    "image/gif",
+    "image/webp",
+    "image/svg+xml",
+    "text/plain",
+    "application/json",
+)
+
+_ANSWERS: dict[str, Answer] = {
+    "/api/about": _about,
+    "/api/runs": _runs,
+    "/api/standings": _standings,
+    "/api/names": _names,
+    "/api/sparks": _sparks,
+    "/api/runs/{run_id}": _run,
+    "/api/runs/{run_id}/analysis": _analysis,
+    "/api/runs/{run_id}/series": _series,
+    "/api/runs/{run_id}/changes": _changes,
+    "/api/runs/{run_id}/grid": _grid,
+    "/api/runs/{run_id}/module": _module,
+    "/api/runs/{run_id}/evidence": _evidence,
+    "/api/runs/{run_id}/events": _events,
+    "/api/runs/{run_id}/artifacts": _artifacts,
+    "/artifacts/{run_id}/{sha256}": _payload,
+}

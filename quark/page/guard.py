@@ -1,0 +1,281 @@
+"""Who may ask: names of this server, the token and its cookie, pages of ours only; and the headers.
+
+docs/explanation/security.md lists what each of these is against.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from quark.page.pack import encode_json
+
+__all__ = ["PAGE_POLICY", "SANDBOX_POLICY", "Guard", "Sessions", "make_error"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data: blob:; frame-src 'self'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""What the page may do: run its own scripts, and read from where it came."""
+
+SANDBOX_POLICY = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
+)
+"""What a payload may do: be looked at."""
+
+_LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_MOST_SESSIONS = 64
+_COMMON: Headers = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+]
+_OUR_SITES = ("same-origin", "none")
+_LOCKED_OUT = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Quark</title>
+<h1>Open the address that the terminal shows</h1>
+<p>This page is for whoever has started it: <code>quark ui</code> prints an address with a token.
+Each is good once, for one browser; after that it prints another one.</p>
+<p>Opened before in this browser, and come here by a link? <a href="">Go on</a>.</p>
+</html>
+"""
+
+
+class Sessions:
+    """The tokens that are good once, and the cookies that they were traded for; any thread.
+
+    Only hashes are kept.
+
+    Args:
+        on_trade: Called after a token was used up.
+    """
+
+    def __init__(self, on_trade: Callable[[], None] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._tokens: OrderedDict[bytes, None] = OrderedDict()
+        self._cookies: OrderedDict[bytes, None] = OrderedDict()
+        self._on_trade = on_trade
+
+    def make_token(self) -> str:
+        """A new token."""
+        token = secrets.token_urlsafe(32)
+        with self._lock:
+            _add(self._tokens, _hash(token))
+        return token
+
+    def trade(self, token: str) -> str | None:
+        """The cookie for a token, which is used up by that; None where it is none."""
+        with self._lock:
+            if _hash(token) not in self._tokens:
+                return None
+            del self._tokens[_hash(token)]
+            cookie = secrets.token_urlsafe(32)
+            _add(self._cookies, _hash(cookie))
+        if self._on_trade is not None:
+            self._on_trade()
+        return cookie
+
+    def find(self, cookie: str) -> bytes | None:
+        """The session of a cookie, or None."""
+        # By its hash: how long the look-up takes tells nothing of the cookie.
+        key = _hash(cookie)
+        with self._lock:
+            if key not in self._cookies:
+                return None
+            self._cookies.move_to_end(key)
+        return key
+
+
+class Guard:
+    """Stands before the application.
+
+    Args:
+        app: What answers those who may ask.
+        sessions: Tokens and cookies.
+        cookie_name: Name of the cookie: with the port, since cookies know none.
+        hosts: Names besides those of the loopback by which clients may call this server.
+        base: Path that every address begins with, such as `/quark`, or "".
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        sessions: Sessions,
+        *,
+        cookie_name: str,
+        hosts: Iterable[str] = (),
+        base: str = "",
+    ) -> None:
+        self._app = app
+        self._sessions = sessions
+        self._cookie_name = cookie_name
+        self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, *hosts))
+        self._base = base
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return
+        headers = _Headers(scope)
+        path = str(scope["path"])
+        refused = self._refuse(scope, headers)
+        if refused is not None:
+            await _reply(send, *refused)
+            return
+        inner = path.removeprefix(self._base)
+        if inner.startswith("/static/"):
+            await self._app(scope, receive, _add_headers(send))
+            return
+        is_api = inner.startswith(("/api/", "/artifacts/"))
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        tokens = [value for name, value in pairs if name == "token"]
+        if tokens and not is_api:
+            await self._trade(send, path, pairs, tokens[0])
+            return
+        session = self._find_session(headers)
+        if session is None:
+            status = 401
+            if is_api:
+                message = "open the address that the terminal shows"
+                await _reply(send, status, *make_error(status, message))
+            else:
+                await _reply(send, status, b"text/html; charset=utf-8", _LOCKED_OUT.encode())
+            return
+        scope["quark.session"] = session
+        await self._app(scope, receive, _add_headers(send))
+
+    def _refuse(self, scope: Scope, headers: _Headers) -> tuple[int, bytes, bytes] | None:
+        """What is said to whoever may not ask at all, or None."""
+        host = headers.find(b"host")
+        if host is None or _strip_port(host) not in self._hosts:
+            message = f"this server is not called {host!r:.80}; --allowed-host lets in a name"
+            return 421, *make_error(421, message)
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, *make_error(405, "this server is read-only")
+        path = str(scope["path"])
+        if self._base and not (path == self._base or path.startswith(f"{self._base}/")):
+            return 404, *make_error(404, f"everything here is below {self._base}/")
+        is_api = path.removeprefix(self._base).startswith(("/api/", "/artifacts/"))
+        site = headers.find(b"sec-fetch-site")
+        if is_api and site is not None and site not in _OUR_SITES:
+            return 403, *make_error(403, "only this server's own page may ask")
+        return None
+
+    def _find_session(self, headers: _Headers) -> bytes | None:
+        text = headers.find(b"cookie")
+        if text is None:
+            return None
+        try:
+            found = SimpleCookie(text).get(self._cookie_name)
+        except CookieError:
+            return None
+        return None if found is None else self._sessions.find(found.value)
+
+    async def _trade(self, send: Send, path: str, pairs: list[tuple[str, str]], token: str) -> None:
+        cookie = self._sessions.trade(token)
+        if cookie is None:
+            await _reply(send, 401, b"text/html; charset=utf-8", _LOCKED_OUT.encode())
+            return
+        rest = urlencode([pair for pair in pairs if pair[0] != "token"])
+        # Relative to the address itself, so that a proxy may put anything before it.
+        name = path.rpartition("/")[2]
+        target = (
+            f"{_quote_segment(name)}{'?' if rest else ''}{rest}" if name else f"./{_query(rest)}"
+        )
+        place = f"{self._base}/"
+        value = f"{self._cookie_name}={cookie}; HttpOnly; SameSite=Strict; Path={place}"
+        extra = [(b"location", target.encode("latin-1")), (b"set-cookie", value.encode())]
+        await _reply(send, 303, b"text/plain", b"", extra)
+
+
+def make_error(status: int, message: str) -> tuple[bytes, bytes]:
+    """Media type and body of an error."""
+    return b"application/json", encode_json({"error": {"status": status, "message": message}})
+
+
+class _Headers:
+    """The headers of a request."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._pairs: list[tuple[bytes, bytes]] = scope["headers"]
+
+    def find(self, name: bytes) -> str | None:
+        """The value of a header that stands once; None where it does not."""
+        values = [value for key, value in self._pairs if key == name]
+        if name == b"cookie":
+            return "; ".join(value.decode("latin-1") for value in values) or None
+        return values[0].decode("latin-1") if len(values) == 1 else None
+
+
+def _add_headers(send: Send) -> Send:
+    """Puts what every answer has into an answer."""
+
+    async def send_it(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given: Headers = list(message["headers"])
+            names = {name.lower() for name, _ in given}
+            given += [pair for pair in _COMMON if pair[0] not in names]
+            if b"content-security-policy" not in names:
+                given.append((b"content-security-policy", PAGE_POLICY.encode()))
+            if b"cache-control" not in names:
+                given.append((b"cache-control", b"no-store"))
+            message["headers"] = given
+        await send(message)
+
+    return send_it
+
+
+async def _reply(
+    send: Send, status: int, media_type: bytes, body: bytes, extra: Headers | None = None
+) -> None:
+    headers = [
+        (b"content-type", media_type),
+        (b"content-length", str(len(body)).encode()),
+        *(extra or []),
+    ]
+    guarded = _add_headers(send)
+    await guarded({"type": "http.response.start", "status": status, "headers": headers})
+    await guarded({"type": "http.response.body", "body": body})
+
+
+def _strip_port(host: str) -> str:
+    """The name alone: behind `ssh -L` the port is another one."""
+    name, colon, port = host.rpartition(":")
+    is_port = colon and (port.isdigit() or not port) and (not host.endswith("]"))
+    return (name if is_port else host).lower()
+
+
+def _quote_segment(segment: str) -> str:
+    from urllib.parse import quote
+
+    return f"./{quote(segment, safe='')}"
+
+
+def _query(rest: str) -> str:
+    return f"?{rest}" if rest else ""
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
+
+
+def _add(kept: OrderedDict[bytes, None], key: bytes) -> None:
+    kept[key] = None
+    while len(kept) > _MOST_SESSIONS:
+        kept.popitem(last=False)

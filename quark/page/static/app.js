@@ -1,0 +1,122 @@
+// @ts-check
+/** The frame of every page: which page it is, who may see it, whether the server is there. */
+
+import { html } from "./data/html.js";
+import { Component, render } from "./vendor/preact.js";
+import { useEffect, useRef, useState } from "./vendor/hooks.js";
+import { SignInNeeded, askJson, poll, readState, watchState } from "./pages/connection.js";
+import { areKeysOn, listKeys, setKeysOn, takeKeys } from "./pages/keyboard.js";
+import { makeLink, readPlace, watchPlace } from "./pages/links.js";
+import { RunPage } from "./pages/run.js";
+import { RunsPage } from "./pages/runs.js";
+
+const ASK_AGAIN_MS = 2000;
+
+/** What failed while it was drawn stands there, and the rest of the page goes on. */
+class Fence extends Component {
+  /** @param {unknown} error */
+  componentDidCatch(error) {
+    this.setState({ error });
+  }
+
+  render() {
+    const error = /** @type {any} */ (this.state).error;
+    if (!error) return this.props.children;
+    return html`<main id="main" class="notice" role="alert"><h1>This page cannot be drawn</h1>
+      <pre>${String(error?.stack ?? error)}</pre></main>`;
+  }
+}
+
+function App() {
+  const [place, setPlace] = useState(readPlace);
+  const [state, setState] = useState(readState);
+  useEffect(() => watchPlace(() => setPlace(readPlace())), []);
+  useEffect(() => watchState(setState), []);
+  useEffect(() => takeKeys([{ key: "?", says: "this help", act: openHelp }]), []);
+  return html`
+    <a class="skip" href="#main" onClick=${skip}>Skip to the page</a>
+    ${state === "lost" && html`<p class="banner" role="status">
+      <b>▲ The server does not answer.</b> What you see is what was there; it is asked again, at
+      most 10 s apart.</p>`}
+    ${state === "sign-in"
+      ? html`<${SignIn} />`
+      : html`<${Fence} key=${place.name + place.run}><${Page} place=${place} /><//>`}
+    <${Help} />`;
+}
+
+/** @param {{ place: import("./pages/links.js").Place }} props */
+function Page({ place }) {
+  if (place.name === "runs") return html`<${RunsPage} place=${place} />`;
+  if (place.name === "run") return html`<${RunPage} place=${place} />`;
+  if (place.name === "layers") return html`<${Layers} place=${place} />`;
+  return html`<main id="main" class="notice"><h1>There is no such page</h1>
+    <p><a href=${makeLink([])}>All runs</a></p></main>`;
+}
+
+/** The page of layers is read when it is opened first. @param {{ place: import("./pages/links.js").Place }} props */
+function Layers({ place }) {
+  const [Loaded, setLoaded] = useState(/** @type {any} */ (null));
+  useEffect(() => {
+    import("./pages/layers.js").then((module) => setLoaded(() => module.LayersPage));
+  }, []);
+  if (!Loaded) return html`<main id="main" aria-busy="true"><h1 class="quiet">Layers</h1></main>`;
+  return html`<${Loaded} place=${place} />`;
+}
+
+/** Goes away by itself once this browser has signed in, in whatever tab. */
+function SignIn() {
+  useEffect(() => poll(async () => {
+    await askJson("api/about").catch((error) => {
+      if (!(error instanceof SignInNeeded)) throw error;
+    });
+  }, ASK_AGAIN_MS), []);
+  return html`<main id="main" class="notice" role="alert"><h1>This page needs a sign-in</h1>
+    <p>Open the address that <code>quark ui</code> has printed, with its token: it is good once, for
+    this browser, and a new one is printed each time that one was used. This page then goes on.</p>
+    <p><button onClick=${() => location.reload()}>Try again</button></p></main>`;
+}
+
+/** @param {Event} event */
+function skip(event) {
+  event.preventDefault();
+  const main = document.getElementById("main");
+  if (!main) return;
+  main.tabIndex = -1;
+  main.focus();
+}
+
+function openHelp() {
+  const dialog = /** @type {HTMLDialogElement | null} */ (document.getElementById("help"));
+  dialog?.dispatchEvent(new Event("ask"));
+}
+
+function Help() {
+  const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const [keys, setKeys] = useState(/** @type {import("./pages/keyboard.js").Shortcut[]} */ ([]));
+  const [isOn, setOn] = useState(areKeysOn);
+  useEffect(() => {
+    const open = () => {
+      setKeys(listKeys());
+      dialog.current?.showModal();
+    };
+    dialog.current?.addEventListener("ask", open);
+    return () => dialog.current?.removeEventListener("ask", open);
+  }, []);
+  /** @param {Event} event */
+  const turn = (event) => {
+    setKeysOn(/** @type {HTMLInputElement} */ (event.target).checked);
+    setOn(areKeysOn());
+  };
+  return html`
+    <footer><button class="plain" onClick=${openHelp}>Keys and help</button></footer>
+    <dialog id="help" ref=${dialog} aria-labelledby="help-title">
+      <h2 id="help-title">Keys</h2>
+      <table><tbody>${keys.map(({ key, says }) => html`
+        <tr key=${key}><td><kbd>${key}</kbd></td><td>${says}</td></tr>`)}</tbody></table>
+      <label><input type="checkbox" checked=${isOn} onChange=${turn} /> Single keys act</label>
+      <p>Shift and drag, or two fingers, zoom a chart; a double click shows the whole run.</p>
+      <form method="dialog"><button>Close</button></form>
+    </dialog>`;
+}
+
+render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")));

@@ -1,0 +1,121 @@
+// @ts-check
+/** Metrics by namespace; only groups that are open are built, only charts in sight are read. */
+
+import { html } from "../data/html.js";
+import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
+import { MetricTile } from "./metric_tile.js";
+import { writeMany } from "./texts.js";
+
+const MOST_AT_ONCE = 48;
+const CHART_REM = 24;
+const FOLDED = new Set(["system"]);
+
+/** @typedef {{ key: string, name: string, group: string, count: number, non_finite: number,
+ *   last: unknown, last_step: number | null }} Metric */
+
+/** Rows of the answer as objects. @param {{ fields: string[], rows: unknown[][] }} table @returns {Metric[]} */
+export function readMetrics(table) {
+  return table.rows.map((row) => (
+    /** @type {any} */ (Object.fromEntries(table.fields.map((field, place) => [field, row[place]])))));
+}
+
+/**
+ * Groups in the order of their first metric.
+ * @param {Metric[]} metrics @param {string} find
+ * @returns {Map<string, Metric[]>}
+ */
+export function groupMetrics(metrics, find) {
+  const words = find.toLowerCase().split(/\s+/).filter(Boolean);
+  const groups = new Map();
+  for (const metric of metrics) {
+    const name = metric.name.toLowerCase();
+    if (!words.every((word) => name.includes(word))) continue;
+    const group = groups.get(metric.group);
+    if (group) group.push(metric);
+    else groups.set(metric.group, [metric]);
+  }
+  return groups;
+}
+
+/** Which are open before anybody opens one: as many as hold the first charts, and not the system's. */
+export function listOpen(/** @type {Map<string, Metric[]>} */ groups, /** @type {boolean} */ isSearch) {
+  const open = new Set();
+  let charts = 0;
+  for (const [name, metrics] of groups) {
+    const isFolded = FOLDED.has(name.split("/")[0]) && !isSearch && groups.size > 1;
+    if (isFolded || charts >= MOST_AT_ONCE) continue;
+    open.add(name);
+    charts += metrics.length;
+  }
+  return open;
+}
+
+/** @param {string | null} text @returns {Set<string>} names that stand in the address */
+export function readNames(text) {
+  return new Set((text ?? "").split(",").filter((item) => item !== "").map((item) => {
+    try {
+      return decodeURIComponent(item.slice(1));
+    } catch {
+      return item;
+    }
+  }));
+}
+
+/** @param {Iterable<string>} names which may be empty texts */
+export function writeNames(names) {
+  return [...names].map((name) => `.${encodeURIComponent(name)}`).join(",");
+}
+
+/**
+ * @param {{ metrics: Metric[], find: string, turned: Set<string>, turn: (group: string) => void,
+ *   chart: any }} props turned: groups that are not as they are by default
+ */
+export function ChartList({ metrics, find, turned, turn, chart }) {
+  const groups = useMemo(() => groupMetrics(metrics, find), [metrics, find]);
+  const open = useMemo(() => listOpen(groups, find !== ""), [groups, find]);
+  if (!metrics.length) return html`<p class="notice-line">No metric was logged yet.</p>`;
+  if (!groups.size) return html`<p class="notice-line">No metric's name has ${find} in it.</p>`;
+  /** Groups that are folded and follow one another share a line. @type {[string, Metric[]][][]} */
+  const lines = [];
+  for (const group of groups) {
+    const isFolded = open.has(group[0]) === turned.has(group[0]);
+    const last = lines[lines.length - 1];
+    if (isFolded && last?.every(([name]) => open.has(name) === turned.has(name))) last.push(group);
+    else lines.push([group]);
+  }
+  /** @param {[string, Metric[]]} group */
+  const one = ([name, items]) => html`<${Group} key=${`group ${name}`} name=${name} metrics=${items}
+    isOpen=${open.has(name) !== turned.has(name)} turn=${turn} chart=${chart} />`;
+  return html`<div class="groups">${lines.map((line) => line.length > 1
+    ? html`<div class="folded" key=${`line ${line[0][0]}`}>${line.map(one)}</div>` : one(line[0]))}</div>`;
+}
+
+/** @param {{ name: string, metrics: Metric[], isOpen: boolean, turn: (group: string) => void, chart: any }} props */
+function Group({ name, metrics, isOpen, turn, chart }) {
+  const [most, setMost] = useState(MOST_AT_ONCE);
+  // Small groups stand beside one another; one of many metrics has the whole width.
+  const wide = Math.min(metrics.length, most);
+  const style = isOpen ? { flex: `${wide} 1 ${wide * CHART_REM}rem` } : { flex: "0 0 auto" };
+  return html`<section class="group" style=${style}>
+    <h2><button class="plain fold" aria-expanded=${isOpen} onClick=${() => turn(name)}>
+      <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${name || "metrics"}
+      <small>${metrics.length}</small></button></h2>
+    ${isOpen && html`<div class="charts">${metrics.slice(0, most).map((metric) => html`
+      <${MetricTile} key=${metric.key} metric=${metric} chart=${chart} />`)}</div>
+      ${metrics.length > most && html`<${Further} left=${metrics.length - most}
+        show=${() => setMost(most + MOST_AT_ONCE)} />`}`}
+  </section>`;
+}
+
+/** Comes into sight as one scrolls, and makes room for more charts. @param {{ left: number, show: () => void }} props */
+function Further({ left, show }) {
+  const button = useRef(/** @type {HTMLElement | null} */ (null));
+  useEffect(() => {
+    const watcher = new IntersectionObserver((entries) => {
+      if (entries.some((entry) => entry.isIntersecting)) show();
+    }, { rootMargin: "300px" });
+    if (button.current) watcher.observe(button.current);
+    return () => watcher.disconnect();
+  }, [left]);
+  return html`<button ref=${button} class="plain more" onClick=${show}>and ${writeMany(left, "more chart")}</button>`;
+}

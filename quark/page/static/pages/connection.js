@@ -1,0 +1,140 @@
+// @ts-check
+/** Requests to the server that this page is from, and what went wrong with them. */
+
+import { root } from "./links.js";
+
+const POLL_MS = 1000;
+const SLOWEST_MS = 10_000;
+const BACK_OFF = 1.6;
+const TIMEOUT_MS = 20_000;
+
+/** Nobody answers. */
+export class ServerLost extends Error {}
+/** The server wants to know who asks. */
+export class SignInNeeded extends Error {}
+/** The server refused; the message is its own, with line breaks that matter. */
+export class Refused extends Error {
+  /** @param {number} status @param {string} message */
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** @typedef {"good" | "lost" | "sign-in"} State */
+
+/** @type {State} */
+let state = "good";
+/** @type {Set<(state: State) => void>} */
+const listeners = new Set();
+
+export function readState() {
+  return state;
+}
+
+/** @param {(state: State) => void} listener */
+export function watchState(listener) {
+  listeners.add(listener);
+  return () => void listeners.delete(listener);
+}
+
+/** @param {State} next */
+function setState(next) {
+  if (next === state) return;
+  state = next;
+  for (const listener of [...listeners]) listener(next);
+}
+
+/**
+ * The answer to a GET below the top, 200 or 204.
+ * @param {string} path such as `api/runs`
+ * @param {Record<string, unknown>} [query] null and undefined are left out, lists are repeated
+ * @param {AbortSignal} [signal]
+ * @throws {ServerLost | SignInNeeded | Refused | DOMException} the last where it was aborted
+ */
+export async function ask(path, query = {}, signal) {
+  const url = new URL(path, root);
+  for (const [key, value] of Object.entries(query)) {
+    if (value === null || value === undefined) continue;
+    for (const item of Array.isArray(value) ? value : [value]) {
+      url.searchParams.append(key, String(item));
+    }
+  }
+  const limit = AbortSignal.timeout(TIMEOUT_MS);
+  const signals = signal ? AbortSignal.any([signal, limit]) : limit;
+  let response;
+  try {
+    response = await fetch(url, { signal: signals, credentials: "same-origin" });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    setState("lost");
+    throw new ServerLost("The server does not answer.");
+  }
+  if (response.status === 401) {
+    setState("sign-in");
+    throw new SignInNeeded("This page needs a sign-in.");
+  }
+  if (response.status === 502 || response.status === 504) {
+    setState("lost");
+    throw new ServerLost("The server does not answer.");
+  }
+  setState("good");
+  if (!response.ok) throw new Refused(response.status, await readRefusal(response));
+  return response;
+}
+
+/** @param {string} path @param {Record<string, unknown>} [query] @param {AbortSignal} [signal] */
+export async function askJson(path, query, signal) {
+  return (await ask(path, query, signal)).json();
+}
+
+/** @param {Response} response */
+async function readRefusal(response) {
+  const text = await response.text();
+  try {
+    const said = JSON.parse(text);
+    return String(said.error?.message ?? said.error ?? said.message ?? said.detail ?? text);
+  } catch {
+    return text || `The server answered ${response.status}.`;
+  }
+}
+
+/**
+ * Do something again and again: a second after it has ended, less and less often while the
+ * server is lost, and not at all while nobody looks.
+ * @param {(signal: AbortSignal) => Promise<boolean | void>} act false ends it
+ * @param {number} [every_ms]
+ * @returns {() => void} ends it
+ */
+export function poll(act, every_ms = POLL_MS) {
+  const ended = new AbortController();
+  let pause_ms = every_ms;
+  let timer = 0;
+  const wait = () => {
+    clearTimeout(timer);
+    if (!ended.signal.aborted && !document.hidden) timer = setTimeout(turn, pause_ms);
+  };
+  const turn = async () => {
+    try {
+      if (await act(ended.signal) === false) return stop();
+      pause_ms = every_ms;
+    } catch (error) {
+      if (ended.signal.aborted) return;
+      pause_ms = Math.min(pause_ms * BACK_OFF, SLOWEST_MS);
+      if (error instanceof SignInNeeded) return stop();
+    }
+    wait();
+  };
+  const look = () => {
+    if (document.hidden) clearTimeout(timer);
+    else turn();
+  };
+  const stop = () => {
+    ended.abort();
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", look);
+  };
+  document.addEventListener("visibilitychange", look);
+  wait();
+  return stop;
+}

@@ -1,0 +1,135 @@
+// @ts-check
+/** What is wrong with a run: causes above what follows from them, each with what shows it. */
+
+import { html } from "../data/html.js";
+import { useEffect, useState } from "../vendor/hooks.js";
+import { FreeText, HealthBadge, SeverityBadge } from "./badges.js";
+import { Evidence } from "./evidence.js";
+import { writeMany, writeNumber, writeStep } from "./texts.js";
+
+const MOST = 6;
+
+/** @param {any} finding */
+export function describePlace(finding) {
+  const { step, step_end: end, epoch } = finding;
+  if (step !== null && step !== undefined) {
+    return end !== null && end !== undefined && end > step
+      ? `steps ${writeStep(step)} to ${writeStep(end)}` : `since step ${writeStep(step)}`;
+  }
+  return epoch === null || epoch === undefined ? "the whole run" : `since epoch ${writeStep(epoch)}`;
+}
+
+const PARTS = new Set(["layer", "parameter", "module"]);
+
+/** At what it is, such as `layer 2`; a metric's name says what it is. @param {any} finding */
+export function describeCulprit({ culprit, evidence }) {
+  const pieces = (evidence ?? []).filter((/** @type {any} */ piece) => PARTS.has(piece.kind));
+  const isMetric = (evidence ?? []).some((/** @type {any} */ piece) => (
+    piece.kind === "metric" && (piece.source === culprit || piece.name === culprit)));
+  if (!pieces.length || isMetric) return culprit;
+  const own = pieces.find((/** @type {any} */ piece) => piece.source === culprit);
+  return `${own?.kind ?? "layer"} ${culprit}`;
+}
+
+/** Whether it is worth a place at the top: what only informs stands below, folded. @param {any} finding */
+export function isGrave(finding) {
+  return finding.severity !== "info" && !finding.is_note;
+}
+
+/**
+ * @param {{ analysis: any, run: string, active: string, isRunning: boolean,
+ *   zoomTo: (finding: any) => void, version: number }} props
+ */
+export function Findings({ analysis, run, active, isRunning, zoomTo, version }) {
+  const [isAll, setAll] = useState(false);
+  const grave = analysis.findings.filter(isGrave);
+  const rest = analysis.findings.filter((/** @type {any} */ finding) => !isGrave(finding));
+  const isBeyond = grave.slice(MOST).some((/** @type {any} */ finding) => `alert-${finding.id}` === active);
+  useEffect(() => {
+    if (isBeyond) setAll(true);
+  }, [isBeyond]);
+  const shown = isAll ? grave : grave.slice(0, MOST);
+  const titles = new Map(analysis.findings.map((/** @type {any} */ finding) => [finding.id, finding.title]));
+  /** @param {any} finding */
+  const one = (finding) => html`<${Finding} key=${finding.id} finding=${finding} run=${run}
+    titles=${titles} isActive=${`alert-${finding.id}` === active} zoomTo=${zoomTo}
+    version=${version} />`;
+  return html`<section class="findings" aria-labelledby="findings-title">
+    <h2 id="findings-title" class=${grave.length ? "hidden" : "quiet-title"}>${grave.length
+      ? writeMany(grave.length, "finding") : writeNothing(analysis, isRunning)}</h2>
+    ${!grave.length && html`<${Unseen} rules=${analysis.rules} />`}
+    ${shown.map(one)}
+    ${grave.length > shown.length && html`<button class="plain more" onClick=${() => setAll(true)}>
+      and ${grave.length - shown.length} more</button>`}
+    ${rest.length > 0 && html`<details class="remarks" open=${rest.some((/** @type {any} */ finding) => `alert-${finding.id}` === active)}>
+      <summary>${writeMany(rest.length, "remark")} that ${rest.length === 1 ? "calls" : "call"} for nothing</summary>
+      ${rest.map(one)}</details>`}
+    ${grave.length > 0 && html`<${Unseen} rules=${analysis.rules} isFolded=${true} />`}
+  </section>`;
+}
+
+/** @param {any} analysis @param {boolean} isRunning */
+function writeNothing(analysis, isRunning) {
+  if (analysis.state === "computing") return "The run is being looked at …";
+  if (analysis.state === "failed") return "The run could not be looked at";
+  const rules = analysis.rules;
+  if (!rules || rules.with_data === 0) return "Not known: no rule had the data that it needs";
+  const upToNow = isRunning ? " up to now" : "";
+  return `Nothing found${upToNow}; ${rules.with_data} of ${rules.count} rules had data`;
+}
+
+/** Why the other rules said nothing. @param {{ rules: any, isFolded?: boolean }} props */
+function Unseen({ rules, isFolded = false }) {
+  const missing = rules?.missing ?? [];
+  if (!missing.length) return null;
+  return html`<details class="unseen" open=${!isFolded && missing.length <= 3}>
+    <summary>${`${isFolded ? `${rules.with_data} of ${rules.count} rules had data; ` : ""}why ${
+      missing.length === 1 ? "one" : missing.length} had none`}</summary>
+    <dl>${missing.map((/** @type {any} */ item) => html`<div key=${item.rule}><dt>${item.rule}</dt>
+      <dd>${item.reason}${item.data?.length ? ` (${[item.data].flat().join(", ")})` : ""}</dd></div>`)}</dl>
+  </details>`;
+}
+
+/** @param {{ finding: any, run: string, titles: Map<string, string>, isActive: boolean,
+ *   zoomTo: (finding: any) => void, version: number }} props */
+function Finding({ finding, run, titles, isActive, zoomTo, version }) {
+  const cause = finding.caused_by && titles.get(finding.caused_by);
+  const id = `alert-${finding.id}`;
+  const depth = Math.min(finding.depth ?? 0, 3);
+  return html`<article id=${id} tabindex="-1" aria-labelledby=${`${id}-title`}
+    class=${`finding finding-${finding.severity} depth-${depth}${isActive ? " active" : ""}`}>
+    <div class="finding-says">
+      <h3 id=${`${id}-title`}><${SeverityBadge} severity=${finding.severity} isNote=${finding.is_note} />
+        <span class="finding-title">${finding.title}</span>
+        ${finding.culprit && html`<span class="culprit">${describeCulprit(finding)}</span>`}
+        <span class="since">${describePlace(finding)}</span></h3>
+      ${cause && html`<p class="follows">follows from: ${cause}</p>`}
+      <p>${finding.fact}</p>
+      ${finding.advice && html`<p class="advice"><span aria-hidden="true">→ </span><span class="hidden">What to do: </span>${finding.advice}</p>`}
+      <div class="finding-foot"><button class="plain" onClick=${() => zoomTo(finding)}>Zoom all charts to it</button>
+      <a href=${`#${id}`}>Link</a>
+      <details><summary>Why, and what it rests on</summary>
+        <p>${finding.inference}</p>
+        ${finding.affected?.length > 0 && html`<p>Also: ${finding.affected.join(", ")}</p>`}
+        <ul>${(finding.evidence ?? []).map((/** @type {any} */ piece, /** @type {number} */ place) => html`
+          <li key=${place}><b>${piece.name || piece.source}</b> ${piece.summary}
+            ${piece.observed !== null && html` <small>seen ${writeNumber(piece.observed)}${piece.threshold === null ? "" : `, held against ${writeNumber(piece.threshold)}`}</small>`}
+          </li>`)}</ul>
+        <p class="quiet">Rule ${finding.rule}${finding.confidence !== null && finding.confidence < 1 ? `, ${Math.round(100 * finding.confidence)} % sure` : ""}</p>
+      </details></div>
+    </div>
+    <${Evidence} run=${run} finding=${finding} version=${version} />
+  </article>`;
+}
+
+/** @param {{ analysis: any }} props */
+export function Health({ analysis }) {
+  const overall = analysis.scores.find((/** @type {any} */ score) => score.key === "overall");
+  return html`<section class="health-row" aria-label="Health">
+    ${analysis.scores.map((/** @type {any} */ score) => html`<${HealthBadge} key=${score.key} name=${score.key}
+      health=${{ ...score, reason: score.known ? score.summary : score.reason || score.summary }} />`)}
+    ${!analysis.scores.length && html`<${HealthBadge} health=${null} name="overall" />`}
+    ${overall && html`<p class="judged">${overall.known ? overall.summary : `Health is not known: ${(overall.reason || overall.summary).replace(/\.$/, "")}.`}</p>`}
+    ${analysis.note && html`<p class="quiet"><${FreeText} text=${analysis.note} /></p>`}
+  </section>`;
+}

@@ -1,0 +1,56 @@
+// @ts-check
+/** One metric's chart, made when it first comes near to being seen and read while it is. */
+
+import { MetricChart } from "../charts/metric_chart.js";
+import { html } from "../data/html.js";
+import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { isGrave } from "./findings.js";
+import { change } from "./links.js";
+import { watchSight } from "./sight.js";
+
+/** Findings about this metric, to be marked in its chart. @param {any[]} findings @param {any} metric */
+export function listMarks(findings, metric) {
+  return findings.filter((finding) => isGrave(finding) && finding.step !== null && finding.step !== undefined
+    && (finding.culprit === metric.name || finding.culprit === metric.key
+      || finding.evidence?.some((/** @type {any} */ piece) => piece.kind === "metric" && (piece.source === metric.key || piece.name === metric.name))))
+    .map((finding) => ({ step: finding.step, text: finding.title, severity: finding.severity, id: finding.id }));
+}
+
+/** @param {{ metric: any, chart: any }} props */
+export function MetricTile({ metric, chart }) {
+  const host = useRef(/** @type {HTMLElement | null} */ (null));
+  const drawn = useRef(/** @type {MetricChart | null} */ (null));
+  const [isNear, setNear] = useState(false);
+  const { store, view } = chart;
+  const xKey = view.x.startsWith("metric:") ? view.x.slice("metric:".length) : null;
+  useEffect(() => host.current ? watchSight(host.current, setNear) : undefined, []);
+  useEffect(() => {
+    if (!isNear) return;
+    const ends = [metric.key, ...(xKey === null ? [] : [xKey])].map((key) => store.want(key));
+    return () => ends.forEach((end) => end());
+  }, [isNear, metric.key, xKey, store]);
+  const kept = store.read(metric.key);
+  const xCurve = xKey === null ? null : store.read(xKey)?.curves[0] ?? null;
+  const marks = listMarks(chart.findings, metric);
+  const marksText = JSON.stringify(marks);
+  useEffect(() => {
+    if (!host.current || !kept?.curves.length || (!isNear && !drawn.current)) return;
+    const props = {
+      title: metric.name, curves: kept.curves, window: view.window, whole: chart.wholeOf(),
+      x: /** @type {any} */ (xKey === null ? view.x : "metric"), xCurve, start_s: chart.start_s,
+      isLog: view.isLog, smooth: view.smooth, marks,
+      onZoom: chart.zoom, onMark: (/** @type {string} */ id) => change({}, { hash: `alert-${id}` }),
+    };
+    if (drawn.current) drawn.current.update(props);
+    else drawn.current = new MetricChart(host.current, props);
+  }, [kept, isNear, xCurve, view, chart.wholeText, marksText, metric.name]);
+  useEffect(() => () => {
+    drawn.current?.destroy();
+    drawn.current = null;
+  }, []);
+  const says = kept?.state === "failed" ? kept.message : kept?.state === "missing" ? "no point in this part of the run" : "";
+  return html`<div class="tile" data-metric=${metric.key}>
+    <div ref=${host} class="tile-chart"></div>
+    ${!kept?.curves.length && html`<h3 class="chart-title">${metric.name}</h3><p class="quiet">${says || "…"}</p>`}
+  </div>`;
+}

@@ -1,0 +1,354 @@
+// @ts-check
+/** One run: what is wrong and what shows it, its health, its phases, its charts. */
+
+import { frameRange, moveWindow } from "../charts/zooming.js";
+import { html } from "../data/html.js";
+import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
+import { CopyButton, StateBadge } from "./badges.js";
+import { ChartList, readMetrics, readNames, writeNames } from "./chart_list.js";
+import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
+import { Controls } from "./controls.js";
+import { Findings, Health, isGrave } from "./findings.js";
+import { takeKeys } from "./keyboard.js";
+import { change, go, makeLink } from "./links.js";
+import { Phases } from "./phases.js";
+import { Artifacts, Config, Delivery, Events, TABS, TabBar } from "./run_tabs.js";
+import { SeriesStore } from "./series_store.js";
+import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
+
+const RUNNING_MS = 1000;
+const ENDED_MS = 5000;
+const PANELS = new Map([["events", Events], ["artifacts", Artifacts]]);
+const ENTRIES = 1000;
+
+/** @typedef {{ x: string, window: [number, number] | null, find: string, smooth: number,
+ *   isLog: boolean, attempts: string, ranks: string, tab: string }} View */
+
+/** What the address says of how to look. @param {URLSearchParams} query @returns {View} */
+export function readView(query) {
+  const from = Number(query.get("from") ?? NaN);
+  const to = Number(query.get("to") ?? NaN);
+  const smooth = Number(query.get("smooth") ?? 0);
+  const tab = query.get("tab") ?? "charts";
+  return {
+    x: query.get("x") ?? "step",
+    window: Number.isFinite(from) && Number.isFinite(to) && from <= to ? [from, to] : null,
+    find: query.get("find") ?? "",
+    smooth: smooth > 0 && smooth < 1 ? smooth : 0,
+    isLog: query.get("log") === "1",
+    attempts: query.get("attempts") ?? "current",
+    ranks: query.get("ranks") ?? "mean",
+    tab: TABS.some(({ name }) => name === tab) ? tab : "charts",
+  };
+}
+
+/** How the server names what the page calls x. @param {string} x */
+function readAxis(x) {
+  return x === "time" || x === "relative" ? "time" : x === "epoch" ? "epoch" : "step";
+}
+
+/** @param {{ place: import("./links.js").Place }} props */
+export function RunPage({ place }) {
+  const [data, setData] = useState(/** @type {any} */ (null));
+  const [mistake, setMistake] = useState("");
+  useEffect(() => {
+    const ended = new AbortController();
+    const load = async () => {
+      try {
+        setData(await askJson(`api/runs/${encodeURIComponent(place.run)}`, {}, ended.signal));
+        setMistake("");
+        return false;
+      } catch (error) {
+        if (ended.signal.aborted || error instanceof SignInNeeded) return false;
+        if (!(error instanceof Refused)) throw error;
+        setMistake(error.message);
+        // A store that is busy or being made ready is asked again.
+        if (error.status === 503) throw error;
+        return false;
+      }
+    };
+    let stop = () => {};
+    load().catch(() => {
+      if (!ended.signal.aborted) stop = poll(load);
+    });
+    return () => {
+      ended.abort();
+      stop();
+    };
+  }, [place.run]);
+  if (data) return html`<${Run} key=${place.run} first=${data} place=${place} />`;
+  return html`<header class="top"><a class="brand" href=${makeLink([])}>quark</a></header>
+    <main id="main" aria-busy=${!mistake}>${mistake
+      ? html`<h1>This run cannot be shown</h1><pre class="mistake" role="alert">${mistake}</pre>
+        <p><a href=${makeLink([])}>All runs</a></p>`
+      : html`<h1 class="quiet">${place.run}</h1>`}</main>`;
+}
+
+/** @param {{ first: any, place: import("./links.js").Place }} props */
+function Run({ first, place }) {
+  const id = place.run;
+  const view = useMemo(() => readView(place.query), [place.query.toString()]);
+  const { data, analysis, readings, heard, store, version, news } = useRun(id, first, view);
+  const { run } = data;
+  const metrics = useMemo(() => readMetrics(data.metrics), [data.metrics]);
+  const chart = useChartSettings(view, store, version, analysis, run, metrics);
+  const active = place.hash;
+  const isRunning = run.state === "running";
+  const turned = useMemo(() => readNames(place.query.get("turned")), [place.query.get("turned")]);
+  const title = run.name || run.id;
+  const actions = useRef(/** @type {any} */ (null));
+  actions.current = { analysis, active, chart, view, data, id };
+
+  useEffect(() => {
+    document.title = `${title} · ${run.project} · Quark`;
+  }, [title, run.project]);
+  useEffect(() => takeKeys(makeKeys(actions)), []);
+  const hasAnalysis = analysis.findings.length > 0;
+  useEffect(() => {
+    if (active && hasAnalysis) showElement(active);
+  }, [active, hasAnalysis]);
+
+  /** @param {string} group */
+  const turn = (group) => {
+    const next = new Set(turned);
+    if (!next.delete(group)) next.add(group);
+    change({ turned: writeNames(next) }, { replace: true });
+  };
+  /** @param {Record<string, string>} changes */
+  const narrow = (changes) => change(changes, { replace: true });
+  const Panel = PANELS.get(view.tab);
+  return html`
+    <header class="top"><a class="brand" href=${makeLink([])}>quark</a>
+      <a href=${makeLink([], { project: run.project })}>${run.project}</a>
+      <span class="actions"><${CopyButton} text=${run.id}>Copy ID<//>
+        ${run.resume && html`<${CopyButton} text=${run.resume}>Copy resume line<//>`}
+        <${CopyButton} text=${location.href}>Copy link<//>
+        ${data.contents?.layer !== 0 && html`<a class="button" href=${makeLink(["run", id, "layers"])}>Layers</a>`}</span>
+    </header>
+    <main id="main">
+      <div class="title"><h1>${title}</h1><${StateBadge} state=${run.state} reason=${run.lost_reason} />
+        <${Facts} run=${run} progress=${heard?.run?.progress ?? data.progress} /></div>
+      ${run.state === "lost" && run.lost_reason && html`<p class="notice-line">${run.lost_reason}</p>`}
+      <${Health} analysis=${analysis} />
+      <${Findings} analysis=${analysis} run=${id} active=${active} isRunning=${isRunning} version=${readings}
+        zoomTo=${(/** @type {any} */ finding) => zoomTo(finding, chart)} />
+      <p class="hidden" role="status" aria-live="polite" id="news">${news}</p>
+      <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []}
+        window=${chart.stepWindow} zoom=${(/** @type {number} */ from, /** @type {number} */ to) => chart.zoomSteps(from, to)} />
+      <${TabBar} active=${view.tab} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null })} />
+      <div id="panel" role="tabpanel" aria-labelledby=${`tab-${view.tab}`}>
+        ${view.tab === "charts" && html`<${Controls} view=${view} data=${data} metrics=${metrics} />
+          <${ChartList} metrics=${metrics} find=${view.find} turned=${turned} turn=${turn} chart=${chart} />`}
+        ${Panel && html`<${Panel} run=${id} query=${place.query} change=${narrow} version=${heard?.turn ?? 0} />`}
+        ${view.tab === "config" && html`<${Config} data=${data} />`}
+        ${view.tab === "delivery" && html`<${Delivery} data=${data} />`}
+      </div>
+    </main>`;
+}
+
+/** @param {{ run: any, progress: any }} props */
+function Facts({ run, progress }) {
+  const isRunning = run.state === "running";
+  const facts = [
+    run.newest_step === null ? "" : `step ${writeStep(run.newest_step)}${progress?.of ? ` of ${writeStep(progress.of)}` : ""}`,
+    progress?.eta_s && isRunning ? `ETA ${writeDuration(progress.eta_s)}` : "",
+    progress?.ms_per_step ? `${writeNumber(progress.ms_per_step)} ms/step` : "",
+    writeDuration(isRunning ? (Date.now() - Date.parse(run.created_at)) / 1000 : run.duration_s),
+    run.git_commit ? `commit ${run.git_commit.slice(0, 7)}${run.dirty ? "+changes" : ""}` : "",
+    run.attempt ? `attempt ${run.attempt}` : "",
+  ].filter(Boolean);
+  return html`<span class="facts" title=${`started ${writeTime(run.created_at)}`}>${facts.join(" · ")}</span>
+    ${run.tags?.map((/** @type {string} */ tag) => html`<span key=${tag} class="tag">${tag}</span>`)}`;
+}
+
+/**
+ * The run as it is by now: read once, then followed by its cursor.
+ * @param {string} id @param {any} first @param {View} view
+ */
+function useRun(id, first, view) {
+  const [data, setData] = useState(first);
+  const [analysis, setAnalysis] = useState(first.analysis);
+  const [heard, setHeard] = useState(/** @type {any} */ (null));
+  const [version, setVersion] = useState(0);
+  const [news, setNews] = useState("");
+  const [readings, setReadings] = useState(0);
+  const known = useRef({ data: first, analysis: first.analysis, turn: 0 });
+  const store = useMemo(() => new SeriesStore(id, readWindow(view), () => setVersion((old) => old + 1)), [id]);
+  const path = `api/runs/${encodeURIComponent(id)}`;
+
+  /** @param {any} next */
+  const keepData = (next) => setData(known.current.data = next);
+  /** @param {AbortSignal} signal */
+  const readAnalysis = async (signal) => {
+    const before = known.current.analysis;
+    const answer = await ask(`${path}/analysis`, { mark: before.mark }, signal);
+    if (answer.status === 204) return;
+    const next = await answer.json();
+    const found = next.analysis ?? next;
+    setReadings((old) => old + 1);
+    known.current.analysis = found;
+    setAnalysis(found);
+    if (before.state === "computing") return;
+    const old = new Set(before.findings.map((/** @type {any} */ finding) => finding.id));
+    const fresh = found.findings.filter((/** @type {any} */ finding) => isGrave(finding) && !old.has(finding.id));
+    if (fresh.length) setNews(fresh.map((/** @type {any} */ finding) => `New: ${finding.severity}, ${finding.title}${finding.culprit ? ` in ${finding.culprit}` : ""}`).join(". "));
+  };
+  useEffect(() => () => store.close(), [store]);
+  useEffect(() => store.show(readWindow(view)), [view, store]);
+  const isAwaited = data.run.state === "running" || analysis.state === "computing" || analysis.computing;
+  useEffect(() => poll(async (signal) => {
+    const last = known.current;
+    if (last.analysis.state === "computing" || last.analysis.computing) await readAnalysis(signal);
+    const head = await store.follow(signal, known.current.data.cursor);
+    if (!head) return;
+    last.turn += 1;
+    setHeard({ ...head, turn: last.turn });
+    if (head.reset || head.metrics?.length) keepData(await askJson(path, {}, signal));
+    else if (head.run) keepData({ ...last.data, run: { ...last.data.run, ...head.run } });
+    if (head.analysis) await readAnalysis(signal);
+  }, isAwaited ? RUNNING_MS : ENDED_MS), [store, isAwaited]);
+  return { data, analysis, readings, heard, store, version, news };
+}
+
+/** What of the run the server is to send. @param {View} view */
+function readWindow(view) {
+  const ratio = Math.min(2, globalThis.devicePixelRatio || 1);
+  const isOwn = !["relative"].includes(view.x) && !view.x.startsWith("metric:");
+  return {
+    x: readAxis(view.x), low: isOwn && view.window ? view.window[0] : null,
+    high: isOwn && view.window ? view.window[1] : null,
+    ranks: view.ranks, attempts: view.attempts, entries: Math.round(ENTRIES * ratio),
+  };
+}
+
+/**
+ * All that a chart is told, the same object until something of it changes.
+ * @param {View} view @param {SeriesStore} store @param {number} version @param {any} analysis
+ * @param {any} run @param {any[]} metrics
+ */
+function useChartSettings(view, store, version, analysis, run, metrics) {
+  const start_s = Date.parse(run.created_at) / 1000;
+  return useMemo(() => {
+    /** @param {number | null} from @param {number | null} to @param {boolean} [together] */
+    const zoom = (from, to, together = false) => change(
+      { from: from === null ? null : writeEdge(from), to: to === null ? null : writeEdge(to) }, { together });
+    const whole = () => findWhole(store, view, run, start_s);
+    // All charts show the same part of x, also those whose metric ended early or is rare.
+    const shared = view.x.startsWith("metric:") ? null : whole();
+    const isStep = view.x === "step";
+    return {
+      store, version, view, start_s, zoom, whole, wholeOf: () => shared, wholeText: String(shared), findings: analysis.findings, metrics,
+      stepWindow: isStep ? view.window : null,
+      stepWhole: () => isStep ? whole() : run.newest_step ? [0, run.newest_step] : null,
+      /** @param {number} from @param {number} to */
+      zoomSteps: (from, to) => {
+        if (isStep) return zoom(from, to);
+        const [low, high] = [from, to].map((step) => placeStep(store, view, step, start_s));
+        if (low !== null && high !== null) zoom(low, high);
+        else change({ x: null, from: writeEdge(from), to: writeEdge(to) });
+      },
+    };
+  }, [view, store, version, analysis, metrics, start_s, run.newest_step]);
+}
+
+/** @param {number} edge */
+function writeEdge(edge) {
+  return String(Number(edge.toPrecision(15)));
+}
+
+/** Where the curves begin and end, in the unit of x. @param {SeriesStore} store @param {View} view @param {any} run @param {number} start_s @returns {[number, number] | null} */
+function findWhole(store, view, run, start_s) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const { curves } of store.kept.values()) {
+    for (const curve of curves) {
+      const places = view.x === "time" || view.x === "relative" ? curve.time : view.x === "epoch" ? curve.epoch : curve.step;
+      for (const place of places ?? []) {
+        if (place < low) low = place;
+        if (place > high) high = place;
+      }
+    }
+  }
+  if (view.x === "step") {
+    low = Math.min(low, 0);
+    high = Math.max(high, run.newest_step ?? high);
+  }
+  if (!(low < high)) return null;
+  return view.x === "relative" ? [low - start_s, high - start_s] : [low, high];
+}
+
+/** Where a step lies on another axis, by the curves that are there. @param {SeriesStore} store @param {View} view @param {number} step @param {number} start_s */
+function placeStep(store, view, step, start_s) {
+  for (const { curves } of store.kept.values()) {
+    for (const curve of curves) {
+      const places = view.x === "epoch" ? curve.epoch : curve.time;
+      if (!places || !curve.step.length || curve.unit === "epoch") continue;
+      let at = curve.step.findIndex((other) => other >= step);
+      if (at < 0) at = curve.step.length - 1;
+      return view.x === "relative" ? places[at] - start_s : places[at];
+    }
+  }
+  return null;
+}
+
+/** @param {any} finding @param {any} chart */
+function zoomTo(finding, chart) {
+  if (finding.step === null || finding.step === undefined) return;
+  const whole = chart.stepWhole();
+  if (!whole) return;
+  change({}, { hash: `alert-${finding.id}`, replace: true });
+  const shown = frameRange(finding.step, finding.step_end ?? finding.step, whole);
+  if (shown) chart.zoomSteps(shown.low, shown.high);
+  else chart.zoom(null, null);
+}
+
+/** @param {string} id */
+function showElement(id) {
+  const element = document.getElementById(id);
+  if (!element) return;
+  element.closest("details")?.setAttribute("open", "");
+  element.focus({ preventScroll: true });
+  element.scrollIntoView({ block: "nearest" });
+}
+
+/** @param {{ current: any }} actions */
+function makeKeys(actions) {
+  /** @param {number} step */
+  const move = (step) => {
+    const { analysis, active } = actions.current;
+    const list = [...analysis.findings.filter(isGrave), ...analysis.findings.filter((/** @type {any} */ finding) => !isGrave(finding))];
+    if (!list.length) return;
+    const at = list.findIndex((finding) => `alert-${finding.id}` === active);
+    const next = list[Math.max(0, Math.min(list.length - 1, at < 0 ? (step > 0 ? 0 : list.length - 1) : at + step))];
+    change({}, { hash: `alert-${next.id}`, replace: true });
+    showElement(`alert-${next.id}`);
+  };
+  /** @param {KeyboardEvent} event */
+  const look = ({ key, repeat }) => {
+    const { chart, view } = actions.current;
+    const whole = chart.whole();
+    if (!whole) return;
+    const next = moveWindow(view.window && { low: view.window[0], high: view.window[1] }, whole, key);
+    chart.zoom(next?.low ?? null, next?.high ?? null, repeat);
+  };
+  return [
+    { key: "/", says: "find a metric", act: () => {
+      change({ tab: null }, { replace: true });
+      requestAnimationFrame(() => document.getElementById("find")?.focus());
+    } },
+    { key: "j", says: "next finding", act: () => move(1) },
+    { key: "k", says: "previous finding", act: () => move(-1) },
+    { key: "Enter", says: "zoom all charts to the finding", act: () => {
+      const { analysis, active, chart } = actions.current;
+      const finding = analysis.findings.find((/** @type {any} */ item) => `alert-${item.id}` === active);
+      if (finding) zoomTo(finding, chart);
+    } },
+    { key: "w", says: "zoom in", act: look },
+    { key: "s", says: "zoom out", act: look },
+    { key: "a", says: "earlier", act: look },
+    { key: "d", says: "later", act: look },
+    { key: "0", says: "the whole run", act: () => actions.current.chart.zoom(null, null) },
+    { key: "l", says: "log axis on or off", act: () => change({ log: actions.current.view.isLog ? null : "1" }) },
+    { key: "e", says: "layers", act: () => go(makeLink(["run", actions.current.id, "layers"])) },
+  ];
+}

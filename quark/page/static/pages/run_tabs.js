@@ -1,0 +1,174 @@
+// @ts-check
+/** What a run has beside its charts: events and logs, artifacts, configuration, delivery. */
+
+import { html } from "../data/html.js";
+import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { FreeText } from "./badges.js";
+import { Refused, askJson } from "./connection.js";
+import { root } from "./links.js";
+import { writeBytes, writeCount, writeStep, writeTime, writeValue } from "./texts.js";
+
+const PAGE_ROWS = 100;
+const WAIT_MS = 200;
+const LEVELS = ["debug", "info", "warning", "error", "critical"];
+
+/** @typedef {{ name: string, title: string }} Tab */
+/** @type {Tab[]} */
+export const TABS = [
+  { name: "charts", title: "Charts" }, { name: "events", title: "Events and logs" },
+  { name: "artifacts", title: "Artifacts" }, { name: "config", title: "Config" },
+  { name: "delivery", title: "Delivery" },
+];
+
+/** @param {{ active: string, show: (name: string) => void }} props */
+export function TabBar({ active, show }) {
+  const bar = useRef(/** @type {HTMLElement | null} */ (null));
+  /** @param {KeyboardEvent} event */
+  const press = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const at = TABS.findIndex((tab) => tab.name === active);
+    const next = TABS[(at + step + TABS.length) % TABS.length];
+    show(next.name);
+    /** @type {HTMLElement | null} */ (bar.current?.querySelector(`#tab-${next.name}`))?.focus();
+  };
+  return html`<div class="tabs" role="tablist" aria-label="Parts of the run" ref=${bar} onKeyDown=${press}>
+    ${TABS.map(({ name, title }) => html`<button key=${name} id=${`tab-${name}`} role="tab"
+      aria-selected=${name === active} aria-controls="panel" tabindex=${name === active ? 0 : -1}
+      onClick=${() => show(name)}>${title}</button>`)}</div>`;
+}
+
+/**
+ * Pages of a list: the first anew whenever `version` changes, further ones on demand.
+ * @param {string} path @param {Record<string, unknown>} query @param {string} field
+ * @param {string} cursorName @param {unknown} version
+ */
+function usePages(path, query, field, cursorName, version) {
+  const [pages, setPages] = useState(/** @type {{ rows: any[], next: string | null, mistake: string, isReady: boolean }} */ (
+    { rows: [], next: null, mistake: "", isReady: false }));
+  const isOlder = cursorName === "before";
+  const key = JSON.stringify(query);
+  const last = useRef("");
+  useEffect(() => {
+    const ended = new AbortController();
+    const isNew = last.current !== key;
+    last.current = key;
+    const timer = setTimeout(async () => {
+      try {
+        const page = await askJson(path, { ...query, limit: PAGE_ROWS }, ended.signal);
+        setPages((old) => {
+          if (isNew || !isOlder) return { rows: page[field], next: page.next, mistake: "", isReady: true };
+          const fresh = new Set(page[field].map((/** @type {any} */ row) => row.id));
+          const before = old.rows.filter((row) => !fresh.has(row.id));
+          const joins = before.length < old.rows.length;
+          return joins ? { ...old, rows: [...before, ...page[field]], isReady: true }
+            : { rows: page[field], next: page.next, mistake: "", isReady: true };
+        });
+      } catch (error) {
+        if (error instanceof Refused) setPages((old) => ({ ...old, mistake: error.message, isReady: true }));
+      }
+    }, isNew ? WAIT_MS : 0);
+    return () => {
+      clearTimeout(timer);
+      ended.abort();
+    };
+  }, [path, key, version]);
+  const more = async () => {
+    const page = await askJson(path, { ...query, limit: PAGE_ROWS, [cursorName]: pages.next }).catch(() => null);
+    if (!page) return;
+    setPages((old) => ({ ...old, next: page.next,
+      rows: isOlder ? [...page[field], ...old.rows] : [...old.rows, ...page[field]] }));
+  };
+  return { ...pages, more };
+}
+
+/** @param {{ run: string, query: URLSearchParams, change: (changes: Record<string, string>) => void, version: number }} props */
+export function Events({ run, query, change, version }) {
+  const level = query.get("level") ?? "";
+  const text = query.get("text") ?? "";
+  const { rows, next, mistake, isReady, more } = usePages(`api/runs/${encodeURIComponent(run)}/events`,
+    { level: level || null, text: text || null }, "events", "before", version);
+  return html`<div class="bar">
+      <label>level <select value=${level} onChange=${(/** @type {any} */ event) => change({ level: event.currentTarget.value })}>
+        <option value="">all</option>
+        ${LEVELS.map((item) => html`<option key=${item} value=${item}>${item} and worse</option>`)}</select></label>
+      <label>text <input id="find-event" type="text" value=${text}
+        onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
+    ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
+    ${next && html`<button class="plain more" onClick=${more}>older</button>`}
+    ${isReady && !rows.length && !mistake && html`<p class="notice-line">Nothing was logged${level || text ? " that fits" : ""}.</p>`}
+    <ol class="events">${rows.map((row) => html`<li key=${row.id} class=${`level-${row.severity}`}>
+      <time datetime=${row.at} title=${row.at}>${writeTime(row.at)}</time>
+      <b>${row.severity}</b> <span class="quiet">${row.logger || row.type}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}${row.rank ? ` · rank ${row.rank}` : ""}</span>
+      <p><${FreeText} text=${row.message ?? ""} /></p>
+      ${row.traceback && html`<details><summary>Traceback</summary><pre>${row.traceback}</pre></details>`}
+      ${row.payload && Object.keys(row.payload).length > 0 && html`<details><summary>Payload</summary><pre>${JSON.stringify(row.payload, null, 2)}</pre></details>`}
+    </li>`)}</ol>`;
+}
+
+/** @param {{ run: string, query: URLSearchParams, change: (changes: Record<string, string>) => void, version: number }} props */
+export function Artifacts({ run, query, change, version }) {
+  const text = query.get("text") ?? "";
+  const { rows, next, mistake, isReady, more } = usePages(`api/runs/${encodeURIComponent(run)}/artifacts`,
+    { text: text || null }, "artifacts", "after", version);
+  return html`<div class="bar"><label>text <input id="find-artifact" type="text" value=${text}
+      onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
+    ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
+    ${isReady && !rows.length && !mistake && html`<p class="notice-line">There is no artifact${text ? " that fits" : ""}.</p>`}
+    ${rows.some((row) => row.is_image && row.url) && html`<ul class="images">${rows.filter((row) => row.is_image && row.url).map((row) => html`
+      <li key=${row.id}><figure><img loading="lazy" alt=${`${row.name}${row.step === null ? "" : ` at step ${row.step}`}`} src=${new URL(row.url, root).href} />
+        <figcaption>${row.name}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}</figcaption></figure></li>`)}</ul>`}
+    ${rows.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Artifacts"><table class="plain-table"><thead><tr>
+      <th scope="col">name</th><th scope="col">type</th><th scope="col" class="number">step</th><th scope="col" class="number">size</th><th scope="col">logged</th><th scope="col">payload</th></tr></thead>
+      <tbody>${rows.map((row) => html`<tr key=${row.id}><th scope="row">${row.name}</th><td>${row.type}</td>
+        <td class="number">${writeStep(row.step)}</td><td class="number">${writeBytes(row.size_bytes)}</td><td>${writeTime(row.at)}</td>
+        <td>${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</td></tr>`)}</tbody></table></div>`}
+    ${next && html`<button class="plain more" onClick=${more}>more</button>`}`;
+}
+
+/** Nested values as one line each. @param {unknown} value @param {string} [path] @returns {[string, unknown][]} */
+export function flatten(value, path = "") {
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return [[path, value]];
+  const entries = Object.entries(value);
+  if (!entries.length) return path ? [[path, "{}"]] : [];
+  return entries.flatMap(([key, item]) => flatten(item, path ? `${path}.${key}` : key));
+}
+
+/** @param {{ title: string, id: string, values: unknown }} props */
+function Values({ title, id, values }) {
+  const rows = flatten(values ?? {});
+  return html`<section aria-labelledby=${id}><h2 id=${id}>${title}</h2>
+    ${rows.length ? html`<table class="plain-table values"><tbody>${rows.map(([key, value]) => html`<tr key=${key}><th scope="row">${key}</th>
+      <td>${typeof value === "string" ? html`<${FreeText} text=${value} />` : writeValue(value)}</td></tr>`)}</tbody></table>`
+      : html`<p class="quiet">Nothing.</p>`}</section>`;
+}
+
+/** @param {{ data: any }} props */
+export function Config({ data }) {
+  const { run } = data;
+  const facts = { id: run.id, path: run.path, command: run.user_command, host: run.host, commit: run.git_commit,
+    branch: run.branch, parent: run.parent };
+  return html`${run.notes && html`<section aria-labelledby="notes"><h2 id="notes">Notes</h2><p class="free"><${FreeText} text=${run.notes} /></p></section>`}
+    <${Values} title="Configuration" id="config" values=${data.config} />
+    ${data.config_notes?.length > 0 && html`<p class="free"><${FreeText} text=${[data.config_notes].flat().map(writeValue).join("\n")} /></p>`}
+    <${Values} title="The run" id="facts" values=${Object.fromEntries(Object.entries(facts).filter(([, value]) => value !== null && value !== undefined))} />
+    <${Values} title="Environment" id="environment" values=${data.environment} />`;
+}
+
+/** @param {{ data: any }} props */
+export function Delivery({ data }) {
+  const { lanes = [], unstored = null } = data.delivery ?? {};
+  return html`<section aria-labelledby="lanes"><h2 id="lanes">Where the run's records go</h2>
+    ${unstored && html`<p class="mistake">${unstored}</p>`}
+    <table class="plain-table"><thead><tr><th scope="col">backend</th><th scope="col">place</th><th scope="col">note</th></tr></thead>
+      <tbody>${lanes.map((/** @type {any} */ lane) => html`<tr key=${lane.backend}><th scope="row">${lane.backend}${lane.primary ? " (primary)" : ""}</th>
+        <td>${lane.place ?? ""}</td><td>${lane.note ?? ""}</td></tr>`)}</tbody></table></section>
+    <section aria-labelledby="attempts"><h2 id="attempts">Attempts</h2>
+      <table class="plain-table"><thead><tr><th scope="col">attempt</th><th scope="col">started</th><th scope="col">from step</th><th scope="col">ended</th><th scope="col">state</th></tr></thead>
+      <tbody>${(data.attempts ?? []).map((/** @type {any} */ item) => html`<tr key=${item.attempt}><th scope="row">${item.attempt}</th><td>${writeTime(item.started_at)}</td>
+        <td>${writeStep(item.from_step)}</td><td>${writeTime(item.ended_at)}</td><td>${item.state ?? ""}</td></tr>`)}</tbody></table></section>
+    <section aria-labelledby="contents"><h2 id="contents">What there is</h2>
+      <table class="plain-table"><tbody>${Object.entries(data.contents ?? {}).map(([kind, count]) => html`<tr key=${kind}><th scope="row">${kind.replaceAll("_", " ")}</th>
+        <td>${count === null ? "not known" : count === 0 ? "none" : `${writeCount(/** @type {number} */ (count))} or more`}</td></tr>`)}</tbody></table></section>`;
+}

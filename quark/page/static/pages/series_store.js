@@ -1,0 +1,199 @@
+// @ts-check
+/**
+ * The curves that a run's page shows: only those in sight are read, what comes later is put
+ * behind them, and base and tail meet exactly, since each reply says how far it went.
+ */
+
+import { joinCurves, readCurves } from "../data/curves.js";
+import { decodePack } from "../data/pack.js";
+import { Refused, ask } from "./connection.js";
+
+/** @typedef {import("../data/curves.js").Curve} Curve */
+/** @typedef {{ x: string, low: number | null, high: number | null, ranks: string, attempts: string,
+ *   entries: number }} View */
+/** @typedef {{ curves: Curve[], cursor: string | null, view: string, state: "good" | "missing" | "failed",
+ *   message: string }} Kept */
+
+const MOST_KEYS = 50;
+const MOST_ENTRIES = 4000;
+const GATHER_MS = 8;
+// Readings of different moments are asked about one by one; more than so many become one again.
+const MOST_CURSORS = 2;
+
+export class SeriesStore {
+  /** @param {string} run @param {View} view @param {() => void} changed */
+  constructor(run, view, changed) {
+    this.run = run;
+    this.view = view;
+    this.changed = changed;
+    /** @type {Map<string, Kept>} */
+    this.kept = new Map();
+    /** @type {Map<string, number>} */
+    this.wanted = new Map();
+    this.timer = 0;
+    this.turn = new AbortController();
+    /** @type {Set<string>} */
+    this.underWay = new Set();
+    this.pageCursor = /** @type {string | null} */ (null);
+    this.isCaughtUp = false;
+  }
+
+  close() {
+    this.turn.abort();
+    clearTimeout(this.timer);
+  }
+
+  /** What there is of a metric, in the old view until the new one has come. @param {string} key */
+  read(key) {
+    return this.kept.get(key);
+  }
+
+  /** A metric is in sight until the function that is returned is called. @param {string} key */
+  want(key) {
+    this.wanted.set(key, (this.wanted.get(key) ?? 0) + 1);
+    this.gather();
+    return () => {
+      const left = (this.wanted.get(key) ?? 1) - 1;
+      if (left) this.wanted.set(key, left);
+      else this.wanted.delete(key);
+    };
+  }
+
+  /** Look at another part of the run, or at it in another way. @param {View} view */
+  show(view) {
+    if (JSON.stringify(view) === JSON.stringify(this.view)) return;
+    this.view = view;
+    this.turn.abort();
+    this.turn = new AbortController();
+    this.underWay.clear();
+    this.fetchMissing();
+  }
+
+  gather() {
+    if (this.timer) return;
+    this.timer = setTimeout(() => {
+      this.timer = 0;
+      this.fetchMissing();
+    }, GATHER_MS);
+  }
+
+  fetchMissing() {
+    const view = JSON.stringify(this.view);
+    const keys = [...this.wanted.keys()].filter((key) => (
+      this.kept.get(key)?.view !== view && !this.underWay.has(key)));
+    for (let at = 0; at < keys.length; at += MOST_KEYS) this.fetch(keys.slice(at, at + MOST_KEYS));
+  }
+
+  /** @param {string[]} keys */
+  async fetch(keys) {
+    const { view, turn } = this;
+    const name = JSON.stringify(view);
+    for (const key of keys) this.underWay.add(key);
+    try {
+      const answer = await ask(`api/runs/${encodeURIComponent(this.run)}/series`, {
+        key: keys, entries: Math.min(MOST_ENTRIES, view.entries), low: view.low, high: view.high,
+        x: view.x, ranks: view.ranks, attempts: view.attempts, extremes: 1,
+      }, turn.signal);
+      const pack = decodePack(await answer.arrayBuffer());
+      if (turn.signal.aborted) return;
+      const curves = groupByKey(readCurves(pack));
+      const cursor = pack.head.cursor ?? null;
+      for (const key of keys) {
+        const found = curves.get(key) ?? [];
+        this.kept.set(key, { curves: found, cursor, view: name, state: found.length ? "good" : "missing", message: "" });
+      }
+    } catch (error) {
+      if (turn.signal.aborted) return;
+      const refused = error instanceof Refused && error.status !== 503;
+      for (const key of keys) {
+        if (!this.kept.has(key) || refused) {
+          this.kept.set(key, { curves: this.kept.get(key)?.curves ?? [], cursor: null, state: "failed",
+            view: refused ? name : "", message: error instanceof Error ? error.message : String(error) });
+        }
+      }
+    } finally {
+      if (!turn.signal.aborted) for (const key of keys) this.underWay.delete(key);
+    }
+    this.changed();
+  }
+
+  /**
+   * Ask what came since, and put it behind the curves in sight.
+   * @param {AbortSignal} signal
+   * @param {string | null} cursor of the page, where no curve is in sight
+   * @returns {Promise<Record<string, any> | null>} the newest head that came, or null
+   */
+  async follow(signal, cursor) {
+    const view = JSON.stringify(this.view);
+    this.fetchMissing();
+    this.pageCursor ??= cursor;
+    const turn = this.turn;
+    /** @type {Map<string, string[]>} */
+    const byCursor = new Map();
+    for (const key of this.wanted.keys()) {
+      const kept = this.kept.get(key);
+      if (kept?.view !== view || kept.cursor === null) continue;
+      byCursor.set(kept.cursor, [...byCursor.get(kept.cursor) ?? [], key]);
+    }
+    if (byCursor.size > MOST_CURSORS) {
+      const keys = [...byCursor.values()].flat();
+      for (let at = 0; at < keys.length; at += MOST_KEYS) await this.fetch(keys.slice(at, at + MOST_KEYS));
+      return null;
+    }
+    // The run itself is asked about once from where the page began; from then on each answer to
+    // the curves in sight says of it what is new.
+    const parts = [...byCursor].flatMap(([at, some]) => cut(some, MOST_KEYS).map((keys) => ({ at, keys })));
+    if (this.pageCursor !== null && !(this.isCaughtUp && parts.length)) {
+      parts.unshift({ at: this.pageCursor, keys: [] });
+      this.isCaughtUp = true;
+    }
+    /** @type {Record<string, any> | null} */
+    let heard = null;
+    for (const [place, { at, keys }] of parts.entries()) {
+      const answer = await ask(`api/runs/${encodeURIComponent(this.run)}/changes`, {
+        cursor: at, key: keys, x: this.view.x, ranks: this.view.ranks, attempts: this.view.attempts,
+      }, signal);
+      if (turn.signal.aborted) return heard;
+      if (answer.status === 204) continue;
+      const pack = decodePack(await answer.arrayBuffer());
+      if (turn.signal.aborted) return heard;
+      if (place === 0) {
+        this.pageCursor = pack.head.cursor;
+        heard = pack.head;
+      }
+      if (pack.head.reset && keys.length) await this.fetch(keys);
+      else this.append(keys, view, at, pack);
+    }
+    if (heard) this.changed();
+    return heard;
+  }
+
+  /** @param {string[]} keys @param {string} view @param {string} cursor @param {import("../data/pack.js").Pack} pack */
+  append(keys, view, cursor, pack) {
+    const came = groupByKey(readCurves(pack));
+    const high = this.view.high ?? Infinity;
+    for (const key of keys) {
+      const kept = this.kept.get(key);
+      // Read anew meanwhile: its own cursor says what it lacks.
+      if (!kept || kept.view !== view || kept.cursor !== cursor) continue;
+      const since = came.get(key) ?? [];
+      const curves = since.length
+        ? joinCurves(kept.curves, since, { high: this.view.x === "step" ? high : Infinity, entries: this.view.entries })
+        : kept.curves;
+      this.kept.set(key, { ...kept, curves, cursor: pack.head.cursor, state: curves.length ? "good" : kept.state });
+    }
+  }
+}
+
+/** @param {Curve[]} curves */
+function groupByKey(curves) {
+  /** @type {Map<string, Curve[]>} */
+  const grouped = new Map();
+  for (const curve of curves) grouped.set(curve.key, [...grouped.get(curve.key) ?? [], curve]);
+  return grouped;
+}
+
+/** @template T @param {T[]} items @param {number} size */
+function cut(items, size) {
+  return Array.from({ length: Math.ceil(items.length / size) }, (_, at) => items.slice(at * size, (at + 1) * size));
+}

@@ -1,0 +1,123 @@
+// @ts-check
+/** How figures, times and states are written; nothing here knows of a page. */
+
+const THOUSAND = 1e3;
+const MINUTE_S = 60;
+const HOUR_S = 3600;
+const DAY_S = 86400;
+const UNITS = /** @type {const} */ ([["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]);
+
+/** Health and severity: a glyph and a word, so that colour is never alone. */
+export const GLYPHS = new Map([
+  ["healthy", "●"], ["watch", "▲"], ["degraded", "◆"], ["critical", "■"], ["unknown", "○"],
+  ["info", "i"], ["warning", "▲"], ["error", "◆"],
+  ["running", "▶"], ["completed", "✓"], ["failed", "✗"], ["interrupted", "‖"], ["lost", "?"],
+]);
+
+const byName = new Intl.Collator("en", { numeric: true });
+// Made once: each costs as much as a row of a table.
+const byThousands = new Intl.NumberFormat("en");
+const clock = new Intl.DateTimeFormat("en-GB", {
+  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit",
+  second: "2-digit", timeZoneName: "short",
+});
+
+/** Names as people count them: m2 before m10. @param {string} a @param {string} b */
+export function compareNames(a, b) {
+  return byName.compare(a, b) || (a < b ? -1 : a > b ? 1 : 0);
+}
+
+/** A figure in four digits, such as 0.281, 2.59e+6 or NaN. @param {unknown} value */
+export function writeNumber(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value !== "number") return String(value);
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  if (Number.isInteger(value)) return String(value);
+  return String(Number(value.toPrecision(4)));
+}
+
+/** A count, such as 41.2k. @param {number | null | undefined} value */
+export function writeCount(value) {
+  if (value === null || value === undefined) return "";
+  for (const [unit, size] of UNITS) {
+    if (value >= size) {
+      const share = value / size;
+      return `${share >= 100 ? Math.round(share) : Number(share.toPrecision(3))}${unit}`;
+    }
+  }
+  return String(Math.round(value));
+}
+
+/** All digits, parted by commas, such as 31,000. @param {number | null | undefined} value */
+export function writeStep(value) {
+  return value === null || value === undefined ? "" : byThousands.format(value);
+}
+
+/** @param {number | null | undefined} seconds */
+export function writeDuration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "";
+  const whole = Math.max(0, seconds);
+  if (whole < 10) return `${whole.toFixed(1)} s`;
+  if (whole < MINUTE_S * 2) return `${Math.round(whole)} s`;
+  if (whole < HOUR_S * 2) return `${Math.round(whole / MINUTE_S)} min`;
+  if (whole < DAY_S * 2) return `${Math.round(whole / HOUR_S)} h`;
+  return `${Math.round(whole / DAY_S)} d`;
+}
+
+/** How long ago. @param {string | null | undefined} time ISO 8601 @param {number} [now_ms] */
+export function writeAge(time, now_ms = Date.now()) {
+  const then = time ? Date.parse(time) : NaN;
+  return Number.isNaN(then) ? "" : writeDuration((now_ms - then) / THOUSAND);
+}
+
+/** Local time with its zone. @param {string | null | undefined} time ISO 8601 */
+export function writeTime(time) {
+  const then = time ? Date.parse(time) : NaN;
+  if (Number.isNaN(then)) return "";
+  return clock.format(then);
+}
+
+/** @param {number | null | undefined} bytes */
+export function writeBytes(bytes) {
+  if (bytes === null || bytes === undefined) return "";
+  return bytes < THOUSAND ? `${bytes} B` : `${writeCount(bytes)}B`;
+}
+
+/** @param {number} count @param {string} noun @param {string} [plural] */
+export function writeMany(count, noun, plural = `${noun}s`) {
+  return `${byThousands.format(count)} ${count === 1 ? noun : plural}`;
+}
+
+/** A JSON value as one line; texts without quotes. @param {unknown} value */
+export function writeValue(value) {
+  if (value === null || value === undefined) return "";
+  if (typeof value === "number") return writeNumber(value);
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** A name as the search language writes it, in backticks where it must. @param {string} name */
+export function quoteName(name) {
+  if (name.length > 2 && name.startsWith("`") && name.endsWith("`")) return name;
+  const words = new Set(["and", "or", "not", "in", "true", "false", "null", "None"]);
+  const isPlain = /^[\p{L}_][\p{L}\p{N}_./@:#%$~^+-]*$/u.test(name) && !words.has(name);
+  return isPlain ? name : `\`${name}\``;
+}
+
+/**
+ * A text cut at its https links, in order; every other scheme stays text.
+ * @param {string} text
+ * @returns {{ text: string, isLink: boolean }[]}
+ */
+export function findLinks(text) {
+  const parts = [];
+  let end = 0;
+  for (const match of text.matchAll(/https:\/\/[^\s<>"'`]+[^\s<>"'`.,;:!?)\]}]/g)) {
+    if (match.index > end) parts.push({ text: text.slice(end, match.index), isLink: false });
+    parts.push({ text: match[0], isLink: true });
+    end = match.index + match[0].length;
+  }
+  if (end < text.length) parts.push({ text: text.slice(end), isLink: false });
+  return parts;
+}

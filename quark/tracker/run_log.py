@@ -1,0 +1,264 @@
+"""Puts a tracker's calls into a run."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from quark.tracker.values import read_step, settle_table, split_values
+from quark_core.config.snapshot import snapshot_config
+from quark_core.errors import SchemaValidationError, SessionStoreError, TrainingHalted
+from quark_core.records import ConfigSnapshot
+from quark_core.sessions.session import TrainingSession
+from quark_core.writers.artifacts import ArtifactStore
+from quark_core.writers.events import EventLogger
+from quark_core.writers.metrics import MetricsLogger
+
+__all__ = ["VALUES_EVENT", "RunLog"]
+
+VALUES_EVENT = "tracker_values"
+"""Type of the event that has what was logged and is no number."""
+
+_MAX_STEP = 2**63 - 1
+_WATCH_OPTIONS = (
+    *("optimizer", "every_n_steps", "layers", "parameters", "distributions", "telemetry"),
+    *("include_types", "include_name_patterns"),
+)
+
+
+class RunLog:
+    """The run's side of a tracker. Every method may be called from any thread.
+
+    Rows wait for their commit here, and rows without a step get the one after
+    the row before.
+
+    Args:
+        session: The run.
+    """
+
+    def __init__(self, session: TrainingSession) -> None:
+        self.session = session
+        self._metrics = MetricsLogger(session)
+        self._events = EventLogger(session)
+        self._artifacts = ArtifactStore(session)
+        # Reentrant: a signal handler may log while its thread does.
+        self._lock = threading.RLock()
+        # Rows that wait for a commit, each with the step that it was given; no two share a name.
+        self._waiting: list[tuple[int | None, dict[Any, Any]]] = []
+        self._next_step = 0
+        self._last_step: int | None = None
+        self._watch: Any = None
+        self._config: ConfigSnapshot | None = None
+
+    def log(self, metrics: Mapping[str, Any], step: Any, commit: bool) -> None:
+        """Put a row into the run, or let it wait.
+
+        Raises:
+            QuarkError: The run takes no more.
+            TypeError: `metrics` is no mapping.
+        """
+        if type(step) is not int or step < 0 or step > _MAX_STEP:
+            step = self._find_step(metrics, step)
+        with self._lock:
+            if commit and not self._waiting:
+                self._write(metrics, step)
+                return
+            if not isinstance(metrics, Mapping):
+                raise TypeError(f"metrics must be a mapping, not {type(metrics).__name__}")
+            row = dict(metrics)
+            try:
+                if not self._fits(row, step):
+                    self._write_waiting(joined=False)
+            finally:
+                self._waiting.append((step, row))
+            if commit:
+                self._write_waiting(joined=True)
+
+    def commit(self) -> None:
+        """Write the rows that wait for a commit that has not come, each as its own."""
+        with self._lock:
+            self._write_waiting(joined=False)
+
+    def _fits(self, row: Mapping[Any, Any], step: int | None) -> bool:
+        """Whether a row may go into one with those that wait, and nothing of them is lost."""
+        return all(
+            None in (step, its_step) or step == its_step for its_step, _ in self._waiting
+        ) and not any((row.keys() & waits.keys()) - {"step"} for _, waits in self._waiting)
+
+    def _write_waiting(self, *, joined: bool) -> None:
+        """Write the rows that wait.
+
+        Args:
+            joined: Whether they are one row, since the last of them commits it; else a row
+                without a step only goes into one before it that has a step.
+        """
+        waiting, self._waiting = self._waiting, []
+        rows: list[tuple[int | None, dict[Any, Any]]] = []
+        for step, row in waiting:
+            if rows and (joined or (rows[-1][0] is not None and step in (None, rows[-1][0]))):
+                before, known = rows[-1]
+                rows[-1] = before if step is None else step, {**known, **row}
+            else:
+                rows.append((step, row))
+        failure: Exception | None = None
+        for step, row in rows:
+            try:
+                self._write(row, step)
+            except TrainingHalted:
+                raise
+            except Exception as error:  # noqa: BLE001 - the other rows must still be written
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def log_config(self, config: object) -> None:
+        """Merge into the run's configuration, redacted; the newest value of a key stands.
+
+        Raises:
+            SchemaValidationError: No config.
+        """
+        snapshot = snapshot_config(config)
+        with self._lock:
+            known = self._load_config()
+            raw = None
+            if snapshot.raw is not None or (known is not None and known.raw is not None):
+                before = {} if known is None else dict(known.raw or known.values)
+                raw = {**before, **(snapshot.raw or snapshot.values)}
+            values = {**({} if known is None else known.values), **snapshot.values}
+            notes = list(dict.fromkeys((*(() if known is None else known.notes), *snapshot.notes)))
+            data = {"values": values, "notes": notes, **({} if raw is None else {"raw": raw})}
+            self._config = ConfigSnapshot.from_data(data)
+            self.session.open_run.emit_lifecycle("config", data)
+
+    def log_table(self, key: str, columns: Sequence[Any], data: Iterable[Iterable[Any]]) -> None:
+        """Keep a table as an artifact at the newest step."""
+        names, rows = settle_table(columns, data)
+        _despite_warnings(
+            self._artifacts.log_table, str(key), rows, columns=names, step=self._last_step
+        )
+
+    def log_image(self, key: str, image: Any, caption: str | None) -> None:
+        """Keep an image as an artifact at the newest step."""
+        metadata = None if caption is None else {"caption": str(caption)}
+        _despite_warnings(
+            self._artifacts.log_image, str(key), image, step=self._last_step, metadata=metadata
+        )
+
+    def log_file(self, label: str, path: Path) -> None:
+        """Keep a file as the artifact `label/file name`, or all files of a folder."""
+        if path.is_dir():
+            files = [(f"{label}/{p.relative_to(path).as_posix()}", p) for p in _walk(path)]
+        else:
+            files = [(f"{label}/{path.name}", path)]
+        for name, file in files:
+            _despite_warnings(self._artifacts.log_file, file, name=name, step=self._last_step)
+
+    def watch(self, model: Any, **options: Any) -> Any:
+        """Watch a model; each committed row ends a step and begins the next one.
+
+        Raises:
+            ImportError: torch is not installed.
+            QuarkError: The model cannot be watched.
+        """
+        # By name: the core does not know torch, and most scripts that come here have it.
+        watch = import_module("quark_torch.watching").watch
+        frequency = options.pop("log_freq", None)
+        if frequency is not None:
+            options.setdefault("every_n_steps", frequency)
+        if options.get("log") == "parameters":
+            options.setdefault("layers", False)
+        chosen = {name: options[name] for name in _WATCH_OPTIONS if name in options}
+        with self._lock:
+            self._close_watch()
+            self._watch = watch(self.session, model, **chosen)
+            self._watch.step(self._next_step)
+            return self._watch
+
+    def become_child(self) -> None:
+        """This process was forked: what waits is the parent's, and so is what watches."""
+        self._lock = threading.RLock()
+        self._waiting = []
+        self._watch = None
+
+    def close(self) -> None:
+        """Write what waits; the run itself goes on."""
+        with self._lock:
+            try:
+                self.commit()
+            finally:
+                self._close_watch()
+
+    def _write(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        chosen = self._next_step if step is None else step
+        try:
+            _despite_warnings(self._metrics.log_many, metrics, step=chosen)
+        except SchemaValidationError:
+            self._write_mixed(metrics, chosen)
+        before, self._last_step = self._last_step, chosen
+        self._next_step = chosen + 1
+        if self._watch is not None:
+            # Rows of every tenth step: the next one is ten steps later.
+            ahead = 1 if before is None or chosen <= before else chosen - before
+            try:
+                self._watch.step(chosen + ahead)
+            except Exception:
+                self._watch = None
+                raise
+
+    def _write_mixed(self, metrics: Mapping[str, Any], step: int) -> None:
+        if not isinstance(metrics, Mapping):
+            raise TypeError(f"metrics must be a mapping, not {type(metrics).__name__}")
+        numbers, others = split_values(metrics)
+        if numbers:
+            _despite_warnings(self._metrics.log_many, numbers, step=step)
+        if others:
+            self._events.log(VALUES_EVENT, step=step, payload={"values": others})
+
+    def _find_step(self, metrics: Mapping[str, Any], step: Any) -> int | None:
+        """A step that is given in some other way, or that stands among the values."""
+        if step is not None:
+            found = read_step(step)
+            if found is None:
+                raise SchemaValidationError(
+                    f"step must be a non-negative integer, got {step!r:.60}; the row was not kept"
+                )
+            return found
+        if isinstance(metrics, Mapping) and "step" in metrics:
+            return read_step(metrics["step"])
+        return None
+
+    def _load_config(self) -> ConfigSnapshot | None:
+        known = self._config
+        run = self.session.open_run
+        if known is None and run.reader is not None and self.session.run_id is not None:
+            try:
+                run.flush()
+                known = run.reader.load_run(self.session.run_id).config
+            except SessionStoreError:
+                # What was there stays in the attempt's first snapshot.
+                known = None
+        return known
+
+    def _close_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            # The step that the last row has begun is broken off: it never took place.
+            watch.__exit__(InterruptedError, InterruptedError(), None)
+
+
+def _despite_warnings(act: Callable[..., object], *arguments: Any, **keywords: Any) -> None:
+    """Call, again where warnings are errors: an odd name is warned of before anything is kept."""
+    try:
+        act(*arguments, **keywords)
+    except Warning:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            act(*arguments, **keywords)
+
+
+def _walk(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,40 @@
+"""The CSV mirror, as a tracker asks for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from quark_core.backends.contract import BackendConfig, MirrorRun
+from quark_core.backends.tracker_backend import MirrorBackend
+from quark_core.records import RunRecord
+
+__all__ = ["CSVBackend", "describe_run", "make_backend"]
+
+
+class CSVBackend(MirrorBackend):
+    """metrics.csv, config.json and a CSV file per table in a folder.
+
+    Args:
+        outdir: The folder; Quark's own store goes into it as well.
+        rank: Of this process; not active where it is not 0.
+    """
+
+    def __init__(self, outdir: str | os.PathLike[str], rank: int = 0) -> None:
+        folder = Path(outdir).expanduser().absolute()
+        super().__init__("csv", f"csv:?publish={quote(str(folder))}")
+        self.storage_dir = folder
+        self.active = rank == 0
+
+
+def make_backend(outdir: str | os.PathLike[str] | None = None, **_: Any) -> CSVBackend:
+    """The mirror that publishes into a folder, by default into the working directory."""
+    return CSVBackend(outdir or Path.cwd())
+
+
+def describe_run(config: BackendConfig, run: RunRecord) -> MirrorRun:
+    """See `BackendDefinition.describe_run`."""
+    folder = None if config.location or config.run_path is None else config.run_path / "csv"
+    return MirrorRun("csv", run.id, run.name, config.project, directory=folder)

@@ -1,0 +1,1 @@
+"""What the mirrors of a run in another tool have in common."""

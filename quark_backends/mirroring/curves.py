@@ -1,0 +1,270 @@
+"""What of each record is a value of a curve, and what such curves are called elsewhere.
+
+Tools that know only named curves get one per value:
+
+    record                  curves
+    metric                  its key, as the user wrote it
+    telemetry               system/runtime/*, and <machine>/<node>/* for the machine's values
+    layer                   layers/<module>/<activation or gradient>/*; of further calls in one
+                            step layers/<module>.call<n>/…
+    parameter               params_stats/<parameter>/*
+    parameter_distribution  dist/<parameter>/<value, gradient or update>, a histogram
+    batch                   data/batch_loss, data/batch_size, data/seq_len_mean
+    event                   quark/events/<severity>, how many so far
+    alert                   quark/alerts/<rule>, its severity from 1 to 4
+    health_score            quark/health/<key>; none where it is not known
+    phase                   quark/phase_index, from 0, where the phase begins
+    artifact, lifecycle     none
+    any other kind          as its type says: see `StreamRecord.list_figures`
+
+Those of ranks other than 0 stand under `rank<n>/`. MLflow's points know their rank, and
+its System tab finds the machine's values by MLflow's own names; see `MlflowCurves`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from quark_core.records import (
+    AlertRecord,
+    BatchDiagnosticRecord,
+    EventRecord,
+    GpuReading,
+    HealthScoreRecord,
+    LayerSummaryRecord,
+    MetricRecord,
+    ParameterDistributionRecord,
+    ParameterSummaryRecord,
+    PhaseRecord,
+    StreamRecord,
+    SystemTelemetryRecord,
+)
+from quark_core.records.names import decode_name
+
+__all__ = [
+    "ALERT_LEVELS",
+    "MlflowCurves",
+    "Place",
+    "Curves",
+    "find_place",
+    "find_raised_rule",
+    "rank_prefix",
+]
+
+ALERT_LEVELS = {"info": 1, "warning": 2, "error": 3, "critical": 4}
+"""An alert's severity as a number."""
+
+# As `quark_core.analysis.monitor`, which is too much to load for one name, has it.
+_ALERT_EVENT_TYPE = "alert_raised"
+_MEGABYTE = 1e6
+_TIMINGS = ("step_time_ms", "data_time_ms", "compute_time_ms")
+_COUNTERS = ("overflow_count", "skipped_step_count")
+_MACHINE = {
+    "cpu_usage_percent": "cpu/utilization_percent",
+    "ram_usage_percent": "ram/usage_percent",
+    "ram_used_bytes": "ram/used_bytes",
+    "process_cpu_percent": "process/cpu_percent",
+    "process_rss_bytes": "process/rss_bytes",
+    "worker_count": "workers/count",
+    "workers_rss_bytes": "workers/rss_bytes",
+}
+_GPU = (
+    "utilization_percent",
+    "memory_used_bytes",
+    "memory_usage_percent",
+    "temperature_celsius",
+    "power_watts",
+)
+_LAYER = (
+    "mean",
+    "std",
+    "norm",
+    "dead_unit_ratio",
+    "saturation_ratio",
+    "zero_ratio",
+    "sample_variation_ratio",
+)
+_NON_FINITE = ("nan_count", "inf_count")
+_PARAMETER = {
+    "value_norm": "norm",
+    "gradient_norm": "grad_norm",
+    "update_to_parameter_ratio": "update_ratio",
+    "value_near_zero_ratio": "near_zero_ratio",
+}
+
+
+class Place(NamedTuple):
+    """Where on its axes a record stands; None where it does not say."""
+
+    step: int | None
+    epoch: int | None
+
+
+def find_place(record: StreamRecord) -> Place:
+    """Step and epoch of a record; those of a phase are where it begins."""
+    if isinstance(record, PhaseRecord):
+        return Place(record.step_start, record.epoch_start)
+    return Place(getattr(record, "step", None), getattr(record, "epoch", None))
+
+
+class Curves:
+    """The curves of one tool: their names, and the values that records have for them.
+
+    Args:
+        machine: First part of the names of the machine's values. Tools have
+            names of their own there that must not be met.
+    """
+
+    def __init__(self, machine: str) -> None:
+        self._machine = machine
+
+    def list_values(self, record: StreamRecord) -> list[tuple[str, float]]:
+        """A record's values with their names, in a fixed order; what is not known is left out.
+
+        Phases and events have none by themselves: see `count`.
+        """
+        prefix = rank_prefix(record)
+        return [(prefix + name, value) for name, value in self.list_plain(record)]
+
+    def list_plain(self, record: StreamRecord) -> list[tuple[str, float]]:
+        """As `list_values`, where what a rank's names begin with comes from elsewhere."""
+        return [(name, float(value)) for name, value in self._list(record) if value is not None]
+
+    def count(
+        self, record: EventRecord | PhaseRecord, counts: dict[str, int], phases: int
+    ) -> tuple[str, int]:
+        """The value of an event, which counts those of its severity, or of a phase, its number.
+
+        Args:
+            record: The record.
+            counts: Name -> how many events there were so far; brought up to date.
+            phases: How many phases there were before, in the same batch.
+        """
+        if isinstance(record, PhaseRecord):
+            return self.phase_index(record), phases
+        name = self.event_count(record.severity, record)
+        counts[name] = counts.get(name, 0) + 1
+        return name, counts[name]
+
+    def phase_index(self, record: StreamRecord | None = None) -> str:
+        """Name of the curve that counts phases; without a record that of rank 0."""
+        return f"{rank_prefix(record)}quark/phase_index"
+
+    def event_count(self, severity: str, record: StreamRecord | None = None) -> str:
+        """Name of the curve that counts events of a severity; without a record that of rank 0."""
+        return f"{rank_prefix(record)}quark/events/{severity}"
+
+    def alert(self, rule_id: str) -> str:
+        """Name of the curve of an alert's severity."""
+        return f"quark/alerts/{rule_id}"
+
+    def distribution(self, record: ParameterDistributionRecord) -> str:
+        """Name of the histogram that a distribution is."""
+        name = record.parameter_name or "model"
+        return f"{rank_prefix(record)}dist/{name}/{record.distribution_type}"
+
+    def _list(self, record: StreamRecord) -> Iterator[tuple[str, float | None]]:
+        if isinstance(record, MetricRecord):
+            yield decode_name(record.metric_key), record.value
+        elif isinstance(record, SystemTelemetryRecord):
+            yield from self._list_telemetry(record)
+        elif isinstance(record, LayerSummaryRecord):
+            yield from _list_layer(record)
+        elif isinstance(record, ParameterSummaryRecord):
+            stem = f"params_stats/{record.parameter_name or 'model'}"
+            for field, name in _PARAMETER.items():
+                yield f"{stem}/{name}", getattr(record, field)
+        elif isinstance(record, BatchDiagnosticRecord):
+            yield "data/batch_loss", record.loss
+            yield "data/batch_size", record.batch_size
+            if record.sequence_lengths:
+                lengths = record.sequence_lengths
+                yield "data/seq_len_mean", sum(lengths) / len(lengths)
+        elif isinstance(record, AlertRecord):
+            yield self.alert(record.rule_id), ALERT_LEVELS.get(record.severity, 0)
+        elif isinstance(record, HealthScoreRecord):
+            if record.is_known:
+                yield f"quark/health/{record.score_key}", record.score
+        else:
+            yield from record.list_figures()
+
+    def _list_telemetry(self, record: SystemTelemetryRecord) -> Iterator[tuple[str, float | None]]:
+        for field in (*_TIMINGS, *(_COUNTERS if record.step is not None else ())):
+            yield f"system/runtime/{field}", getattr(record, field)
+        stem = f"{self._machine}/{record.node or 'node'}"
+        for field, name in _MACHINE.items():
+            yield f"{stem}/{name}", getattr(record, field)
+        gpus = _find_only_gpu(record) if record.gpus is None else record.gpus
+        for gpu in gpus:
+            for field in _GPU:
+                yield f"{stem}/gpu.{gpu.index}/{field}", getattr(gpu, field)
+
+
+class MlflowCurves(Curves):
+    """MLflow's: the machine's values by MLflow's own names, those of a rank under system/<node>/.
+
+    The step times of telemetry are left out: the writer mirrors them into metrics
+    of their own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("system")
+
+    def _list_telemetry(self, record: SystemTelemetryRecord) -> Iterator[tuple[str, float | None]]:
+        # MLflow itself puts the node's name there, where a run has several.
+        node = f"/{record.node or f'rank{record.rank}'}" if record.rank else ""
+        place = f"{self._machine}{node}"
+        yield f"{place}/cpu_utilization_percentage", record.cpu_usage_percent
+        yield f"{place}/system_memory_usage_megabytes", _to_megabytes(record.ram_used_bytes)
+        yield f"{place}/system_memory_usage_percentage", record.ram_usage_percent
+        yield f"{place}/process_memory_usage_megabytes", _to_megabytes(record.process_rss_bytes)
+        for gpu in record.gpus or _find_only_gpu(record):
+            name = f"{place}/gpu_{gpu.index}"
+            yield f"{name}_utilization_percentage", gpu.utilization_percent
+            yield f"{name}_memory_usage_megabytes", _to_megabytes(gpu.memory_used_bytes)
+            yield f"{name}_memory_usage_percentage", gpu.memory_usage_percent
+            yield f"{name}_power_usage_watts", gpu.power_watts
+
+
+def find_raised_rule(record: EventRecord) -> str | None:
+    """The rule of the alert that an event tells of, as a monitor raises it; else None."""
+    payload: Mapping[str, Any] = record.payload or {}
+    rule_id = payload.get("rule_id")
+    is_alert = record.event_type == _ALERT_EVENT_TYPE and isinstance(rule_id, str)
+    return rule_id if is_alert else None
+
+
+def rank_prefix(record: StreamRecord | None) -> str:
+    """What names of a rank's curves begin with."""
+    return f"rank{record.rank}/" if record is not None and record.rank else ""
+
+
+def _find_only_gpu(record: SystemTelemetryRecord) -> tuple[GpuReading, ...]:
+    """The GPU of a record that tells of one at most."""
+    if record.gpu_index is None:
+        return ()
+    return (
+        GpuReading(
+            record.gpu_index,
+            utilization_percent=record.gpu_utilization_percent,
+            memory_used_bytes=record.gpu_memory_used_bytes,
+            memory_usage_percent=record.gpu_memory_usage_percent,
+        ),
+    )
+
+
+def _list_layer(record: LayerSummaryRecord) -> Iterator[tuple[str, float | None]]:
+    module = record.module_name or "model"
+    if record.call_index:
+        module = f"{module}.call{record.call_index}"
+    stem = f"layers/{module}/{record.summary_type}"
+    for field in _LAYER:
+        yield f"{stem}/{field}", getattr(record, field)
+    for field in _NON_FINITE:
+        # Zero at nearly every step of nearly every layer.
+        yield f"{stem}/{field}", getattr(record, field) or None
+
+
+def _to_megabytes(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / _MEGABYTE

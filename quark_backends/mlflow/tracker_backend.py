@@ -1,0 +1,59 @@
+"""The MLflow mirror, as a tracker asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from quark_backends.mirroring.saved_state import load_newest_note
+from quark_core.backends.contract import BackendConfig, MirrorRun
+from quark_core.backends.tracker_backend import ProjectMirror
+from quark_core.config.redaction import redact_text
+from quark_core.records import RunRecord
+
+__all__ = ["MLflowBackend", "describe_run"]
+
+
+class MLflowBackend(ProjectMirror):
+    """The MLflow mirror, at MLFLOW_TRACKING_URI.
+
+    Args:
+        project_name: The run's project, which is the experiment there, unless
+            MLFLOW_EXPERIMENT_NAME says another one.
+        config: Configuration of the run.
+        outdir: Where Quark's store goes.
+        rank: Of this process, found by itself where it is None; not active where it is not 0.
+        kwargs: Those of `mlflow.start_run`; `setup_tracker` takes `run_name`, `tags` and
+            `description` for the run's own, and the rest has no effect.
+    """
+
+    def __init__(
+        self,
+        project_name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        outdir: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        **kwargs: Any,  # noqa: ARG002 - so that a call written for ezpz goes through
+    ) -> None:
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "").strip()
+        options = {"experiment": experiment} if experiment else {}
+        super().__init__("mlflow", options, project_name, config, outdir, rank)
+
+
+def describe_run(config: BackendConfig, run: RunRecord) -> MirrorRun:
+    """See `BackendDefinition.describe_run`."""
+    uri = config.location or os.environ.get("MLFLOW_TRACKING_URI") or None
+    assert config.run_path is not None
+    place = config.run_path / "mirrors" / "mlflow"
+    folder, state = load_newest_note(place, "run.json", "mlflow_run_id")
+    mlflow_id = state.get("mlflow_run_id")
+    return MirrorRun(
+        "mlflow",
+        mlflow_id,
+        run.name or mlflow_id,
+        config.project,
+        tracking_uri=None if uri is None else redact_text(uri),
+        url=state.get("url") or None,
+        directory=folder,
+    )

@@ -1,0 +1,467 @@
+"""Calls the service: one transport of httpx, one deadline a call, bounded replies."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import urlencode
+
+import httpx
+
+from quark_backends.service.client.address import ServiceAddress, UserKey
+from quark_backends.service.client.bounded_transport import (
+    MAX_CONNECTIONS,
+    BoundedTransport,
+    Deadline,
+)
+from quark_backends.service.client.service_errors import (
+    Refused,
+    ServiceError,
+    Unreachable,
+    read_refusal,
+)
+from quark_backends.service.protocol import JSON, MSGPACK, PROTOCOL_VERSION
+from quark_core.config import settings
+from quark_core.errors import SchemaValidationError
+from quark_core.version import __version__
+
+__all__ = ["Call", "Reply", "ServiceClient"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("quark")
+
+_CONNECT_S = 3.0
+_REPLY_BYTES = 64 * 2**20
+_ERROR_BYTES = 64 * 1024
+_PACE_BYTES = 256 * 1024
+_PROTOCOL = "quark-protocol"
+_TIMEOUTS = {"connect": _CONNECT_S, "pool": _CONNECT_S, "read": None, "write": None}
+
+# Transports of a parent process: never closed by a forked child, whose copies they are.
+_inherited: list[object] = []
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request.
+
+    Attributes:
+        method: Of HTTP.
+        path: Behind the service's URL, with each part percent-encoded.
+        parameters: Of the query; those that are None are left out.
+        body: The body, or a function that begins it anew with each attempt.
+        size_bytes: Length of a body that comes in pieces.
+        media: Media type of the body.
+        encoding: Content encoding of the body.
+        accept: What the reply should be.
+        headers: More headers.
+        attempts: How often it is tried where no reply comes and time is left;
+            1 where it must not be carried out twice.
+    """
+
+    method: str
+    path: str
+    parameters: Mapping[str, str | None] = field(default_factory=dict)
+    body: bytes | Callable[[], Iterable[bytes]] | None = None
+    size_bytes: int | None = None
+    media: str = MSGPACK
+    encoding: str | None = None
+    accept: str = MSGPACK
+    headers: tuple[tuple[str, str], ...] = ()
+    attempts: int = 3
+
+
+class Reply:
+    """A reply that has begun, and that was no refusal.
+
+    Attributes:
+        status: Of HTTP.
+        headers: With lower-case names.
+    """
+
+    def __init__(
+        self, response: httpx.Response, deadline: Deadline, hide: Callable[[str], str]
+    ) -> None:
+        assert isinstance(response.stream, httpx.SyncByteStream)
+        self.status = response.status_code
+        self.headers = _read_headers(response)
+        self._deadline = deadline
+        self._hide = hide
+        self._parts = iter(response.stream)
+
+    @property
+    def media(self) -> str:
+        """Media type of the body."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    def read_all(self, limit_bytes: int = _REPLY_BYTES) -> bytes:
+        """The whole body, within the call's deadline.
+
+        Raises:
+            Unreachable: It is larger than the limit, or does not come.
+        """
+        pieces, size = [], 0
+        while piece := self._next():
+            size += len(piece)
+            if size > limit_bytes:
+                raise _too_long(limit_bytes)
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def iterate(self) -> Iterator[bytes]:
+        """The body in pieces; as long as it keeps coming, the deadline moves on.
+
+        Raises:
+            Unreachable: It stops coming, or comes too slowly to be worth waiting for.
+        """
+        size = 0
+        self._deadline.renew()
+        while piece := self._next():
+            size += len(piece)
+            handed_at_s = time.monotonic()
+            yield piece
+            self._deadline.postpone(time.monotonic() - handed_at_s)
+            if size >= _PACE_BYTES:
+                size = 0
+                self._deadline.renew()
+
+    def _next(self) -> bytes:
+        with self._deadline.bind(), _translate(self._deadline, self._hide):
+            for piece in self._parts:
+                if piece:
+                    return piece
+        return b""
+
+
+class _Pieces(httpx.SyncByteStream):
+    """A body in pieces, begun anew by each sending; as it is taken, the deadline moves on."""
+
+    def __init__(self, begin: Callable[[], Iterable[bytes]], deadline: Deadline) -> None:
+        self._begin = begin
+        self._deadline = deadline
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._begin():
+            yield piece
+            self._deadline.renew()
+
+
+class ServiceClient:
+    """Talks to one service; from any thread, in any process.
+
+    Args:
+        address: Where it is.
+        key: What to show it.
+        transport: What carries the requests in place of connections of our own. It is
+            whoever's who made it: it is used from any thread, and not closed.
+        auth: What is done to requests before they are sent, and with refusals.
+
+    Raises:
+        SchemaValidationError: `transport` or `auth` is none of httpx.
+    """
+
+    def __init__(
+        self,
+        address: ServiceAddress,
+        key: UserKey,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        auth: httpx.Auth | None = None,
+    ) -> None:
+        for name, given, wanted in (
+            ("transport", transport, httpx.BaseTransport),
+            ("auth", auth, httpx.Auth),
+        ):
+            if given is not None and not isinstance(given, wanted):
+                raise SchemaValidationError(
+                    f"{name} must be an httpx.{wanted.__name__}, not {type(given).__name__}"
+                )
+        self.address = address
+        self.key = key
+        self._given = transport
+        self._auth = auth
+        self._made: BoundedTransport | None = None
+        _warn_of_plain_http(address)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is something that says who calls."""
+        return self.key.is_set or self._auth is not None
+
+    def ask(self, call: Call, *, limit_bytes: int = _REPLY_BYTES) -> tuple[bytes, Reply]:
+        """The body of a reply, and the reply.
+
+        Raises:
+            Unreachable: No whole reply comes within the time.
+            Refused: It is a refusal.
+        """
+        return self.use(call, lambda reply: (reply.read_all(limit_bytes), reply))
+
+    def use(self, call: Call, read: Callable[[Reply], T]) -> T:
+        """What a function makes of a reply; it is called again where the reply breaks off.
+
+        Raises:
+            Unreachable: No whole reply comes within the time.
+            Refused: It is a refusal.
+        """
+        deadline = Deadline(self.address.timeout_s)
+        reloaded = False
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                with self._open(call, deadline) as reply:
+                    return read(reply)
+            except Refused as error:
+                # The key may have been changed since: once more, with the one of now.
+                if error.status != 401 or reloaded or not self.key.reload():
+                    raise
+                reloaded = True
+            except Unreachable as error:
+                again = attempt < call.attempts or (error.unheard and attempt == 1)
+                if error.timed_out or error.answered or not again or not deadline.left_s:
+                    raise
+                time.sleep(min(deadline.left_s / 2, random.uniform(0.0, 0.1 * 2.0**attempt)))
+
+    def close(self) -> None:
+        """Give up the connections; a later call opens new ones."""
+        made, self._made = self._made, None
+        if made is not None:
+            made.close()
+
+    def __repr__(self) -> str:
+        return f"ServiceClient({self.address.url})"
+
+    @contextlib.contextmanager
+    def _open(self, call: Call, deadline: Deadline) -> Iterator[Reply]:
+        hide = self.key.hide_in
+        transport = self._given or self._find_transport()
+        way = transport.way if isinstance(transport, BoundedTransport) else ""
+        with deadline.bind(), _translate(deadline, hide, way):
+            response = self._send(transport, self._make_request(call, deadline))
+        try:
+            reply = Reply(response, deadline, hide)
+            _check(reply, hide)
+            yield reply
+        finally:
+            # What was not read to its end takes its connection with it.
+            with deadline.bind(), contextlib.suppress(Exception):
+                response.close()
+
+    def _send(self, transport: httpx.BaseTransport, request: httpx.Request) -> httpx.Response:
+        """The reply to a request, or to those that the `auth` makes of it.
+
+        `httpx.Client` would do it, but it unpacks what an `auth` asks to read however
+        much that is, and writes a line to the log for each call.
+        """
+        auth = self._auth
+        if auth is None:
+            return transport.handle_request(request)
+        with contextlib.closing(auth.sync_auth_flow(request)) as flow:
+            request = next(flow)
+            while True:
+                response = transport.handle_request(request)
+                try:
+                    response.request = request
+                    if auth.requires_response_body:
+                        response = _read_early(response)
+                    request = flow.send(response)
+                except StopIteration:
+                    return response
+                except BaseException:
+                    response.close()
+                    raise
+                response.close()
+
+    def _make_request(self, call: Call, deadline: Deadline) -> httpx.Request:
+        parameters = {name: value for name, value in call.parameters.items() if value is not None}
+        # A part of dots alone would be taken for a step in the path.
+        parts = [
+            part.replace(".", "%2E") if part in (".", "..") else part
+            for part in call.path.split("/")
+        ]
+        url = f"{self.address.url}{'/'.join(parts)}"
+        if parameters:
+            url += f"?{urlencode(parameters)}"
+        headers: list[tuple[bytes, bytes]] = [
+            (b"Host", self.address.authority.encode("ascii")),
+            (b"User-Agent", f"quark/{__version__}".encode("ascii")),
+            (b"Accept", f"{call.accept}, {JSON};q=0.5".encode("ascii")),
+            (b"Accept-Encoding", b"identity"),
+            (b"Quark-Protocol", str(PROTOCOL_VERSION).encode("ascii")),
+        ]
+        if self.key.is_set:
+            headers.append(self.key.authorize())
+        stream: httpx.SyncByteStream = httpx.ByteStream(b"")
+        if call.body is not None:
+            size = len(call.body) if isinstance(call.body, bytes) else call.size_bytes or 0
+            headers.append((b"Content-Type", call.media.encode("ascii")))
+            headers.append((b"Content-Length", str(size).encode("ascii")))
+            if call.encoding is not None:
+                headers.append((b"Content-Encoding", call.encoding.encode("ascii")))
+            stream = (
+                httpx.ByteStream(call.body)
+                if isinstance(call.body, bytes)
+                else _Pieces(call.body, deadline)
+            )
+        elif call.method in ("POST", "PUT"):
+            headers.append((b"Content-Length", b"0"))
+        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in call.headers]
+        return httpx.Request(
+            call.method, url, headers=headers, stream=stream, extensions={"timeout": _TIMEOUTS}
+        )
+
+    def _find_transport(self) -> BoundedTransport:
+        made = self._made
+        if made is not None and made.process == os.getpid():
+            return made
+        if made is not None:
+            _inherited.append(made)
+        # Two threads may both make one: it opens nothing before it is used, and one of them stays.
+        made = self._made = BoundedTransport(self.address)
+        weakref.finalize(self, made.close)
+        return made
+
+
+def _read_early(response: httpx.Response) -> httpx.Response:
+    """A reply whose body an `auth` asks to see; the client reads it all the same.
+
+    Raises:
+        Unreachable: It is compressed, or too large.
+    """
+    _check_plain(_read_headers(response))
+    assert isinstance(response.stream, httpx.SyncByteStream)
+    body = bytearray()
+    for piece in response.stream:
+        body += piece
+        if len(body) > _REPLY_BYTES:
+            raise _too_long(_REPLY_BYTES)
+    response.close()
+    return httpx.Response(
+        response.status_code,
+        headers=response.headers.raw,
+        content=bytes(body),
+        request=response.request,
+    )
+
+
+def _too_long(limit_bytes: int) -> Unreachable:
+    return Unreachable(
+        f"its reply is longer than {limit_bytes} bytes, which no such reply is", answered=True
+    )
+
+
+def _check_plain(headers: Mapping[str, str]) -> None:
+    """See that a reply is not compressed: unpacking it could fill the memory.
+
+    Raises:
+        Unreachable: It is.
+    """
+    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise Unreachable(
+            "its reply is compressed, which was not asked for; a proxy on the way may do that",
+            answered=True,
+        )
+
+
+def _check(reply: Reply, hide: Callable[[str], str]) -> None:
+    """See that a reply is the service's, and no refusal.
+
+    Raises:
+        Refused: It is one.
+        Unreachable: It is compressed, or not the service's.
+    """
+    _check_plain(reply.headers)
+    version = reply.headers.get(_PROTOCOL)
+    if 200 <= reply.status < 300:
+        if version is None:
+            raise Unreachable(
+                "what answers is no Quark service (its reply has no header Quark-Protocol): check "
+                f"the host and the path of {settings.PERSISTENCE_URL}",
+                answered=True,
+            )
+        return
+    body = b""
+    with contextlib.suppress(Unreachable):
+        body = _read_beginning(reply)
+    refused = read_refusal(reply.status, reply.headers, body, hide)
+    if reply.status == 404 and refused.code == "not_found" and version not in (None, "1"):
+        refused.reason = (
+            f"it speaks version {version[:10]} of the protocol and this Quark speaks "
+            f"{PROTOCOL_VERSION}: bring the older of the two up to date"
+        )
+    raise refused
+
+
+def _read_beginning(reply: Reply) -> bytes:
+    body = b""
+    for piece in iter(reply._next, b""):
+        body += piece
+        if len(body) >= _ERROR_BYTES:
+            break
+    return body[:_ERROR_BYTES]
+
+
+def _read_headers(response: httpx.Response) -> dict[str, str]:
+    return {
+        name.decode("latin-1").lower(): value.decode("latin-1")
+        for name, value in response.headers.raw
+    }
+
+
+@contextlib.contextmanager
+def _translate(deadline: Deadline, hide: Callable[[str], str], way: str = "") -> Iterator[None]:
+    """Make failures of the network ours; `way` says what lies between, where something does."""
+    try:
+        yield
+    except ServiceError:
+        raise
+    except httpx.ConnectTimeout as error:
+        reason = str(error) if "name" in str(error) else "no connection in time"
+        raise Unreachable(way + reason, timed_out=True, unheard=True) from None
+    except httpx.PoolTimeout:
+        raise Unreachable(
+            f"all {MAX_CONNECTIONS} connections to it are in use", timed_out=True, unheard=True
+        ) from None
+    except httpx.TimeoutException:
+        raise Unreachable(
+            f"it does not answer within {deadline.timeout_s:g} s", timed_out=True
+        ) from None
+    except httpx.ConnectError as error:
+        raise Unreachable(way + _name(error, hide), unheard=True) from None
+    except httpx.ProxyError as error:
+        raise Unreachable(f"the proxy on the way refuses: {_name(error, hide)}") from None
+    except httpx.RemoteProtocolError as error:
+        # A connection that was kept alive may have been closed by the server a moment ago.
+        early = "disconnected" in str(error)
+        reason = "it closed the connection without an answer" if early else _name(error, hide)
+        raise Unreachable(
+            reason if early else f"its reply is no HTTP: {reason}", answered=not early
+        ) from None
+    except httpx.InvalidURL as error:
+        raise Unreachable(f"its URL cannot be used: {_name(error, hide)}", unheard=True) from None
+    except (httpx.TransportError, OSError) as error:
+        raise Unreachable(_name(error, hide)) from None
+
+
+def _name(error: Exception, hide: Callable[[str], str]) -> str:
+    return hide(str(error))[:300] or type(error).__name__
+
+
+def _warn_of_plain_http(address: ServiceAddress) -> None:
+    if address.scheme == "http" and not address.is_loopback and address.url not in _warned:
+        _warned.add(address.url)
+        _log.warning(
+            "the service %s is reached by plain http: the key and all data go over the network "
+            "unencrypted",
+            address.url,
+        )

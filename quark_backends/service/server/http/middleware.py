@@ -1,0 +1,315 @@
+"""What surrounds every request: host, id, the limits of its head, its errors and its metrics.
+
+A page that somebody has open can have its own name mean this machine (DNS
+rebinding), and its scripts then speak with what listens here. They cannot say
+another name than the page's own, so a server answers for those only that it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quark_backends.service.protocol import PROTOCOL_VERSION, ErrorCode
+from quark_backends.service.server.http.replies import (
+    ServiceFailure,
+    choose_media,
+    make_failure_reply,
+    to_failure,
+)
+
+if TYPE_CHECKING:
+    from quark_backends.service.server.service import Service
+
+__all__ = ["ANY_HOST", "HostCheck", "RequestMiddleware", "UNROUTED", "find_own_name"]
+
+ANY_HOST = "*"
+"""Among the allowed hosts: any name, which leaves the check to whatever stands before."""
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class HostCheck:
+    """Knows the names of a server: those of this machine for itself, and what it was given.
+
+    Args:
+        bound: What the server listens on: a name or an address.
+        allowed: Further names and addresses; `*` for any.
+    """
+
+    def __init__(self, bound: str, allowed: Iterable[str]) -> None:
+        names = {_without_port(name) for name in (find_own_name(bound), bound, *allowed)}
+        self._is_open = ANY_HOST in names
+        found = {name: _find_address(name) for name in (*names, "localhost")}
+        self._names = {name for name, address in found.items() if address is None}
+        self._addresses = {address for address in found.values() if address is not None}
+
+    def allows(self, host: str, reached_at: str | None) -> bool:
+        """Whether the server answers for a host.
+
+        Args:
+            host: As the request has it, with its port or without.
+            reached_at: The address of this machine that the request came to.
+        """
+        if self._is_open:
+            return True
+        name = _without_port(host)
+        address = _find_address(name)
+        if address is None:
+            return name in self._names
+        if address.is_loopback or address in self._addresses:
+            return True
+        return reached_at is not None and address == _find_address(reached_at)
+
+
+def find_own_name(bound: str) -> str:
+    """What other machines may call a server: the machine's name where it listens everywhere."""
+    address = _find_address(bound)
+    return socket.gethostname() if address is not None and address.is_unspecified else bound
+
+
+def _without_port(host: str) -> str:
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    # Of an IPv6 address without brackets, as a setting may have it, nothing is a port.
+    return host if host.count(":") > 1 else host.partition(":")[0].rstrip(".")
+
+
+def _find_address(name: str) -> _Address | None:
+    try:
+        found = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    mapped = getattr(found, "ipv4_mapped", None)
+    return found if mapped is None else mapped
+
+
+UNROUTED = "none"
+"""What metrics call the route of requests that have none."""
+
+_log = logging.getLogger("quark.service")
+
+_PATH_BYTES = 4096
+_DRAIN_S = 5.0
+_DRAIN_BYTES = 64 * 2**20
+_BUSY_RETRY_S = 1.0
+_ENDING_RETRY_S = 2.0
+# These answer however busy the server is.
+_ALWAYS = ("/healthz", "/readyz", "/metrics")
+
+
+class RequestMiddleware:
+    """Runs the application inside of it; an error becomes the envelope.
+
+    Args:
+        app: What is inside.
+        service: What the routes share.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._draining = 0
+        self._hosts = HostCheck(service.config.host, service.config.allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(scope, receive, send)
+        service = self._service
+        started_s = time.perf_counter()
+        service.working += 1
+        service.metrics.add("quark_requests_in_flight")
+        try:
+            try:
+                self._check(scope)
+                await self._app(scope, exchange.receive, exchange.send)
+            except ClientDisconnect:
+                pass
+            except asyncio.CancelledError:
+                # The server ends, and this has taken longer than it waits.
+                exchange.is_received = True
+                await self._fail(_make_ending(), exchange)
+                raise
+            except Exception as error:  # noqa: BLE001 - every error becomes the envelope
+                await self._fail(error, exchange)
+        finally:
+            self._leave(exchange)
+            duration_s = time.perf_counter() - started_s
+            self._note(exchange, duration_s)
+
+    def _leave(self, exchange: _Exchange) -> None:
+        """Give up the place of a request, once."""
+        if exchange.is_counted:
+            exchange.is_counted = False
+            self._service.working -= 1
+            self._service.metrics.add("quark_requests_in_flight", -1)
+
+    def _check(self, scope: Scope) -> None:
+        """Refuse what no route should see.
+
+        Raises:
+            ServiceFailure: Of the head of the request.
+        """
+        service = self._service
+        busy = service.working > service.config.limits.concurrent_requests
+        if busy and scope["path"] not in _ALWAYS:
+            raise ServiceFailure(
+                ErrorCode.UNAVAILABLE,
+                "the server works on as many requests as it may",
+                retry_after_s=_BUSY_RETRY_S,
+            )
+        if len(scope.get("raw_path") or b"") > _PATH_BYTES or "\x00" in scope["path"]:
+            raise ServiceFailure(ErrorCode.MALFORMED, "the path is none of this service")
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) > 1:
+            raise ServiceFailure(ErrorCode.MALFORMED, "the request has several Host headers")
+        host = hosts[0].decode("latin-1") if hosts else ""
+        reached_at = (scope.get("server") or (None,))[0]
+        if not self._hosts.allows(host, reached_at):
+            raise ServiceFailure(
+                ErrorCode.MISDIRECTED,
+                f"this server does not answer for the host {host[:200]!r}. Whoever runs it can let "
+                "it, by --allowed-host NAME or QUARK_SERVE_ALLOWED_HOSTS",
+                field="Host",
+            )
+
+    async def _fail(self, error: Exception, exchange: _Exchange) -> None:
+        failure = to_failure(error, exchange.request_id)
+        if failure.code == ErrorCode.INTERNAL:
+            self._service.metrics.add("quark_failures_total")
+        if failure.code == ErrorCode.RATE_LIMITED:
+            self._service.metrics.add("quark_rate_limited_total")
+        if failure.code == ErrorCode.UNAUTHORIZED:
+            self._service.metrics.add("quark_refused_keys_total")
+        if exchange.status:
+            # The reply has begun. That it has no end is how the client learns of it.
+            _log.warning("request %s broke off: %s", exchange.request_id, failure.message)
+            return
+        reply = make_failure_reply(failure, choose_media(exchange.accept), exchange.request_id)
+        if exchange.is_received:
+            await reply(exchange.scope, exchange.receive, exchange.send)
+            return
+        # The client may still be sending: it gets the reply now, and some time to notice.
+        reply.headers["Connection"] = "close"
+        await exchange.send(
+            {
+                "type": "http.response.start",
+                "status": reply.status_code,
+                "headers": reply.raw_headers,
+            }
+        )
+        await exchange.send(
+            {"type": "http.response.body", "body": bytes(reply.body), "more_body": True}
+        )
+        # Nothing is done for it any more, however long it sends.
+        self._leave(exchange)
+        if self._draining < self._service.config.limits.concurrent_requests:
+            self._draining += 1
+            try:
+                await exchange.drain()
+            finally:
+                self._draining -= 1
+        await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _note(self, exchange: _Exchange, duration_s: float) -> None:
+        metrics = self._service.metrics
+        state = exchange.scope.get("state") or {}
+        route = state.get("route", UNROUTED)
+        metrics.note_request(route, exchange.status or 499, duration_s)
+        metrics.add("quark_received_bytes_total", exchange.received_bytes)
+        metrics.add("quark_sent_bytes_total", exchange.sent_bytes)
+        if self._service.config.access_log:
+            client = exchange.scope.get("client") or ("", 0)
+            _log.info(
+                "%s %s %s key=%s status=%d received=%d sent=%d ms=%.1f id=%s",
+                client[0],
+                exchange.scope["method"],
+                # Without the query, which is not ours to keep.
+                _printable(exchange.scope["path"]),
+                state.get("key_id", "-"),
+                exchange.status,
+                exchange.received_bytes,
+                exchange.sent_bytes,
+                duration_s * 1000,
+                exchange.request_id,
+            )
+
+
+class _Exchange:
+    """One request and its reply, counted."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.request_id = os.urandom(8).hex()
+        scope.setdefault("state", {})["request_id"] = self.request_id
+        self._receive = receive
+        self._send = send
+        self.status = 0
+        self.is_counted = True
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        headers = scope["headers"]
+        self.is_received = not any(
+            (name == b"content-length" and value != b"0") or name == b"transfer-encoding"
+            for name, value in headers
+        )
+        accepts = [value.decode("latin-1") for name, value in headers if name == b"accept"]
+        self.accept = ",".join(accepts)
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self.received_bytes += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                self.is_received = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"quark-protocol", str(PROTOCOL_VERSION).encode()),
+                (b"quark-request-id", self.request_id.encode()),
+            ]
+        else:
+            self.sent_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+    async def drain(self) -> None:
+        """Let the client send on for a while: what it has sent unread would lose it the reply."""
+        drained = 0
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                while not self.is_received and drained < _DRAIN_BYTES:
+                    message: dict[str, Any] = dict(await self.receive())
+                    if message["type"] == "http.disconnect":
+                        return
+                    drained += len(message.get("body", b""))
+        except TimeoutError:
+            return
+
+
+def _make_ending() -> ServiceFailure:
+    return ServiceFailure(
+        ErrorCode.UNAVAILABLE,
+        "the server ends; whether this request was served is not known",
+        retry_after_s=_ENDING_RETRY_S,
+    )
+
+
+def _printable(path: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in path[:300])

@@ -1,0 +1,348 @@
+"""Reads the bodies of requests: counted, timed, decompressed within bounds, and typed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from quark_backends.service.protocol import ENCODINGS, JSON, MSGPACK, ErrorCode
+from quark_backends.service.server.config import Limits, Principal
+from quark_backends.service.server.http.replies import ServiceFailure
+from quark_backends.service.server.http.work import FairBudget, WorkThreads
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = [
+    "BodyRoom",
+    "RequestBody",
+    "check_nesting",
+    "count_declared",
+    "decode_content",
+    "hold_body",
+]
+
+T = TypeVar("T")
+
+_JSON_NAMES = (JSON, "text/json")
+_MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
+# A window is memory before anything is decompressed.
+_WINDOW_LOG_MAX = 27
+# Deflate makes no more than this out of one byte.
+_GZIP_RATIO = 1040
+# What the connection's buffer may hold anyway.
+_FREE_BYTES = 64 * 1024
+_ARRIVAL_RETRY_S = 1.0
+_COUNTED_BYTES = 4 * 2**20
+_PIECE_BYTES = 2**20
+# Up to here a body is decompressed where it came in: a thread would take longer.
+_SMALL_BYTES = 64 * 1024
+
+
+class RequestBody:
+    """A body that was read and decompressed, not yet decoded.
+
+    Attributes:
+        data: Its bytes.
+        media: JSON or msgpack.
+    """
+
+    __slots__ = ("data", "media")
+
+    def __init__(self, data: bytes, media: str) -> None:
+        self.data = data
+        self.media = media
+
+    def decode(self, kind: type[T]) -> T:
+        """The struct that the body is.
+
+        Raises:
+            ServiceFailure: It is none: malformed, or with a field that does not fit.
+        """
+        try:
+            if self.media == MSGPACK:
+                return msgspec.msgpack.decode(self.data, type=kind)
+            return msgspec.json.decode(self.data, type=kind)
+        except msgspec.ValidationError as error:
+            message, _, place = str(error).partition(" - at `")
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                message,
+                field=place.rstrip("`").removeprefix("$").removeprefix(".") or None,
+            ) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ServiceFailure(
+                ErrorCode.MALFORMED, f"the body is no {_name(self.media)}: {error}"
+            ) from None
+        except RecursionError:
+            raise ServiceFailure(ErrorCode.MALFORMED, "the body is nested too deeply") from None
+
+
+class BodyRoom:
+    """What the bodies of requests may take in one process; of one event loop.
+
+    Bodies that arrive and bodies that are worked on have half of the memory each: what
+    is here waits for the store, and never for a client. Of either a workspace gets half.
+
+    Args:
+        limits: Of the server.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        half = limits.memory_bytes // 2
+        self.arriving = FairBudget(
+            half, half // 2, "the server reads as many large bodies as it has memory for"
+        )
+        self.working = FairBudget(
+            half, half // 2, "the server works on as many large requests as it has memory for"
+        )
+        self._limit = limits.bodies_per_key
+        self._by_key: Counter[str] = Counter()
+
+    @contextmanager
+    def arrive(self, key_id: str) -> Iterator[None]:
+        """Around the reading of a body, however slowly it comes.
+
+        Raises:
+            ServiceFailure: As many of the key are arriving as may.
+        """
+        if self._by_key[key_id] >= self._limit:
+            raise ServiceFailure(
+                ErrorCode.RATE_LIMITED,
+                f"{self._limit} bodies of the key {key_id} are arriving already "
+                "(limit bodies_per_key of this server)",
+                retry_after_s=_ARRIVAL_RETRY_S,
+            )
+        self._by_key[key_id] += 1
+        try:
+            yield
+        finally:
+            self._by_key[key_id] -= 1
+            if not self._by_key[key_id]:
+                del self._by_key[key_id]
+
+
+@asynccontextmanager
+async def hold_body(
+    request: Request, limits: Limits, room: BodyRoom, principal: Principal, threads: WorkThreads
+) -> AsyncIterator[RequestBody]:
+    """The body of a request, whose memory counts until the context is left.
+
+    It is read before anything is taken that others wait for: its first piece for
+    nothing, and what is large in the workspace's own part of the memory.
+
+    Raises:
+        ServiceFailure: Too large, too slow, malformed, of a type or an encoding
+            that is not taken, or one more than the key or the memory lets in.
+    """
+    media = _find_media(request)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ENCODINGS:
+        raise ServiceFailure(
+            ErrorCode.UNSUPPORTED,
+            f"Content-Encoding may be {', '.join(ENCODINGS)}, not {encoding!r:.60}",
+            field="Content-Encoding",
+        )
+    declared = _find_length(request)
+    if declared is not None and declared > limits.body_bytes:
+        raise _too_large(limits.body_bytes, "body_bytes")
+    owner = principal.workspace
+    async with AsyncExitStack() as held:
+        async with AsyncExitStack() as arriving:
+            arriving.enter_context(room.arrive(principal.key_id))
+            pieces = _Pieces(request, limits)
+            if not await pieces.read(_FREE_BYTES):
+                size_bytes = limits.body_bytes if declared is None else declared
+                await arriving.enter_async_context(room.arriving.hold(owner, size_bytes))
+                await pieces.read(limits.body_bytes + 1)
+            data = pieces.join()
+            decoded_bytes = 0
+            if encoding != "identity":
+                decoded_bytes = _bound_decoded(data, encoding, limits.decoded_bytes)
+            await held.enter_async_context(room.working.hold(owner, len(data) + decoded_bytes))
+        if encoding != "identity":
+            if decoded_bytes <= _SMALL_BYTES:
+                data = decode_content(data, encoding, limits.decoded_bytes)
+            else:
+                data = await threads.write(decode_content, data, encoding, limits.decoded_bytes)
+        yield RequestBody(data, media)
+
+
+def decode_content(data: bytes, encoding: str, limit_bytes: int) -> bytes:
+    """Decompress a body of one frame; no more than the limit is ever made of it.
+
+    Raises:
+        ServiceFailure: Damaged, of several frames, or larger than the limit.
+    """
+    try:
+        if _bound_decoded(data, encoding, limit_bytes) > _COUNTED_BYTES:
+            # Counted before it is kept: a bomb costs time, but no memory.
+            _count(data, encoding, limit_bytes)
+        opened = _open(encoding)
+        decoded: bytes = opened.decompress(data, limit_bytes + 1)
+    except (zstd.ZstdError, zlib.error, EOFError) as error:
+        raise ServiceFailure(
+            ErrorCode.MALFORMED, f"the body is no {encoding}: {error}", field="Content-Encoding"
+        ) from None
+    if len(decoded) > limit_bytes:
+        raise _too_large(limit_bytes, "decoded_bytes")
+    if not opened.eof or opened.unused_data:
+        raise ServiceFailure(
+            ErrorCode.MALFORMED,
+            f"the body must be one whole {encoding} frame",
+            field="Content-Encoding",
+        )
+    return decoded
+
+
+def count_declared(frame: bytes) -> int | None:
+    """How large a zstd frame says it is; None where it does not say, or is no one whole frame."""
+    try:
+        if zstd.get_frame_size(frame) != len(frame):
+            return None
+        size: int | None = zstd.get_frame_info(frame).decompressed_size
+    except zstd.ZstdError:
+        return None
+    return size
+
+
+def check_nesting(value: Any, limit: int, field: str) -> None:
+    """Refuse what is nested deeper than the limit.
+
+    Raises:
+        ServiceFailure: It is.
+    """
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, (dict, list, tuple))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise ServiceFailure(
+        ErrorCode.INVALID_ARGUMENT, f"{field} is nested deeper than {limit} levels", field=field
+    )
+
+
+def _open(encoding: str) -> Any:
+    """A decompressor of one frame."""
+    if encoding == "gzip":
+        return zlib.decompressobj(wbits=31)
+    options: Any = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
+    return zstd.ZstdDecompressor(options=options)
+
+
+def _count(data: bytes, encoding: str, limit_bytes: int) -> None:
+    """Refuse what would be larger than the limit, without keeping it."""
+    opened = _open(encoding)
+    size_bytes = 0
+    while True:
+        piece = opened.decompress(data, _PIECE_BYTES)
+        size_bytes += len(piece)
+        if size_bytes > limit_bytes:
+            raise _too_large(limit_bytes, "decoded_bytes")
+        # zlib hands back what it has not taken; zstd keeps it.
+        data = opened.unconsumed_tail if encoding == "gzip" else b""
+        if opened.eof or not piece:
+            return
+
+
+class _Pieces:
+    """A body as it comes, within its time; what it waits for besides does not count."""
+
+    def __init__(self, request: Request, limits: Limits) -> None:
+        self._stream = request.stream()
+        self._limits = limits
+        self._left_s = limits.body_timeout_s
+        self._size = 0
+        self._pieces: list[bytes] = []
+
+    async def read(self, size_bytes: int) -> bool:
+        """Read on until so much is there; whether that is all.
+
+        Raises:
+            ServiceFailure: Too large or too slow.
+        """
+        limits = self._limits
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(self._left_s):
+                while self._size < size_bytes:
+                    piece = await anext(self._stream, None)
+                    if piece is None:
+                        return True
+                    self._size += len(piece)
+                    if self._size > limits.body_bytes:
+                        raise _too_large(limits.body_bytes, "body_bytes")
+                    self._pieces.append(piece)
+        except TimeoutError:
+            raise ServiceFailure(
+                ErrorCode.TIMEOUT,
+                f"the body did not arrive within {limits.body_timeout_s:g} s "
+                "(limit body_timeout_s of this server)",
+            ) from None
+        self._left_s -= time.monotonic() - began_s
+        return False
+
+    def join(self) -> bytes:
+        """What was read."""
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+
+def _bound_decoded(data: bytes, encoding: str, limit_bytes: int) -> int:
+    """What the body may take at most once it is decompressed."""
+    if encoding == "gzip":
+        return min(limit_bytes, len(data) * _GZIP_RATIO)
+    try:
+        declared: int | None = zstd.get_frame_info(data).decompressed_size
+    except zstd.ZstdError as error:
+        raise ServiceFailure(
+            ErrorCode.MALFORMED, f"the body is no zstd: {error}", field="Content-Encoding"
+        ) from None
+    if declared is None:
+        return limit_bytes
+    if declared > limit_bytes:
+        raise _too_large(limit_bytes, "decoded_bytes")
+    return int(declared)
+
+
+def _find_media(request: Request) -> str:
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given in _JSON_NAMES:
+        return JSON
+    if given in _MSGPACK_NAMES:
+        return MSGPACK
+    raise ServiceFailure(
+        ErrorCode.UNSUPPORTED,
+        f"Content-Type must be {JSON} or {MSGPACK}, not {given!r:.60}",
+        field="Content-Type",
+    )
+
+
+def _find_length(request: Request) -> int | None:
+    given = request.headers.get("content-length")
+    return int(given) if given is not None and given.isascii() and given.isdigit() else None
+
+
+def _too_large(limit: int, name: str) -> ServiceFailure:
+    return ServiceFailure(
+        ErrorCode.TOO_LARGE, f"the body has more than {limit} bytes (limit {name} of this server)"
+    )
+
+
+def _name(media: str) -> str:
+    return "msgpack" if media == MSGPACK else "JSON"

@@ -1,0 +1,1 @@
+"""What the service keeps for whom: workspaces, keys, stores, payloads."""

@@ -1,0 +1,404 @@
+"""The control database: which workspaces there are, and which keys let somebody in.
+
+Its tables have a version, with one step to each.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+
+from quark_backends.store.databases.postgres_url import find_refusal
+from quark_core.errors import SchemaMigrationError, SchemaValidationError, SessionStoreError
+from quark_core.records.times import now_us
+
+__all__ = [
+    "CONTROL_VERSION",
+    "ControlDatabase",
+    "STEPS",
+    "StoredKey",
+    "check_workspace",
+    "control_version",
+    "key",
+    "parse_store_url",
+    "workspace",
+]
+
+_METADATA = MetaData()
+_Number = BigInteger().with_variant(Integer(), "sqlite")
+
+control_version = Table("control_version", _METADATA, Column("version", _Number, nullable=False))
+
+workspace = Table(
+    "workspace",
+    _METADATA,
+    Column("name", Text, primary_key=True),
+    Column("created_us", _Number, nullable=False),
+)
+
+key = Table(
+    "api_key",
+    _METADATA,
+    Column("id", Text, primary_key=True),
+    Column("workspace", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    # SHA-256 of the secret, in hexadecimal: a secret of 32 random bytes needs no slower hash.
+    Column("digest", Text, nullable=False),
+    # Sorted, with commas between them.
+    Column("scopes", Text, nullable=False),
+    Column("created_us", _Number, nullable=False),
+    Column("expires_us", _Number),
+    Column("revoked_us", _Number),
+    Column("last_used_us", _Number),
+    Index("api_key_by_workspace", "workspace"),
+)
+
+
+def _make_first(connection: Connection) -> None:
+    _METADATA.create_all(connection, [control_version, workspace, key])
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_make_first,)
+"""Make version 1 of nothing, version 2 of version 1, and so on; they add, and take nothing away."""
+
+CONTROL_VERSION = len(STEPS)
+"""Version that this Quark knows."""
+
+
+_SCHEMA = "quark_control"
+_WORKSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}")
+_BUSY_TIMEOUT_S = 10.0
+_ATTEMPTS = 3
+
+
+class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key without its secret. Times are microseconds since the epoch, UTC.
+
+    Attributes:
+        id: What stands in the key before its secret.
+        workspace: All that it reaches.
+        name: For people.
+        digest: SHA-256 of the secret, in hexadecimal.
+        scopes: What it may do.
+        created_us, expires_us, revoked_us, last_used_us: When; None for never.
+    """
+
+    id: str
+    workspace: str
+    name: str
+    digest: str
+    scopes: frozenset[str]
+    created_us: int
+    expires_us: int | None = None
+    revoked_us: int | None = None
+    last_used_us: int | None = None
+
+    def is_live(self, moment_us: int) -> bool:
+        """Whether it lets somebody in at a moment."""
+        return self.revoked_us is None and (self.expires_us is None or moment_us < self.expires_us)
+
+
+def check_workspace(name: str) -> str:
+    """The name of a workspace, which is part of paths and of the names of schemas.
+
+    Raises:
+        SchemaValidationError: It cannot be one.
+    """
+    if _WORKSPACE.fullmatch(name) is None:
+        raise SchemaValidationError(
+            "workspace must begin with a lowercase letter and go on with at most 47 lowercase "
+            f"letters, digits and '_', got {name!r:.80}"
+        )
+    return name
+
+
+def parse_store_url(store_url: str) -> URL:
+    """The URL of a server's store.
+
+    Raises:
+        SchemaValidationError: It is none that a server can have.
+    """
+    try:
+        url = make_url(store_url)
+    except ArgumentError:
+        # What it is may hold a password.
+        raise SchemaValidationError(
+            "store must be a URL such as sqlite:///PATH or "
+            "postgresql+psycopg://USER@HOST:PORT/DATABASE"
+        ) from None
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    if url.drivername not in ("sqlite", "postgresql+psycopg"):
+        raise SchemaValidationError(
+            f"store must begin with sqlite:/// or postgresql+psycopg://, not {url.drivername}://"
+        )
+    if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
+        raise SchemaValidationError(
+            "store must name a file: sqlite:///relative/path or sqlite:////absolute/path"
+        )
+    if url.drivername != "sqlite" and (refusal := find_refusal(url)):
+        raise SchemaValidationError(f"store: {refusal}")
+    return url
+
+
+class ControlDatabase:
+    """Workspaces and keys; from any thread.
+
+    Args:
+        store_url: The server's store: a SQLite file, or a PostgreSQL database in
+            which this has a schema of its own.
+
+    Raises:
+        SchemaValidationError: The URL is none that a server can have.
+    """
+
+    def __init__(self, store_url: str) -> None:
+        self.url = parse_store_url(store_url)
+        self.is_sqlite = self.url.drivername == "sqlite"
+        self._engine = self._make_engine()
+
+    @property
+    def name(self) -> str:
+        """What messages call it; without a password."""
+        return self.url.render_as_string(hide_password=True)
+
+    def read_version(self) -> int:
+        """Version of the tables; 0 where there are none.
+
+        Raises:
+            SessionStoreError: The database cannot be reached.
+        """
+        if self.is_sqlite and not Path(self.url.database or "").exists():
+            return 0
+        with self._begin() as connection:
+            return self._read_version(connection)
+
+    def upgrade(self) -> int:
+        """Bring the tables to the version of this Quark, and return it; whoever else does so too.
+
+        Raises:
+            SchemaMigrationError: A newer Quark made them.
+            SessionStoreError: The database cannot be reached or written.
+        """
+        if self.is_sqlite:
+            folder = Path(self.url.database or "").absolute().parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SessionStoreError(f"store: {folder} cannot be made: {error}") from error
+        if not self.is_sqlite:
+            self._make_schema()
+        with self._begin(write=True) as connection:
+            if not self.is_sqlite:
+                # Two processes that begin at once: the second waits here.
+                connection.execute(text(f"LOCK TABLE {_SCHEMA}.upgrading IN ACCESS EXCLUSIVE MODE"))
+            version = self._read_version(connection)
+            if version > CONTROL_VERSION:
+                raise SchemaMigrationError(self._newer(version))
+            if version == CONTROL_VERSION:
+                return version
+            for step in STEPS[version:]:
+                step(connection)
+            connection.execute(control_version.delete())
+            connection.execute(insert(control_version).values(version=CONTROL_VERSION))
+        return CONTROL_VERSION
+
+    def check_version(self) -> None:
+        """Refuse tables of another version.
+
+        Raises:
+            SessionStoreError: They are older, newer or not there; it says what to do.
+        """
+        version = self.read_version()
+        if version > CONTROL_VERSION:
+            raise SessionStoreError(self._newer(version))
+        if version < CONTROL_VERSION:
+            found = f"has version {version}" if version else "is empty"
+            raise SessionStoreError(
+                f"the control database {self.name} {found}, this Quark needs version "
+                f"{CONTROL_VERSION}: run `quark db upgrade`, or `quark serve --migrate`"
+            )
+
+    def list_workspaces(self) -> list[str]:
+        """Names of the workspaces, sorted."""
+        with self._begin() as connection:
+            return list(connection.scalars(select(workspace.c.name).order_by(workspace.c.name)))
+
+    def add_workspace(self, name: str) -> bool:
+        """Make a workspace; False where it is there already.
+
+        Raises:
+            SchemaValidationError: The name cannot be one.
+        """
+        check_workspace(name)
+        try:
+            with self._begin(write=True) as connection:
+                connection.execute(insert(workspace).values(name=name, created_us=now_us()))
+        except IntegrityError:
+            return False
+        return True
+
+    def add_key(self, new: StoredKey) -> None:
+        """Keep a key."""
+        values = msgspec.structs.asdict(new)
+        values["scopes"] = ",".join(sorted(new.scopes))
+        with self._begin(write=True) as connection:
+            connection.execute(insert(key).values(values))
+
+    def find_key(self, key_id: str) -> StoredKey | None:
+        """A key, or None."""
+        with self._begin() as connection:
+            row = connection.execute(select(key).where(key.c.id == key_id)).mappings().first()
+        return None if row is None else _to_key(row)
+
+    def list_keys(self, of_workspace: str | None = None) -> list[StoredKey]:
+        """The keys of a workspace, or all, oldest first."""
+        statement = select(key).order_by(key.c.created_us, key.c.id)
+        if of_workspace is not None:
+            statement = statement.where(key.c.workspace == of_workspace)
+        with self._begin() as connection:
+            return [_to_key(row) for row in connection.execute(statement).mappings()]
+
+    def end_key(
+        self, key_id: str, *, revoked_us: int | None = None, expires_us: int | None = None
+    ) -> None:
+        """Revoke a key, or have it expire at a moment; what ends it sooner stays."""
+        with self._begin(write=True) as connection:
+            # What was done already is told as done only once it holds everywhere: a
+            # transaction that locks waits for standbys, one that only reads does not.
+            connection.execute(select(key.c.id).where(key.c.id == key_id).with_for_update())
+            if revoked_us is not None:
+                connection.execute(
+                    update(key)
+                    .where(key.c.id == key_id, key.c.revoked_us.is_(None))
+                    .values(revoked_us=revoked_us)
+                )
+            if expires_us is not None:
+                connection.execute(
+                    update(key)
+                    .where(
+                        key.c.id == key_id,
+                        key.c.expires_us.is_(None) | (key.c.expires_us > expires_us),
+                    )
+                    .values(expires_us=expires_us)
+                )
+
+    def note_used(self, moments: Mapping[str, int]) -> None:
+        """Note when keys were used last."""
+        with self._begin(write=True) as connection:
+            for key_id, moment_us in moments.items():
+                connection.execute(
+                    update(key)
+                    .where(
+                        key.c.id == key_id,
+                        key.c.last_used_us.is_(None) | (key.c.last_used_us < moment_us),
+                    )
+                    .values(last_used_us=moment_us)
+                )
+
+    def probe(self) -> None:
+        """Ask it something small.
+
+        Raises:
+            SessionStoreError: It does not answer.
+        """
+        with self._begin() as connection:
+            connection.execute(text("SELECT 1"))
+
+    def close(self) -> None:
+        """Give up connections."""
+        self._engine.dispose()
+
+    def _read_version(self, connection: Connection) -> int:
+        schema = None if self.is_sqlite else _SCHEMA
+        if not inspect(connection).has_table(control_version.name, schema=schema):
+            return 0
+        return int(connection.scalar(select(control_version.c.version)) or 0)
+
+    def _make_schema(self) -> None:
+        for _ in range(_ATTEMPTS):
+            try:
+                with self._begin(write=True) as connection:
+                    connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}"))
+                    connection.execute(
+                        text(f"CREATE TABLE IF NOT EXISTS {_SCHEMA}.upgrading (pk int PRIMARY KEY)")
+                    )
+            except IntegrityError:
+                continue  # two that do so at once get in each other's way, but once
+            return
+
+    def _newer(self, version: int) -> str:
+        return (
+            f"the control database {self.name} has version {version}, this Quark knows "
+            f"{CONTROL_VERSION}: upgrade quark-tracker to use it. It was left as it was."
+        )
+
+    @contextmanager
+    def _begin(self, *, write: bool = False) -> Iterator[Connection]:
+        try:
+            with self._engine.connect() as connection:
+                if self.is_sqlite:
+                    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+                yield connection
+                connection.commit()
+        except IntegrityError:
+            raise
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            reason = getattr(error, "orig", None) or type(error).__name__
+            raise SessionStoreError(
+                f"the control database {self.name} cannot be used: {reason}"
+            ) from error
+
+    def _make_engine(self) -> Engine:
+        if not self.is_sqlite:
+            from quark_backends.store.databases.postgres_pool import make_engine
+
+            return make_engine(
+                self.url,
+                pool_size=3,
+                max_overflow=2,
+                pool_pre_ping=True,
+                pool_timeout=_BUSY_TIMEOUT_S,
+            ).execution_options(schema_translate_map={None: _SCHEMA})
+        engine = create_engine(
+            self.url, connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False}
+        )
+
+        @event.listens_for(engine, "connect")
+        def _prepare(connection: Any, _record: Any) -> None:
+            # The driver begins nothing by itself: `_begin` says how a transaction begins.
+            connection.isolation_level = None
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+
+        return engine
+
+
+def _to_key(row: Mapping[Any, Any]) -> StoredKey:
+    values = {str(name): value for name, value in row.items()}
+    values["scopes"] = frozenset(values["scopes"].split(","))
+    return StoredKey(**values)

@@ -1,0 +1,373 @@
+"""The stores of the workspaces: opened when one is needed, and written for many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from quark_backends.service.protocol import ErrorCode
+from quark_backends.service.server.http.replies import ServiceFailure
+from quark_backends.service.server.http.work import WorkThreads
+from quark_core.backends.contract import Batch
+from quark_core.errors import BackendRejected, BackendUnavailable
+
+if TYPE_CHECKING:
+    from quark_backends.store.upkeep.trash import StoreTrash
+    from quark_core.backends.contract import Generation, StoredRun
+    from quark_core.backends.curves import (
+        Cursor,
+        CurveSet,
+        RankChoice,
+        RunChanges,
+        RunHeads,
+        Window,
+    )
+    from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.series import Series
+    from quark_core.records.columns import Columns
+    from quark_core.records.expression import RunSearch
+    from quark_core.records.query import Query
+
+__all__ = ["OpenStore", "WorkspaceStore", "WorkspaceStores"]
+
+_log = logging.getLogger("quark.service")
+
+_GROUP_BATCHES = 256
+_GROUP_BYTES = 16 * 2**20
+_WAITING_BYTES = 128 * 2**20
+_RETRY_AFTER_S = 1.0
+
+
+class WorkspaceStore(Protocol):
+    """What the service asks of a store; from any thread, several at once, as the backend's."""
+
+    @property
+    def trash(self) -> StoreTrash:
+        """Measures and removes its runs."""
+
+    @property
+    def let_go(self) -> set[str]:
+        """Removed runs whose late batches were acknowledged, and not stored."""
+
+    def write_group(self, batches: Sequence[Batch]) -> None:
+        """Store batches in one transaction: all of them or, when it raises, none."""
+
+    def write_generation(self, generation: Generation) -> int:
+        """Keep the outputs of one analysis; returns its number."""
+
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:
+        """Rows of one kind that fit the query, in persistence order."""
+
+    def read_series(
+        self,
+        run_id: str,
+        key: str,
+        *,
+        max_points: int | None,
+        all_attempts: bool = False,
+        rank: int | None = None,
+    ) -> Series:
+        """One metric, of a rank or across all, in at most `max_points` entries."""
+
+    def read_series_many(
+        self,
+        run_id: str,
+        keys: Sequence[str],
+        *,
+        entries: int | None,
+        window: Window,
+        ranks: RankChoice = None,
+        all_attempts: bool = False,
+    ) -> CurveSet:
+        """Several metrics within a window, of one moment."""
+
+    def read_heads(self, run_id: str) -> RunHeads:
+        """How far a run has come."""
+
+    def read_changes(
+        self,
+        run_id: str,
+        cursor: Cursor,
+        *,
+        kinds: Sequence[str],
+        keys: Sequence[str] | None = None,
+        all_attempts: bool = False,
+        max_rows: int,
+    ) -> RunChanges:
+        """What came since a cursor."""
+
+    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
+        """What `read` returns, in parts."""
+
+    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
+        """A writer's batches from a number on, in order."""
+
+    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
+        """Outputs of one kind."""
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """One run."""
+
+    def list_runs(
+        self,
+        *,
+        project: str | None = None,
+        limit: int | None = None,
+        store_name: str | None = None,
+        after: tuple[int, str] | None = None,
+    ) -> list[StoredRun]:
+        """Runs, newest first, after the one of this moment (in microseconds) and id."""
+
+    def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
+        """The runs that fit."""
+
+    def search_page(self, search: PageSearch, store_name: str | None = None) -> RunPage:
+        """One page of the runs that fit, of each the chosen columns."""
+
+    def list_names(
+        self, project: str | None, text: str, limit: int, store_name: str | None = None
+    ) -> RunNames:
+        """The names that runs have."""
+
+    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
+        """A figure of layers, parameters or telemetry over steps."""
+
+    def summarize(self, run_id: str) -> RunSummary:
+        """One run with its metrics summed up."""
+
+    def close(self) -> None:
+        """Give up connections; called once."""
+
+
+class _Request(NamedTuple):
+    batches: Sequence[Batch]
+    size_bytes: int
+    done: asyncio.Future[None]
+
+
+class _GroupCommit:
+    """One writer of one store; belongs to one event loop.
+
+    A sync of the disk takes as long for many requests as for one. What comes
+    while a transaction runs is taken up by the next.
+
+    Args:
+        write_group: Stores batches in one transaction.
+        threads: Where it is called, one call at a time.
+    """
+
+    def __init__(
+        self, write_group: Callable[[Sequence[Batch]], None], threads: WorkThreads
+    ) -> None:
+        self._write_group = write_group
+        self._threads = threads
+        self._waiting: deque[_Request] = deque()
+        self._waiting_bytes = 0
+        self._writer: asyncio.Task[None] | None = None
+
+    async def write(self, batches: Sequence[Batch]) -> None:
+        """Store batches, all of them or none; returns once they are committed and synced.
+
+        Raises:
+            BackendRejected: One of them can never be stored.
+            BackendUnavailable: The store is busy, or too much waits for it.
+        """
+        size_bytes = sum(len(batch.body) for batch in batches)
+        if self._waiting and self._waiting_bytes + size_bytes > _WAITING_BYTES:
+            raise BackendUnavailable(
+                "more batches wait for the store than it can write", retry_after_s=_RETRY_AFTER_S
+            )
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(batches, size_bytes, done))
+        self._waiting_bytes += size_bytes
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_waiting())
+        # A request that is given up must not take the others of its group along.
+        await asyncio.shield(done)
+
+    async def finish(self) -> None:
+        """Wait until all that was accepted is committed."""
+        if self._writer is not None:
+            await self._writer
+
+    async def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                group = self._take_group()
+                outcomes = await self._threads.write(self._store, group)
+                for request, outcome in zip(group, outcomes, strict=True):
+                    if request.done.cancelled():
+                        continue
+                    if outcome is None:
+                        request.done.set_result(None)
+                    else:
+                        request.done.set_exception(outcome)
+                        # Whoever waited may be gone; nobody else need hear of it.
+                        request.done.exception()
+        finally:
+            self._writer = None
+
+    def _take_group(self) -> list[_Request]:
+        group: list[_Request] = []
+        batches = size_bytes = 0
+        while self._waiting:
+            first = self._waiting[0]
+            if group and (
+                batches + len(first.batches) > _GROUP_BATCHES
+                or size_bytes + first.size_bytes > _GROUP_BYTES
+            ):
+                break
+            group.append(self._waiting.popleft())
+            batches += len(first.batches)
+            size_bytes += first.size_bytes
+        self._waiting_bytes -= size_bytes
+        return group
+
+    def _store(self, group: Sequence[_Request]) -> list[Exception | None]:
+        """Store a group in one transaction; where one is refused, each request by itself."""
+        try:
+            self._write_group([batch for request in group for batch in request.batches])
+        except BackendRejected as error:
+            if len(group) == 1:
+                return [error]
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            return [error] * len(group)
+        else:
+            return [None] * len(group)
+        outcomes: list[Exception | None] = []
+        for request in group:
+            try:
+                self._write_group(request.batches)
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        return outcomes
+
+
+class OpenStore:
+    """An open store, with its writer.
+
+    Attributes:
+        store: The store.
+        write: Stores batches, as `_GroupCommit.write` does.
+    """
+
+    def __init__(self, store: WorkspaceStore, threads: WorkThreads, *, groups: bool) -> None:
+        self.store = store
+        self._threads = threads
+        self._commits = _GroupCommit(store.write_group, threads) if groups else None
+        self.leases = 0
+
+    async def write(self, batches: Sequence[Batch]) -> None:
+        """Store batches, all of them or none; returns once they are committed.
+
+        Raises:
+            BackendRejected: One of them can never be stored.
+            BackendUnavailable: The store is busy or out of reach.
+        """
+        if self._commits is None:
+            await self._threads.write(self.store.write_group, batches)
+        else:
+            await self._commits.write(batches)
+
+    async def close(self) -> None:
+        """Finish what is being written and close the store."""
+        if self._commits is not None:
+            await self._commits.finish()
+        await self._threads.write(self.store.close)
+
+
+class WorkspaceStores:
+    """At most so many open stores; of one event loop.
+
+    Args:
+        open_store: Opens the store of a workspace.
+        threads: Where stores are opened, used and closed.
+        limit: Stores that may be open. Those in use do not count.
+        groups: Whether requests share transactions, as a store with one writer wants it.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[str], WorkspaceStore],
+        threads: WorkThreads,
+        *,
+        limit: int,
+        groups: bool,
+    ) -> None:
+        self._open_store = open_store
+        self._threads = threads
+        self._limit = limit
+        self._groups = groups
+        self._open: OrderedDict[str, OpenStore] = OrderedDict()
+        self._changing: dict[str, asyncio.Lock] = {}
+        self._closed = False
+
+    @asynccontextmanager
+    async def lease(self, workspace: str) -> AsyncIterator[OpenStore]:
+        """The store of a workspace, which stays open meanwhile.
+
+        Raises:
+            SessionStoreError: It cannot be opened.
+            ServiceFailure: The server ends.
+        """
+        opened = self._open.get(workspace)
+        if opened is None:
+            opened = await self._find_or_open(workspace)
+        else:
+            self._open.move_to_end(workspace)
+            opened.leases += 1
+        try:
+            yield opened
+        finally:
+            opened.leases -= 1
+
+    async def close(self) -> None:
+        """Finish what is being written and close all stores."""
+        self._closed = True
+        while self._open:
+            _, opened = self._open.popitem()
+            await _close_quietly(opened)
+
+    async def _find_or_open(self, workspace: str) -> OpenStore:
+        lock = self._changing.setdefault(workspace, asyncio.Lock())
+        async with lock:
+            opened = self._open.get(workspace)
+            if opened is None:
+                if self._closed:
+                    raise ServiceFailure(
+                        ErrorCode.UNAVAILABLE, "the server ends", retry_after_s=5.0
+                    )
+                store = await self._threads.read(self._open_store, workspace)
+                opened = OpenStore(store, self._threads, groups=self._groups)
+                self._open[workspace] = opened
+            opened.leases += 1
+        await self._close_idle()
+        return opened
+
+    async def _close_idle(self) -> None:
+        while len(self._open) > self._limit:
+            idle = next((name for name, each in self._open.items() if not each.leases), None)
+            if idle is None:
+                return
+            async with self._changing.setdefault(idle, asyncio.Lock()):
+                found = self._open.get(idle)
+                if found is None or found.leases:
+                    continue
+                # Out of the list first: nobody may take a lease on what is being closed.
+                del self._open[idle]
+                await _close_quietly(found)
+
+
+async def _close_quietly(opened: OpenStore) -> None:
+    try:
+        await opened.close()
+    except Exception:  # noqa: BLE001 - what was acknowledged is stored; the others must be closed
+        _log.exception("a store could not be closed")

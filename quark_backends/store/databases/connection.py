@@ -1,0 +1,161 @@
+"""What the store's SQL runs over: a connection to SQLite or to PostgreSQL.
+
+The statements are the same for both, with `?` where a value is bound. What
+differs is said here: how a transaction begins, where keys come from, and
+which errors mean what.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+__all__ = ["SqliteConnection", "StoreConnection", "StoreCursor", "close_with"]
+
+
+def close_with(owner: object, close: Callable[[], object]) -> Callable[[], object]:
+    """Close what an object has opened, once: when it is dropped or this process ends.
+
+    A forked child leaves it to its parent: a thread of the parent's may have been at it.
+
+    Args:
+        owner: The object.
+        close: Closes it; must not refer to the owner, or that is never dropped.
+
+    Returns:
+        What closes it now.
+    """
+    return weakref.finalize(owner, _close_here, os.getpid(), close)
+
+
+def _close_here(pid: int, close: Callable[[], object]) -> None:
+    if pid == os.getpid():
+        close()
+
+
+class StoreCursor(Protocol):
+    """Rows of a statement."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows were changed."""
+
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+
+    def fetchall(self) -> list[Any]:
+        """All rows that are left."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rows that are left."""
+
+    def close(self) -> object:
+        """Let go of the rows."""
+
+
+class StoreConnection(Protocol):
+    """A connection that is in a transaction only between `begin_…` and its end.
+
+    Belongs to one thread at a time.
+    """
+
+    product: str
+    """What messages call the database."""
+
+    is_shared: bool
+    """Whether several processes write at once, so that a run must be locked first;
+    round trips cost there, and statements are sent together."""
+
+    for_update: str
+    """Ends a SELECT of runs that nobody else may write until the transaction ends."""
+
+    @property
+    def Error(self) -> type[Exception]:  # noqa: N802 - as DB-API has it
+        """Root of the database's errors."""
+
+    @property
+    def IntegrityError(self) -> type[Exception]:  # noqa: N802 - as DB-API has it
+        """A constraint forbids it."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+
+    def execute(self, sql: str, args: Sequence[Any] = (), /) -> StoreCursor:
+        """Run one statement."""
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> StoreCursor:
+        """Run one statement for each row of values.
+
+        Rows of an INSERT may go in as one, so none of them may stand in another's
+        way; of other statements `rowcount` is that of all.
+        """
+
+    def insert(self, sql: str, args: Sequence[Any], /) -> int:
+        """Insert a row whose first value is its key, which is given here; returns the key."""
+
+    def new_key(self) -> int | None:
+        """A key for a new row; None where the database gives it by itself."""
+
+    def begin_read(self) -> None:
+        """Begin a transaction that sees one moment of the store."""
+
+    def begin_write(self) -> None:
+        """Begin a transaction that writes."""
+
+    def commit(self) -> None:
+        """End the transaction; what it wrote is on disk."""
+
+    def rollback(self) -> None:
+        """Take the transaction back; does nothing where none is open."""
+
+    def is_malformed(self, error: Exception) -> bool:
+        """Whether an error says that a value can never be stored."""
+
+    def close(self) -> None:
+        """Give the connection up."""
+
+
+class SqliteConnection(sqlite3.Connection):
+    """A connection to a database file, in autocommit mode (`isolation_level=None`)."""
+
+    product = "SQLite"
+    is_shared = False
+    # A transaction that writes is the only one anyway.
+    for_update = ""
+
+    def insert(self, sql: str, args: Sequence[Any], /) -> int:
+        """See `StoreConnection`."""
+        return self.execute(sql, (None, *args)).lastrowid or 0
+
+    def new_key(self) -> int | None:
+        """See `StoreConnection`."""
+        return None
+
+    def begin_read(self) -> None:
+        """See `StoreConnection`."""
+        self.execute("BEGIN")
+
+    def begin_write(self) -> None:
+        """See `StoreConnection`."""
+        self.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """See `StoreConnection`."""
+        self.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """See `StoreConnection`."""
+        if self.in_transaction:
+            self.execute("ROLLBACK")
+
+    def is_malformed(self, error: Exception) -> bool:
+        """See `StoreConnection`."""
+        if isinstance(error, sqlite3.ProgrammingError):
+            return "bind" in str(error)
+        return isinstance(
+            error, sqlite3.IntegrityError | sqlite3.InterfaceError | sqlite3.DataError
+        )

@@ -1,0 +1,200 @@
+-- Made from tables.py by `python -m quark_backends.store.databases.schema`; do not edit.
+CREATE TABLE name (
+    pk INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (pk),
+    UNIQUE (text)
+);
+CREATE TABLE project (
+    id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    root_path TEXT NOT NULL,
+    created_us INTEGER NOT NULL,
+    updated_us INTEGER NOT NULL,
+    PRIMARY KEY (id),
+    UNIQUE (name)
+);
+CREATE TABLE removed (
+    run_id TEXT NOT NULL,
+    removed_us INTEGER NOT NULL,
+    PRIMARY KEY (run_id)
+);
+CREATE TABLE run (
+    pk INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    project_id TEXT NOT NULL,
+    name TEXT,
+    notes TEXT,
+    status TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    parent_run_id TEXT,
+    lineage_root_run_id TEXT,
+    run_path TEXT NOT NULL,
+    git_commit TEXT,
+    strict_mode INTEGER NOT NULL,
+    tags TEXT NOT NULL,
+    process TEXT NOT NULL,
+    config TEXT,
+    environment TEXT,
+    created_us INTEGER NOT NULL,
+    updated_us INTEGER NOT NULL,
+    ended_us INTEGER,
+    heartbeat_us INTEGER NOT NULL,
+    newest_step INTEGER,
+    trashed_us INTEGER,
+    store_name TEXT,
+    store_path TEXT,
+    PRIMARY KEY (pk),
+    UNIQUE (id),
+    FOREIGN KEY(project_id) REFERENCES project (id)
+);
+CREATE INDEX run_by_creation ON run (created_us, trashed_us);
+CREATE INDEX run_by_project ON run (project_id, created_us, trashed_us);
+CREATE INDEX run_by_store ON run (store_name, created_us, trashed_us);
+CREATE TABLE attempt (
+    run_pk INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    from_step INTEGER,
+    started_us INTEGER NOT NULL,
+    PRIMARY KEY (run_pk, number),
+    FOREIGN KEY(run_pk) REFERENCES run (pk)
+)
+ WITHOUT ROWID;
+CREATE TABLE generation (
+    pk INTEGER NOT NULL,
+    run_pk INTEGER NOT NULL,
+    analyzer TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    replaces INTEGER NOT NULL,
+    created_us INTEGER NOT NULL,
+    PRIMARY KEY (pk),
+    UNIQUE (run_pk, analyzer, number),
+    FOREIGN KEY(run_pk) REFERENCES run (pk)
+);
+CREATE TABLE run_config (
+    run_pk INTEGER NOT NULL,
+    "key" TEXT NOT NULL,
+    type TEXT NOT NULL,
+    number DOUBLE,
+    text TEXT,
+    PRIMARY KEY (run_pk, "key"),
+    FOREIGN KEY(run_pk) REFERENCES run (pk)
+)
+ WITHOUT ROWID;
+CREATE INDEX run_config_by_key ON run_config ("key");
+CREATE TABLE run_metric (
+    run_pk INTEGER NOT NULL,
+    name_pk INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    non_finite INTEGER NOT NULL,
+    first DOUBLE,
+    last DOUBLE,
+    low DOUBLE,
+    high DOUBLE,
+    last_step INTEGER,
+    last_us INTEGER NOT NULL,
+    first_place INTEGER NOT NULL,
+    first_started_us INTEGER NOT NULL,
+    first_sequence INTEGER NOT NULL,
+    last_place INTEGER NOT NULL,
+    last_started_us INTEGER NOT NULL,
+    last_sequence INTEGER NOT NULL,
+    PRIMARY KEY (run_pk, name_pk),
+    FOREIGN KEY(run_pk) REFERENCES run (pk),
+    FOREIGN KEY(name_pk) REFERENCES name (pk)
+)
+ WITHOUT ROWID;
+CREATE INDEX run_metric_by_name ON run_metric (name_pk, run_pk);
+CREATE TABLE run_tag (
+    run_pk INTEGER NOT NULL,
+    tag TEXT NOT NULL,
+    PRIMARY KEY (run_pk, tag),
+    FOREIGN KEY(run_pk) REFERENCES run (pk)
+)
+ WITHOUT ROWID;
+CREATE INDEX run_tag_by_tag ON run_tag (tag);
+CREATE TABLE writer (
+    pk INTEGER NOT NULL,
+    run_pk INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    started_us INTEGER NOT NULL,
+    head INTEGER NOT NULL,
+    hidden_step INTEGER,
+    PRIMARY KEY (pk),
+    UNIQUE (run_pk, id),
+    FOREIGN KEY(run_pk) REFERENCES run (pk)
+);
+CREATE TABLE batch (
+    pk INTEGER NOT NULL,
+    writer_pk INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (pk),
+    UNIQUE (writer_pk, kind, number),
+    FOREIGN KEY(writer_pk) REFERENCES writer (pk)
+);
+CREATE TABLE chunk (
+    pk INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    writer_pk INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    name_pk INTEGER NOT NULL,
+    first_sequence INTEGER NOT NULL,
+    last_sequence INTEGER NOT NULL,
+    step_low INTEGER NOT NULL,
+    step_high INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    codec INTEGER NOT NULL,
+    rollup BLOB,
+    body BLOB NOT NULL,
+    FOREIGN KEY(writer_pk) REFERENCES writer (pk)
+);
+CREATE INDEX chunk_by_series ON chunk (writer_pk, kind, name_pk, first_sequence);
+CREATE TABLE damaged (
+    pk INTEGER NOT NULL,
+    writer_pk INTEGER NOT NULL,
+    source TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    found_us INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (pk),
+    FOREIGN KEY(writer_pk) REFERENCES writer (pk)
+);
+CREATE TABLE frame (
+    writer_pk INTEGER NOT NULL,
+    first_number INTEGER NOT NULL,
+    last_number INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (writer_pk, first_number),
+    FOREIGN KEY(writer_pk) REFERENCES writer (pk)
+);
+CREATE TABLE hidden (
+    writer_pk INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (writer_pk, kind),
+    FOREIGN KEY(writer_pk) REFERENCES writer (pk)
+)
+ WITHOUT ROWID;
+CREATE TABLE output (
+    pk INTEGER NOT NULL,
+    generation_pk INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (pk),
+    FOREIGN KEY(generation_pk) REFERENCES generation (pk)
+);
+CREATE INDEX output_by_generation ON output (generation_pk, kind);
+CREATE TABLE alembic_version (
+    version_num VARCHAR(32) NOT NULL,
+    CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO alembic_version (version_num) VALUES ('0003');

@@ -1,0 +1,451 @@
+"""Opens the store's SQLite file: makes it whole or not at all, refuses what is not ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from quark_backends.store.databases.connection import SqliteConnection
+from quark_backends.store.databases.layout import DATABASE, MARKER, STORE_FOLDER, StoreLayout
+from quark_backends.store.databases.write_ahead_log import WritingConnection, empty_log, measure_log
+from quark_core.errors import SessionStoreError
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION
+
+__all__ = [
+    "APPLICATION_ID",
+    "SCHEMA_VERSION",
+    "connect",
+    "connect_memory",
+    "ensure_marker",
+    "ensure_store",
+    "find_store",
+    "is_unwritable",
+    "load_schema",
+    "no_database",
+    "open_database",
+    "read_marker",
+    "read_version",
+    "remake_store",
+    "checkpoint_file",
+    "write_marker",
+]
+
+SCHEMA_VERSION = CURRENT_SCHEMA_VERSION
+"""Version of the tables, kept in SQLite's user_version."""
+
+APPLICATION_ID = 0x51524B31
+"""Marks a database file as ours ("QRK1"), kept in SQLite's application_id."""
+
+_FORMAT = "quark-tracker embedded store"
+_BUSY_TIMEOUT_S = 10.0
+# What processes make in a store's folder by themselves.
+_OF_RUNS = frozenset({"launches", "runs"})
+# Nobody's training waits for it.
+_CHECKPOINT_S = 600.0
+
+
+def ensure_store(storage_dir: Path) -> StoreLayout:
+    """Make the store under a storage root if there is none, and check it if there is.
+
+    The folder is prepared aside and renamed, so that no other process ever
+    sees half of it.
+
+    Raises:
+        SessionStoreError: The root cannot be written, the folder is not ours,
+            or a newer Quark wrote it. Nothing was altered.
+    """
+    layout = find_store(storage_dir)
+    if layout is not None:
+        if not layout.db_path.exists():
+            _add_database(layout)
+        return layout
+    layout = StoreLayout(storage_dir)
+    if layout.root.exists() and _is_remains(layout):
+        remake_store(layout)
+    else:
+        _make_folder(layout, storage_dir, with_database=True)
+    return layout
+
+
+def remake_store(layout: StoreLayout, *, with_database: bool = True) -> None:
+    """Make what a store lacks whose files were deleted while runs had it open.
+
+    Raises:
+        SessionStoreError: It cannot be written.
+    """
+    try:
+        layout.root.mkdir(parents=True, exist_ok=True)
+        if with_database and not layout.db_path.exists():
+            _add_database(layout)
+        if not layout.marker.exists():
+            write_marker(layout.root)
+    except OSError as error:
+        raise SessionStoreError(f"the store {layout.root} cannot be made anew: {error}") from error
+
+
+def ensure_marker(storage_dir: Path) -> StoreLayout:
+    """Make the store's folder without a database, for a place where SQLite may not be used.
+
+    Raises:
+        SessionStoreError: As `ensure_store`.
+    """
+    layout = find_store(storage_dir)
+    if layout is None:
+        layout = StoreLayout(storage_dir)
+        if layout.root.exists() and _is_remains(layout):
+            remake_store(layout, with_database=False)
+        else:
+            _make_folder(layout, storage_dir, with_database=False)
+    return layout
+
+
+def connect_memory() -> SqliteConnection:
+    """A database in memory with the store's tables."""
+    connection = sqlite3.connect(
+        ":memory:", isolation_level=None, check_same_thread=False, factory=SqliteConnection
+    )
+    connection.executescript(load_schema())
+    return connection
+
+
+def load_schema() -> str:
+    """The statements that make the tables; made from `tables.py`."""
+    return Path(__file__).with_name("schema.sql").read_text("utf-8")
+
+
+def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool) -> None:
+    import tempfile  # late: it takes milliseconds, and a store is made once
+
+    try:
+        storage_dir.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f"{STORE_FOLDER}-new-", dir=storage_dir))
+    except OSError as error:
+        raise SessionStoreError(
+            f"storage_dir {storage_dir} cannot be written: {error.strerror or error}. "
+            "Choose another storage_dir or change its permissions."
+        ) from error
+    try:
+        if with_database:
+            _create_database(scratch / DATABASE)
+        write_marker(scratch)
+        scratch.chmod(0o777 & ~_umask())
+        os.rename(scratch, layout.root)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        # Another process may have been first; its store is as good.
+        if find_store(storage_dir) is None:
+            raise SessionStoreError(
+                f"no store could be made in storage_dir {storage_dir}: {error}"
+            ) from error
+    except sqlite3.Error as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise SessionStoreError(
+            f"no store could be made in storage_dir {storage_dir}: {error}"
+        ) from error
+
+
+def _add_database(layout: StoreLayout) -> None:
+    """Give a folder that was made on a network file system the database that it lacks."""
+    scratch = layout.db_path.with_name(f"{DATABASE}.new{os.getpid()}")
+    try:
+        _create_database(scratch)
+        for suffix in ("-wal", "-shm"):
+            # Of a database that is gone: SQLite would play it into the new one.
+            layout.db_path.with_name(DATABASE + suffix).unlink(missing_ok=True)
+        try:
+            os.link(scratch, layout.db_path)
+        except FileExistsError:
+            return  # another process was first
+        finally:
+            scratch.unlink(missing_ok=True)
+    except (OSError, sqlite3.Error) as error:
+        raise SessionStoreError(f"no database could be made in {layout.root}: {error}") from error
+
+
+def find_store(storage_dir: Path) -> StoreLayout | None:
+    """The store under a storage root, or None where there is none.
+
+    Raises:
+        SessionStoreError: There is a `.quark` folder that Quark did not make,
+            one with links in place of its files, or a store of a newer Quark.
+    """
+    layout = StoreLayout(storage_dir)
+    links = [path for path in layout.files if path.is_symlink()]
+    if links:
+        raise SessionStoreError(
+            f"{links[0]} is a link, and may be somebody's trap: the store is left alone. "
+            f"To have a store elsewhere, make {layout.root} itself the link."
+        )
+    try:
+        marker = read_marker(layout)
+    except FileNotFoundError:
+        if not layout.root.exists() or (layout.root.is_dir() and _is_remains(layout)):
+            return None
+        raise _no_marker(layout, "missing") from None
+    except OSError as error:
+        raise SessionStoreError(f"the store {layout.root} cannot be read: {error}") from error
+    if marker is None:
+        raise _no_marker(layout, "damaged")
+    version = marker.get("schema_version")
+    # Where there is a database, it says itself which version it has.
+    if isinstance(version, int) and version > SCHEMA_VERSION and not layout.db_path.exists():
+        raise _newer(layout.root, version)
+    return layout
+
+
+def _is_remains(layout: StoreLayout) -> bool:
+    """Whether a folder holds nothing, or only what runs put there after it was deleted.
+
+    They know it as theirs, and go on with their journals in it.
+    """
+    from quark_core.delivery.journal_folder import JournalFolder
+
+    if {entry.name for entry in layout.root.iterdir()} - _OF_RUNS:
+        return False
+    if any(path.is_file() for path in layout.root.rglob("*")):
+        journals = layout.root.glob("runs/*/journal/*/")
+        return any(JournalFolder(path).read_manifest() is not None for path in journals)
+    return True
+
+
+def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection:
+    """A connection in autocommit mode, usable from any one thread at a time.
+
+    A store of an older version is migrated first; see `migration.open_older`.
+
+    Raises:
+        SessionStoreError: The file is no store of ours, is damaged, cannot be
+            written, was written by a newer Quark (the message gives both
+            versions), or is of an older version and cannot be migrated now.
+    """
+    try:
+        try:
+            connection = open_database(layout.db_path, "mode=ro" if read_only else "mode=rw")
+        except sqlite3.OperationalError as error:
+            if not is_unwritable(error):
+                raise
+            if not read_only:
+                _check_writable(layout)
+                raise
+            from quark_backends.store.databases.snapshot import open_unwritable
+
+            connection = open_unwritable(layout.db_path)
+        try:
+            version = read_version(connection, layout.root)
+            if version == SCHEMA_VERSION:
+                if not read_only:
+                    _check_writable(layout)
+                    # FULL: an acknowledged batch must survive a power loss, not only a crash.
+                    connection.execute("PRAGMA synchronous=FULL")
+                    if isinstance(connection, WritingConnection):
+                        connection.note_open(layout.db_path)
+                return connection
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.Error as error:
+        raise SessionStoreError(f"the store {layout.db_path} cannot be opened: {error}") from error
+    connection.close()
+    from quark_backends.store.upkeep.migration import open_older
+
+    return open_older(layout, read_only=read_only)
+
+
+def open_database(path: Path, parameters: str) -> SqliteConnection:
+    """Open a database file as it is, whatever is in it, and read its head.
+
+    Args:
+        path: The file, which must exist.
+        parameters: Of SQLite's URI, such as `mode=ro`.
+
+    Raises:
+        sqlite3.Error: It cannot be opened or read.
+    """
+    connection = sqlite3.connect(
+        # The path goes into a URI: a "?" or "%" in it must not be read as syntax.
+        f"file:{quote(str(path))}?{parameters}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=_BUSY_TIMEOUT_S,
+        cached_statements=64,
+        factory=WritingConnection if parameters.startswith("mode=rw") else SqliteConnection,
+    )
+    try:
+        connection.execute("PRAGMA user_version").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def checkpoint_file(layout: StoreLayout) -> int:
+    """Bring a store's log into its database file, where others have left it; of any version.
+
+    Returns:
+        The bytes that are still in its log, because somebody uses it or there is no room.
+
+    Raises:
+        SessionStoreError: It is no store of ours, cannot be read, or not be written here.
+    """
+    if not measure_log(layout.db_path):
+        return 0
+    try:
+        with closing(open_database(layout.db_path, "mode=rw")) as connection:
+            read_version(connection, layout.root)
+            empty_log(connection, limit_s=_CHECKPOINT_S)
+    except sqlite3.Error as error:
+        raise SessionStoreError(f"the store {layout.db_path} cannot be written: {error}") from error
+    return measure_log(layout.db_path)
+
+
+def read_version(connection: sqlite3.Connection, root: Path) -> int:
+    """Version of a store's tables, which is at most `SCHEMA_VERSION`.
+
+    Raises:
+        SessionStoreError: It is no store of ours, or that of a newer Quark.
+        sqlite3.Error: It cannot be read.
+    """
+    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application_id != APPLICATION_ID or version < 1:
+        raise _foreign(root)
+    if version > SCHEMA_VERSION:
+        raise _newer(root, version)
+    return version
+
+
+def is_unwritable(error: sqlite3.Error) -> bool:
+    """Whether SQLite fails because it may not write where the database lies."""
+    name = getattr(error, "sqlite_errorname", "")
+    return name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+
+
+def write_marker(folder: Path, **more: str) -> None:
+    """Write the file that says whose folder it is, at once or not at all.
+
+    Args:
+        folder: The store's folder.
+        more: What the marker says besides, such as `migrated_at`.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    text = json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, **more})
+    scratch = folder / f"{MARKER}.new{os.getpid()}"
+    try:
+        with scratch.open("w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, folder / MARKER)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read_marker(layout: StoreLayout) -> dict[str, Any] | None:
+    """What a store's marker says, or None where it is not ours.
+
+    Raises:
+        OSError: It cannot be read; FileNotFoundError where there is none.
+    """
+    try:
+        marker = json.loads(layout.marker.read_text())
+    except ValueError:
+        return None
+    return marker if isinstance(marker, dict) and marker.get("format") == _FORMAT else None
+
+
+def _create_database(path: Path) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        # Lets `quark gc` give space back in small steps, beside a training that writes.
+        # First of all: it has no effect once anything is in the file.
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.executescript(
+            f"BEGIN; {load_schema()} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;"
+        )
+    finally:
+        connection.close()
+
+
+def _check_writable(layout: StoreLayout) -> None:
+    # On a read-only disk SQLite opens for writing where its files lie there already,
+    # and fails when the first batch is stored.
+    for path in (layout.root, layout.db_path):
+        if not os.access(path, os.W_OK):
+            raise SessionStoreError(
+                f"the store {path} cannot be written: it is on a read-only disk or lacks write "
+                "permission. Choose another storage_dir or change its permissions."
+            )
+
+
+def no_database(layout: StoreLayout) -> SessionStoreError:
+    """The error for a store without its database, by whether journals hold its runs."""
+    from quark_core.delivery.journal import JournalReader
+    from quark_core.delivery.journal_folder import find_folders
+    from quark_core.delivery.sync import count_boxed
+
+    storage_dir = layout.root.parent
+    for folder in find_folders(storage_dir):
+        manifest = folder.read_manifest()
+        if manifest is not None and manifest.generation:
+            continue  # what was found out about a run, but not the run
+        journaled = next(iter(JournalReader(folder.path).read()), None) is not None
+        if journaled or (manifest is not None and count_boxed(folder, manifest)[1]):
+            return SessionStoreError(
+                f"the runs in {layout.root} are still in their journals, where a network file "
+                f"system had them kept; make a store of them with: quark sync {storage_dir}"
+            )
+    return SessionStoreError(
+        f"{DATABASE} is missing from {layout.root}, and no journal there has anything to make it "
+        f"again from. Put {DATABASE} back, from a backup or from where this folder was copied "
+        f"(with {DATABASE}-wal, if there is one); what it held is nowhere else. The next run "
+        "that is started here begins a new one."
+    )
+
+
+def _no_marker(layout: StoreLayout, what: str) -> SessionStoreError:
+    """The error for a folder whose marker is missing or damaged; it may be ours all the same."""
+    try:
+        with layout.db_path.open("rb") as file:
+            head = file.read(100)
+    except OSError:
+        head = b""
+    if len(head) < 100 or int.from_bytes(head[68:72], "big") != APPLICATION_ID:
+        return _foreign(layout.root)
+    text = json.dumps({"format": _FORMAT, "schema_version": int.from_bytes(head[60:64], "big")})
+    return SessionStoreError(
+        f"{layout.marker}, which marks the folder as Quark's, is {what}, though {DATABASE} beside "
+        f"it is Quark's. Make that file again with this one line in it: {text}"
+    )
+
+
+def _foreign(root: Path) -> SessionStoreError:
+    return SessionStoreError(
+        f"{root} was not made by this Quark, so it is left alone. "
+        "Choose another storage_dir, or move that folder away."
+    )
+
+
+def _newer(root: Path, version: int) -> SessionStoreError:
+    return SessionStoreError(
+        f"the store {root} has schema version {version}, this Quark knows "
+        f"{SCHEMA_VERSION}: upgrade quark-tracker to open it. It was left as it was."
+    )
+
+
+def _umask() -> int:
+    # The umask can only be read by setting it; mkdtemp makes private folders, and a
+    # team shares its runs under whatever its umask allows.
+    current = os.umask(0o077)
+    os.umask(current)
+    return current

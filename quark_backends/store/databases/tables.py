@@ -1,0 +1,286 @@
+"""Tables of the store, declared once for SQLite and PostgreSQL.
+
+A writer is one process's stream into a run; `head` is the number of its
+newest acknowledged batch and moves in the transaction that stores the batch.
+A batch is kept as it came (`batch`, the inbox) until compaction turns it into
+chunks: for metrics one series of one writer (`name_pk` says which), for every
+other kind rows in their order. What compaction needs to give batches back to a
+mirror that is behind stays in `frame`.
+
+`run_metric`, `run_tag` and `run_config` sum up what search and lists ask for;
+they change in the transaction of the batch that changes them. A record hidden
+by `resume_run(from_step=...)` is in no summary.
+
+SQLite is used through its driver on the hot path, with `schema.sql`, which is
+made from this module and held equal to it by a test. PostgreSQL has a schema of
+these tables for each workspace; its keys are drawn at random, without sequences.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+__all__ = ["METADATA"]
+
+METADATA = MetaData()
+
+# SQLite numbers rows by itself only where the type is INTEGER.
+_Number = BigInteger().with_variant(Integer(), "sqlite")
+# By code points, as SQLite compares: a database's own order differs from one to the next.
+_Text = Text().with_variant(Text(collation="C"), "postgresql")
+
+
+def _own_key() -> Column[int]:
+    # PostgreSQL must make no sequence of it: keys are drawn at random there.
+    return Column("pk", _Number, primary_key=True, autoincrement=False)
+
+
+def _key(name: str, *target: str) -> Column[int]:
+    return Column(name, _Number, *(ForeignKey(t) for t in target), nullable=False)
+
+
+project = Table(
+    "project",
+    METADATA,
+    Column("id", _Text, primary_key=True),
+    Column("name", _Text, nullable=False, unique=True),
+    Column("root_path", _Text, nullable=False),
+    Column("created_us", _Number, nullable=False),
+    Column("updated_us", _Number, nullable=False),
+)
+
+run = Table(
+    "run",
+    METADATA,
+    _own_key(),
+    Column("id", _Text, nullable=False, unique=True),
+    Column("project_id", _Text, ForeignKey("project.id"), nullable=False),
+    Column("name", _Text),
+    Column("notes", _Text),
+    Column("status", _Text, nullable=False),
+    Column("attempt", _Number, nullable=False),
+    Column("parent_run_id", _Text),
+    Column("lineage_root_run_id", _Text),
+    Column("run_path", _Text, nullable=False),
+    Column("git_commit", _Text),
+    Column("strict_mode", _Number, nullable=False),
+    # JSON: a sorted array of texts.
+    Column("tags", _Text, nullable=False),
+    # JSON: a `ProcessIdentity`, and its `exit_code` once it has said one.
+    Column("process", _Text, nullable=False),
+    Column("config", _Text),
+    Column("environment", _Text),
+    Column("created_us", _Number, nullable=False),
+    Column("updated_us", _Number, nullable=False),
+    Column("ended_us", _Number),
+    Column("heartbeat_us", _Number, nullable=False),
+    # Highest step of a visible metric.
+    Column("newest_step", _Number),
+    # When it was put into the trash, which hides it from every list.
+    Column("trashed_us", _Number),
+    # Label and full path of the storage root that it was started for, in a store of many.
+    Column("store_name", _Text),
+    Column("store_path", _Text),
+    # With what hides a run, so that a list need not look at the rows that it leaves out.
+    Index("run_by_creation", "created_us", "trashed_us"),
+    Index("run_by_project", "project_id", "created_us", "trashed_us"),
+    Index("run_by_store", "store_name", "created_us", "trashed_us"),
+)
+
+attempt = Table(
+    "attempt",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("number", _Number, primary_key=True),
+    # Points of earlier attempts from this step on are hidden.
+    Column("from_step", _Number),
+    Column("started_us", _Number, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+run_tag = Table(
+    "run_tag",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("tag", _Text, primary_key=True),
+    Index("run_tag_by_tag", "tag"),
+    sqlite_with_rowid=False,
+)
+
+# The configuration, flattened: `optimizer.lr` is a key. `type` is number, bool
+# (number holds 0 or 1), text, null or json (text holds it).
+run_config = Table(
+    "run_config",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("key", _Text, primary_key=True),
+    Column("type", _Text, nullable=False),
+    Column("number", Double),
+    Column("text", _Text),
+    Index("run_config_by_key", "key"),
+    sqlite_with_rowid=False,
+)
+
+# Names of metrics, each once in the store; 0 stands for none.
+name = Table(
+    "name",
+    METADATA,
+    _own_key(),
+    Column("text", _Text, nullable=False, unique=True),
+)
+
+# Values that are not finite are counted in `non_finite`, and NULL where they come
+# first or last. Places are (attempt * 2^24 + rank, writer's start, sequence).
+run_metric = Table(
+    "run_metric",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("name_pk", _Number, ForeignKey("name.pk"), primary_key=True),
+    Column("count", _Number, nullable=False),
+    Column("non_finite", _Number, nullable=False),
+    Column("first", Double),
+    Column("last", Double),
+    Column("low", Double),
+    Column("high", Double),
+    Column("last_step", _Number),
+    Column("last_us", _Number, nullable=False),
+    Column("first_place", _Number, nullable=False),
+    Column("first_started_us", _Number, nullable=False),
+    Column("first_sequence", _Number, nullable=False),
+    Column("last_place", _Number, nullable=False),
+    Column("last_started_us", _Number, nullable=False),
+    Column("last_sequence", _Number, nullable=False),
+    Index("run_metric_by_name", "name_pk", "run_pk"),
+    sqlite_with_rowid=False,
+)
+
+writer = Table(
+    "writer",
+    METADATA,
+    _own_key(),
+    _key("run_pk", "run.pk"),
+    Column("id", _Text, nullable=False),
+    Column("attempt", _Number, nullable=False),
+    Column("rank", _Number, nullable=False),
+    Column("started_us", _Number, nullable=False),
+    Column("head", _Number, nullable=False),
+    # Lowest `from_step` of the attempts after this writer's.
+    Column("hidden_step", _Number),
+    UniqueConstraint("run_pk", "id"),
+)
+
+# Sequence of the first hidden record of a kind: records of that kind that have
+# no step are hidden from there on.
+hidden = Table(
+    "hidden",
+    METADATA,
+    Column("writer_pk", _Number, ForeignKey("writer.pk"), primary_key=True),
+    Column("kind", _Text, primary_key=True),
+    Column("sequence", _Number, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+batch = Table(
+    "batch",
+    METADATA,
+    _own_key(),
+    _key("writer_pk", "writer.pk"),
+    Column("kind", _Text, nullable=False),
+    Column("number", _Number, nullable=False),
+    Column("count", _Number, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("writer_pk", "kind", "number"),
+)
+
+# The roll-up stands before the body, so that it is read without walking over it.
+chunk = Table(
+    "chunk",
+    METADATA,
+    _own_key(),
+    _key("writer_pk", "writer.pk"),
+    Column("kind", _Text, nullable=False),
+    Column("name_pk", _Number, nullable=False),
+    Column("first_sequence", _Number, nullable=False),
+    Column("last_sequence", _Number, nullable=False),
+    # -1 and -1 where no row has a step.
+    Column("step_low", _Number, nullable=False),
+    Column("step_high", _Number, nullable=False),
+    Column("count", _Number, nullable=False),
+    Column("codec", _Number, nullable=False),
+    Column("rollup", LargeBinary),
+    Column("body", LargeBinary, nullable=False),
+    Index("chunk_by_series", "writer_pk", "kind", "name_pk", "first_sequence"),
+    # A number is never used again: readers remember chunks by it.
+    sqlite_autoincrement=True,
+)
+
+# Which records were in each of the batches that compaction took apart.
+frame = Table(
+    "frame",
+    METADATA,
+    Column("writer_pk", _Number, ForeignKey("writer.pk"), primary_key=True),
+    Column("first_number", _Number, primary_key=True),
+    Column("last_number", _Number, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+
+# What could not be read and was set aside, with the reason. `source` is batch or chunk.
+damaged = Table(
+    "damaged",
+    METADATA,
+    _own_key(),
+    _key("writer_pk", "writer.pk"),
+    Column("source", _Text, nullable=False),
+    Column("kind", _Text, nullable=False),
+    Column("number", _Number, nullable=False),
+    Column("count", _Number, nullable=False),
+    Column("reason", _Text, nullable=False),
+    Column("found_us", _Number, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+
+# Outputs of an analyzer, visible all at once; readers take everything from the
+# newest generation that replaces what was before it.
+generation = Table(
+    "generation",
+    METADATA,
+    _own_key(),
+    _key("run_pk", "run.pk"),
+    Column("analyzer", _Text, nullable=False),
+    Column("number", _Number, nullable=False),
+    Column("replaces", _Number, nullable=False),
+    Column("created_us", _Number, nullable=False),
+    UniqueConstraint("run_pk", "analyzer", "number"),
+)
+
+output = Table(
+    "output",
+    METADATA,
+    _own_key(),
+    _key("generation_pk", "generation.pk"),
+    Column("kind", _Text, nullable=False),
+    Column("count", _Number, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index("output_by_generation", "generation_pk", "kind"),
+)
+
+# Runs that were removed for good: what still arrives for them is let go.
+removed = Table(
+    "removed",
+    METADATA,
+    Column("run_id", _Text, primary_key=True),
+    Column("removed_us", _Number, nullable=False),
+)

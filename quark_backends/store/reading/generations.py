@@ -1,0 +1,154 @@
+"""Keeps the outputs of analyzers as generations, each visible all at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.reading.reader import find_run
+from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
+from quark_core.records.codec import decode_body, encode_columns
+from quark_core.records.fields import column_types
+
+if TYPE_CHECKING:
+    from quark_core.backends.contract import Generation
+    from quark_core.records import StreamRecord
+    from quark_core.records.columns import Columns
+
+__all__ = [
+    "Bodies",
+    "add_generation",
+    "encode_outputs",
+    "read_outputs",
+    "store_generation",
+    "write_generation",
+]
+
+
+Bodies = list[tuple[str, int, bytes]]
+"""Kind, number of records and encoded records of each output."""
+
+
+def write_generation(connection: StoreConnection, generation: Generation) -> int:
+    """Store a generation in one transaction; returns its number, 1 for the first.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SchemaValidationError: Records of another run, or under another kind's name.
+        BackendUnavailable: The store is busy, full or out of reach; nothing was stored.
+    """
+    try:
+        return store_generation(connection, generation)
+    except connection.Error as error:
+        raise BackendUnavailable(f"{connection.product}: {error}", backend="embedded") from error
+
+
+def store_generation(connection: StoreConnection, generation: Generation) -> int:
+    """As `write_generation`, with the errors of the database as they are.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SchemaValidationError: Records of another run, or under another kind's name.
+    """
+    bodies = encode_outputs(generation)
+    try:
+        connection.begin_write()
+        run_pk = find_run(connection, generation.run_id, for_update=True)
+        (newest,) = connection.execute(
+            "SELECT coalesce(max(number), 0) FROM generation WHERE run_pk = ? AND analyzer = ?",
+            (run_pk, generation.analyzer),
+        ).fetchone()
+        number = int(newest) + 1
+        add_generation(connection, run_pk, generation.analyzer, number, generation.replaces, bodies)
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+    return number
+
+
+def encode_outputs(generation: Generation) -> Bodies:
+    """Check the outputs of a generation and encode them.
+
+    Raises:
+        SchemaValidationError: Records of another run, or under another kind's name.
+    """
+    for kind, records in generation.outputs.items():
+        for record in records:
+            if kind != record.KIND or record.run_id != generation.run_id:
+                raise SchemaValidationError(
+                    f"outputs[{kind!r}] must hold {kind} records of run {generation.run_id}, "
+                    f"got a {record.KIND} record of run {record.run_id}"
+                )
+    return [
+        (kind, len(records), _encode(kind, records))
+        for kind, records in generation.outputs.items()
+        if records
+    ]
+
+
+def add_generation(
+    connection: StoreConnection,
+    run_pk: int,
+    analyzer: str,
+    number: int,
+    replaces: bool,
+    bodies: Bodies,
+) -> None:
+    """Add a generation, inside the caller's transaction."""
+    generation_pk = connection.insert(
+        "INSERT INTO generation (pk, run_pk, analyzer, number, replaces, created_us)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (run_pk, analyzer, number, int(replaces), time.time_ns() // 1000),
+    )
+    connection.executemany(
+        "INSERT INTO output (pk, generation_pk, kind, count, body) VALUES (?, ?, ?, ?, ?)",
+        [(connection.new_key(), generation_pk, *body) for body in bodies],
+    )
+
+
+def read_outputs(
+    connection: StoreConnection, run_id: str, kind: str, analyzer: str | None
+) -> Columns:
+    """Outputs of one kind: of each analyzer all from its newest replacing generation on.
+
+    Their `writer_id` is the analyzer's name and the generation's number, with a dot between.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: An output is damaged.
+    """
+    from quark_core.records.columns import Columns
+
+    run_pk = find_run(connection, run_id)
+    of_analyzer, arguments = ("", ()) if analyzer is None else (" AND analyzer = ?", (analyzer,))
+    rows = connection.execute(
+        "SELECT output.pk, analyzer, number, body FROM output"
+        " JOIN generation AS g ON g.pk = generation_pk"
+        f" WHERE run_pk = ? AND kind = ?{of_analyzer}"
+        " AND number >= (SELECT coalesce(max(number), 0) FROM generation AS newest"
+        " WHERE newest.run_pk = g.run_pk AND newest.analyzer = g.analyzer AND replaces <> 0)"
+        " ORDER BY analyzer, number, output.pk",
+        (run_pk, kind, *arguments),
+    ).fetchall()
+    parts = []
+    for pk, its_analyzer, number, body in rows:
+        # Identity belongs to the generation, whoever made the records.
+        origin = {
+            "run_id": run_id,
+            "writer_id": f"{its_analyzer}.{number}",
+            "attempt": 0,
+            "rank": 0,
+        }
+        try:
+            parts.append(Columns.from_body(decode_body(body), origin))
+        except SchemaValidationError as error:
+            raise SessionStoreError(f"output {pk} of run {run_id} is damaged: {error}") from error
+    return Columns.concatenate(kind, parts)
+
+
+def _encode(kind: str, records: Sequence[StreamRecord]) -> bytes:
+    columns = {name: [getattr(record, name) for record in records] for name in column_types(kind)}
+    return encode_columns(kind, len(records), columns)

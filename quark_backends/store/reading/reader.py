@@ -1,0 +1,356 @@
+"""Reads runs and records back, as columns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quark_backends.store.databases.connection import StoreConnection, close_with
+from quark_backends.store.reading.run_rows import RUN_QUERY, run_not_found, to_stored_run
+from quark_core.errors import RunNotFoundError, SessionStoreError
+
+if TYPE_CHECKING:
+    from quark_backends.store.reading.axis_blocks import BlockCache
+    from quark_backends.store.reading.metric_tails import MetricTails
+    from quark_backends.store.reading.stored_rows import StoredRows, WriterRow
+    from quark_core.backends.contract import Batch, StoredRun
+    from quark_core.backends.curves import (
+        Cursor,
+        CurveSet,
+        RankChoice,
+        RunChanges,
+        RunHeads,
+        Window,
+    )
+    from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.series import Series
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
+
+__all__ = ["StoreReader"]
+
+
+class StoreReader:
+    """Reads over connections of its own; may be used from any thread.
+
+    Each read sees one moment of the store: every acknowledged record once,
+    whether it is compacted or not.
+
+    Args:
+        connect: Opens a connection for reading.
+        find_blocks: Gives what several readers keep of chunks; by default this one keeps its own.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], StoreConnection],
+        find_blocks: Callable[[], BlockCache] | None = None,
+    ) -> None:
+        self._connect = connect
+        self._find_blocks = find_blocks
+        self._blocks: BlockCache | None = None
+        self._tails: MetricTails | None = None
+        self._connection: StoreConnection | None = None
+        self._close_connection: Callable[[], object] | None = None
+        self._rows: StoredRows | None = None
+        self._lock = threading.RLock()
+
+    def close(self) -> None:
+        """Give up the connection; a later read opens another."""
+        with self._lock:
+            if self._close_connection is not None:
+                self._close_connection()
+            self._connection = self._close_connection = self._rows = self._tails = None
+
+    def met_backlog(self) -> bool:
+        """Whether, since the last call, much was read that ought to be compacted."""
+        with self._lock:
+            if self._rows is None or not self._rows.met_backlog:
+                return False
+            self._rows.met_backlog = False
+            return True
+
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:
+        """Rows of one kind that fit the query, in persistence order.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_core.records.columns import Columns
+
+        every = replace(query, limit=None)
+        with self._lock, self._moment() as connection:
+            rows = self._stored_rows(connection)
+            parts = [
+                rows.load(writer, kind, every)
+                for writer in find_writers(connection, run_id, query.rank)
+            ]
+        joined = Columns.concatenate(kind, [part for part in parts if part.count])
+        return joined.keep_newest(query.limit)
+
+    def read_series(
+        self,
+        run_id: str,
+        key: str,
+        *,
+        max_points: int | None,
+        all_attempts: bool = False,
+        rank: int | None = None,
+    ) -> Series:
+        """One metric as a curve; see `SupportsSeries`."""
+        from quark_backends.store.reading.curves import read_curve
+
+        with self._lock, self._moment() as connection:
+            writers = find_writers(connection, run_id, rank)
+            rows = self._stored_rows(connection)
+            return read_curve(rows, writers, key, max_points, all_attempts)
+
+    def read_series_many(
+        self,
+        run_id: str,
+        keys: Sequence[str],
+        *,
+        entries: int | None,
+        window: Window,
+        ranks: RankChoice = None,
+        all_attempts: bool = False,
+    ) -> CurveSet:
+        """Several metrics within a window; see `SupportsChanges`."""
+        from quark_backends.store.reading.changes import read_heads
+        from quark_backends.store.reading.curve_sets import read_curves
+        from quark_backends.store.reading.metric_tails import MetricTails
+        from quark_core.backends.curves import CurveSet
+
+        with self._lock, self._moment() as connection:
+            writers = find_writers(connection, run_id)
+            if self._tails is None:
+                self._tails = MetricTails()
+            curves = read_curves(
+                self._stored_rows(connection),
+                self._tails,
+                self._block_cache(),
+                writers,
+                keys,
+                entries=entries,
+                window=window,
+                ranks=ranks,
+                all_attempts=all_attempts,
+            )
+            heads = read_heads(connection, find_run(connection, run_id))
+        return CurveSet(curves=curves, cursor=heads.cursor)
+
+    def read_heads(self, run_id: str) -> RunHeads:
+        """How far a run has come; see `SupportsChanges`."""
+        from quark_backends.store.reading.changes import read_heads
+
+        with self._lock, self._moment() as connection:
+            return read_heads(connection, find_run(connection, run_id))
+
+    def read_changes(
+        self,
+        run_id: str,
+        cursor: Cursor,
+        *,
+        kinds: Sequence[str],
+        keys: Sequence[str] | None = None,
+        all_attempts: bool = False,
+        max_rows: int,
+    ) -> RunChanges:
+        """What came since a cursor; see `SupportsChanges`."""
+        from quark_backends.store.reading.changes import read_changes
+
+        with self._lock, self._moment() as connection:
+            return read_changes(
+                self._stored_rows(connection),
+                find_run(connection, run_id),
+                find_writers(connection, run_id),
+                cursor,
+                kinds=kinds,
+                keys=keys,
+                all_attempts=all_attempts,
+                max_rows=max_rows,
+            )
+
+    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
+        """A figure over rows and steps; see `SupportsGrid`."""
+        from quark_backends.store.reading.grids import load_grid
+
+        with self._lock, self._moment() as connection:
+            writers = find_writers(connection, run_id, query.rank)
+            return load_grid(self._stored_rows(connection), writers, query)
+
+    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
+        """What `read` returns, in parts; see `SupportsSeries`."""
+        if query.limit is not None:
+            found = self.read(run_id, kind, query)
+            for start in range(0, found.count, rows):
+                yield found.take(slice(start, start + rows))
+            return
+
+        from quark_backends.store.reading.stored_rows import StoredRows, iterate_writer
+
+        # A connection of its own: the moment lasts as long as whoever iterates takes.
+        connection = self._connect()
+        try:
+            connection.begin_read()
+            stored = StoredRows(connection)
+            for writer in find_writers(connection, run_id, query.rank):
+                yield from iterate_writer(stored, writer, kind, query, rows)
+        except connection.Error as error:
+            raise SessionStoreError(f"the store cannot be read: {error}") from error
+        finally:
+            connection.close()
+
+    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
+        """A writer's batches from a number on, in order; see `SupportsReplay`."""
+        from quark_backends.store.reading.replay import replay_batches
+
+        with self._lock, self._moment() as connection:
+            for writer in find_writers(connection, run_id):
+                if writer.writer_id == writer_id:
+                    return replay_batches(
+                        connection, self._stored_rows(connection), writer, start, limit
+                    )
+        return []
+
+    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
+        """Outputs of analyzers; see `SupportsGenerations`."""
+        from quark_backends.store.reading.generations import read_outputs
+
+        with self._lock, self._moment() as connection:
+            return read_outputs(connection, run_id, kind, analyzer)
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """One run.
+
+        Raises:
+            RunNotFoundError: The store has no such run, or has it in the trash.
+            SessionStoreError: The store cannot be read.
+        """
+        with self._lock, self._moment() as connection:
+            row = connection.execute(f"{RUN_QUERY} WHERE run.id = ?", (run_id,)).fetchone()
+            find_run(connection, run_id)
+        return to_stored_run(row)
+
+    def list_runs(
+        self,
+        *,
+        project: str | None = None,
+        limit: int | None = None,
+        store_name: str | None = None,
+        after: tuple[int, str] | None = None,
+    ) -> list[StoredRun]:
+        """Runs, newest first.
+
+        Args:
+            project: Only those of this project.
+            limit: At most so many.
+            store_name: Only those that were started for a storage root of this label.
+            after: When the last run of the page before was made, in microseconds, and
+                its id: only those that come after it.
+        """
+        sql, arguments = f"{RUN_QUERY} WHERE trashed_us IS NULL", list[str | int]()
+        if after is not None:
+            # A run that is gone since leaves its moment, so that the list goes on behind it.
+            sql += (
+                " AND run.created_us <= ? AND (run.created_us < ? OR run.pk <"
+                " (SELECT coalesce(min(last.pk), -1) FROM run AS last WHERE last.id = ?))"
+            )
+            arguments += [after[0], after[0], after[1]]
+        for column, wanted in (("project.name", project), ("store_name", store_name)):
+            if wanted is not None:
+                sql += f" AND {column} = ?"
+                arguments.append(wanted)
+        sql += " ORDER BY run.created_us DESC, run.pk DESC"
+        if limit is not None:
+            sql += " LIMIT ?"
+            arguments.append(limit)
+        with self._lock, self._moment() as connection:
+            rows = connection.execute(sql, arguments).fetchall()
+        return [to_stored_run(row) for row in rows]
+
+    def _stored_rows(self, connection: StoreConnection) -> StoredRows:
+        from quark_backends.store.reading.stored_rows import StoredRows
+
+        if self._rows is None:
+            self._rows = StoredRows(connection)
+        self._rows.connection = connection
+        return self._rows
+
+    def _block_cache(self) -> BlockCache:
+        if self._find_blocks is not None:
+            return self._find_blocks()
+        if self._blocks is None:
+            from quark_backends.store.reading.axis_blocks import BlockCache
+
+            self._blocks = BlockCache()
+        return self._blocks
+
+    @contextmanager
+    def _moment(self) -> Iterator[StoreConnection]:
+        """A transaction for reading: what is committed meanwhile does not show."""
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._connect()
+            self._close_connection = close_with(self, connection.close)
+        try:
+            connection.begin_read()
+            try:
+                yield connection
+            finally:
+                connection.commit()
+        except connection.Error as error:
+            raise SessionStoreError(f"the store cannot be read: {error}") from error
+        finally:
+            if connection.is_shared:
+                # Others may have it meanwhile; what was read last is kept without it.
+                assert self._close_connection is not None
+                self._close_connection()
+                self._connection = self._close_connection = None
+
+
+def find_run(connection: StoreConnection, run_id: str, *, for_update: bool = False) -> int:
+    """Number of a run.
+
+    Args:
+        connection: The store.
+        run_id: The run.
+        for_update: Whether nobody else may write it until the transaction ends.
+
+    Raises:
+        RunNotFoundError: There is none, or it is in the trash.
+    """
+    lock = connection.for_update if for_update else ""
+    row = connection.execute(
+        f"SELECT pk, trashed_us FROM run WHERE id = ?{lock}", (run_id,)
+    ).fetchone()
+    if row is None:
+        raise run_not_found(run_id)
+    if row[1] is not None:
+        raise RunNotFoundError(
+            f"run_id {run_id}: this run is in the trash; `quark restore {run_id}` brings it back"
+        )
+    return int(row[0])
+
+
+def find_writers(
+    connection: StoreConnection, run_id: str, rank: int | None = None
+) -> list[WriterRow]:
+    """The writers of a run, or of one of its ranks, in persistence order.
+
+    Raises:
+        RunNotFoundError: There is no such run, or it is in the trash.
+    """
+    from quark_backends.store.reading.stored_rows import WriterRow
+
+    rows = connection.execute(
+        "SELECT pk, id, attempt, rank, hidden_step FROM writer WHERE run_pk = ?"
+        " ORDER BY attempt, rank, started_us, id",
+        (find_run(connection, run_id),),
+    ).fetchall()
+    writers = [WriterRow(pk, run_id, *row) for pk, *row in rows]
+    return [writer for writer in writers if rank in (None, writer.rank)]

@@ -1,0 +1,436 @@
+"""Finds runs by their summaries: which, then the rows, then the metrics of those."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quark_backends.store.databases.connection import close_with
+from quark_backends.store.reading.run_rows import run_not_found, to_stored_run
+from quark_core.backends.run_summary import MetricSummary, RunSummary
+from quark_core.config.redaction import redact_text
+from quark_core.errors import SessionStoreError
+from quark_core.records import format_time
+from quark_core.records.times import now_us
+from quark_core.system.process import ProcessIdentity, find_lost_reason
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Connection, Engine, Select
+
+    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.records.expression import RunSearch, Scope
+
+__all__ = ["RunFinder", "StoredNames", "cut_numbers", "find_alive", "is_visible"]
+
+# Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
+_MANY = 500
+
+
+class RunFinder:
+    """Searches over a connection of its own; may be used from any thread.
+
+    Args:
+        connect: Opens a connection to SQLite for reading, in autocommit mode;
+            one search at a time is made over it.
+        begin: Instead of it, begins a transaction that reads, of any database;
+            as many searches are made at once as it lets begin.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], sqlite3.Connection] | None = None,
+        *,
+        begin: Callable[[], AbstractContextManager[Connection]] | None = None,
+    ) -> None:
+        self._connect = connect
+        self._given = begin
+        self._file = ""
+        self._engine: Engine | None = None
+        self._close_connection: Callable[[], object] | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Give up the connection; a later search opens another."""
+        with self._lock:
+            if self._close_connection is not None:
+                self._close_connection()
+            self._engine = self._close_connection = None
+
+    def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
+        """The runs that fit, in the order that is asked for, newest first by default.
+
+        What it returns is the store at one moment. Runs in the trash are left out.
+
+        Args:
+            search: What is asked for.
+            store_name: Only runs that were started for a storage root of this label.
+
+        Raises:
+            SchemaValidationError: A name that no run of the searched project
+                has; the message points at its column.
+            SessionStoreError: The store cannot be read.
+        """
+        from sqlalchemy import select
+
+        from quark_backends.store.databases.tables import METADATA
+        from quark_backends.store.reading.search_conditions import SearchConditions
+        from quark_core.search.resolution import resolve_names
+
+        run = METADATA.tables["run"]
+        with self._begin() as connection:
+            names = StoredNames(connection, search.project, store_name)
+            resolved = resolve_names(search, names)
+            if resolved is None or resolved.limit == 0:
+                return []
+            asks_liveness = any(
+                field.scope == "run" and field.name in ("state", "duration")
+                for field in resolved.fields
+            )
+            alive = find_alive(connection) if asks_liveness else ()
+            conditions = SearchConditions(resolved, names.metric_names, alive, now_us(), store_name)
+            statement = (
+                select(run.c.pk)
+                .select_from(conditions.tables)
+                .where(conditions.make_condition())
+                .order_by(*conditions.make_order())
+                .limit(resolved.limit)
+            )
+            return _load_summaries(connection, connection.scalars(statement).all())
+
+    def search_page(self, page: PageSearch, store_name: str | None = None) -> RunPage:
+        """One page of the runs that fit, of each the chosen columns; see `SupportsPages`.
+
+        Args:
+            page: What is asked for.
+            store_name: Only runs that were started for a storage root of this label.
+
+        Raises:
+            SchemaValidationError: As `search`, or a cursor of another search.
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_backends.store.reading.run_pages import load_page
+
+        with self._begin() as connection:
+            return load_page(connection, page, store_name)
+
+    def list_names(
+        self, project: str | None, text: str, limit: int, store_name: str | None = None
+    ) -> RunNames:
+        """The names that runs have; see `SupportsPages`.
+
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_backends.store.reading.run_pages import load_names
+
+        with self._begin() as connection:
+            return load_names(connection, project, text, limit, store_name)
+
+    def summarize(self, run_id: str) -> RunSummary:
+        """One run with its metrics summed up, in the trash or not.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            SessionStoreError: The store cannot be read.
+        """
+        from sqlalchemy import select
+
+        from quark_backends.store.databases.tables import METADATA
+
+        run = METADATA.tables["run"]
+        with self._begin() as connection:
+            pk = connection.scalar(select(run.c.pk).where(run.c.id == run_id))
+            if pk is None:
+                raise run_not_found(run_id)
+            (summary,) = _load_summaries(connection, [pk])
+            return summary
+
+    @contextmanager
+    def _begin(self) -> Iterator[Connection]:
+        """A transaction that reads, so that all statements of a search see one moment."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if self._given is not None:
+            try:
+                with self._given() as connection:
+                    yield connection
+            except SQLAlchemyError as error:
+                said = redact_text(str(getattr(error, "orig", None) or error))
+                raise SessionStoreError(f"the store cannot be searched: {said}") from error
+            return
+        with self._lock:
+            try:
+                if self._engine is None:
+                    self._engine = self._open()
+                with self._engine.begin() as connection:
+                    yield connection
+            except (SQLAlchemyError, sqlite3.Error) as error:
+                reason = getattr(error, "orig", None) or error
+                store = f"store {self._file}" if self._file else "store"
+                raise SessionStoreError(f"the {store} cannot be searched: {reason}") from error
+
+    def _open(self) -> Engine:
+        assert self._connect is not None
+        opened = self._connect()
+        self._close_connection = close_with(self, opened.close)
+        # Messages name it; it is empty where the store is in memory.
+        self._file = opened.execute("PRAGMA database_list").fetchone()[2]
+        return _make_engine(opened)
+
+
+def _make_engine(opened: sqlite3.Connection) -> Engine:
+    from sqlalchemy import create_engine, event
+    from sqlalchemy.pool import StaticPool
+
+    engine = create_engine("sqlite://", creator=lambda: opened, poolclass=StaticPool)
+
+    # The driver is in autocommit mode and begins nothing by itself.
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+def find_alive(connection: Connection) -> tuple[int, ...]:
+    """Runs that say they are running, and are: what SQL cannot tell.
+
+    There are never many: each is a process of this host, or of another one
+    that was heard of in the last minute.
+    """
+    from sqlalchemy import select
+
+    from quark_backends.store.databases.tables import METADATA
+
+    run = METADATA.tables["run"]
+    rows = connection.execute(
+        select(run.c.pk, run.c.process, run.c.heartbeat_us).where(
+            run.c.status == "running", run.c.trashed_us.is_(None)
+        )
+    )
+    return tuple(
+        pk
+        for pk, process, heartbeat_us in rows
+        if find_lost_reason(
+            "running", msgspec.json.decode(process, type=ProcessIdentity), heartbeat_us
+        )
+        is None
+    )
+
+
+def _load_summaries(connection: Connection, run_pks: Sequence[int]) -> list[RunSummary]:
+    """The runs of these numbers, in their order."""
+    summaries: dict[int, RunSummary] = {}
+    for part in cut_numbers(run_pks):
+        metrics = _load_metrics(connection, part)
+        for pk, newest_step, *row in connection.execute(_select_runs(part)):
+            found = metrics.get(pk)
+            summaries[pk] = RunSummary(
+                stored=to_stored_run(row),
+                newest_step=newest_step,
+                last_metric_at=None if found is None else format_time(found.last_us),
+                metrics={} if found is None else found,
+            )
+    return [summaries[pk] for pk in run_pks]
+
+
+def _select_runs(run_pks: Sequence[int]) -> Select[Any]:
+    """Number, newest step, and what `to_stored_run` needs of each run, in its order."""
+    from sqlalchemy import select
+
+    from quark_backends.store.databases.tables import METADATA
+
+    run, project = METADATA.tables["run"].c, METADATA.tables["project"].c
+    return (
+        select(
+            run.pk,
+            run.newest_step,
+            run.id,
+            run.project_id,
+            project.name,
+            project.root_path,
+            project.created_us,
+            project.updated_us,
+            run.status,
+            run.parent_run_id,
+            run.lineage_root_run_id,
+            run.attempt,
+            run.run_path,
+            run.git_commit,
+            run.strict_mode,
+            run.tags,
+            run.name,
+            run.notes,
+            run.created_us,
+            run.updated_us,
+            run.ended_us,
+            run.config,
+            run.environment,
+            run.process,
+            run.heartbeat_us,
+        )
+        .join_from(METADATA.tables["run"], METADATA.tables["project"])
+        .where(run.pk.in_(run_pks))
+    )
+
+
+class _Metrics(Mapping[str, MetricSummary]):
+    """Metrics of a run; a page of runs has thousands, so each is made when asked for."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Mapping[str, Sequence[Any]]) -> None:
+        self._rows = rows
+
+    @property
+    def last_us(self) -> int:
+        """Time of the latest of the metrics' newest points, in microseconds."""
+        return max(int(row[-1]) for row in self._rows.values())
+
+    def __getitem__(self, key: str) -> MetricSummary:
+        _, _, count, non_finite, first, last, low, high, last_step, _ = self._rows[key]
+        return MetricSummary(
+            key=key,
+            count=count,
+            non_finite=non_finite,
+            first=first,
+            last=last,
+            low=low,
+            high=high,
+            last_step=last_step,
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _load_metrics(connection: Connection, run_pks: Sequence[int]) -> dict[int, _Metrics]:
+    from sqlalchemy import select
+
+    from quark_backends.store.databases.tables import METADATA
+
+    metric, name = METADATA.tables["run_metric"].c, METADATA.tables["name"].c
+    statement = select(
+        metric.run_pk,
+        metric.name_pk,
+        metric.count,
+        metric.non_finite,
+        metric.first,
+        metric.last,
+        metric.low,
+        metric.high,
+        metric.last_step,
+        metric.last_us,
+    ).where(metric.run_pk.in_(run_pks))
+    if len(run_pks) == 1:
+        # Each name stands in one row, and there may be a million.
+        names = METADATA.tables["name"]
+        named = statement.add_columns(name.text).join(names, name.pk == metric.name_pk)
+        found = {row[-1]: tuple(row)[:-1] for row in connection.execute(named.order_by(name.text))}
+        return {run_pks[0]: _Metrics(found)} if found else {}
+    rows = [tuple(row) for row in connection.execute(statement).all()]
+    # A few names stand in thousands of rows: each is read once.
+    keys: dict[int, str] = {}
+    for part in cut_numbers(list({row[1] for row in rows})):
+        texts = connection.execute(select(name.pk, name.text).where(name.pk.in_(part)))
+        keys.update(tuple(row) for row in texts)
+    ranks = {pk: rank for rank, pk in enumerate(sorted(keys, key=keys.__getitem__))}
+    rows.sort(key=lambda row: ranks[row[1]])
+    by_run: dict[int, dict[str, Sequence[Any]]] = {}
+    for row in rows:
+        by_run.setdefault(row[0], {})[keys[row[1]]] = row
+    return {pk: _Metrics(named_rows) for pk, named_rows in by_run.items()}
+
+
+def cut_numbers(run_pks: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Numbers in parts, of which each is few enough for one statement."""
+    numbers = iter(run_pks)
+    while part := tuple(islice(numbers, _MANY)):
+        yield part
+
+
+def is_visible(project: str | None, store_name: str | None) -> list[ColumnElement[bool]]:
+    """What is true of a run that is searched: its project and store, and that it is not trashed."""
+    from quark_backends.store.databases.tables import METADATA
+    from quark_backends.store.reading.search_conditions import is_of_project
+
+    run = METADATA.tables["run"].c
+    conditions: list[ColumnElement[bool]] = [run.trashed_us.is_(None)]
+    if project is not None:
+        conditions.append(is_of_project(project))
+    if store_name is not None:
+        conditions.append(run.store_name == store_name)
+    return conditions
+
+
+class StoredNames:
+    """The names that the runs of a project have (see `Vocabulary`).
+
+    Attributes:
+        metric_names: Stored key -> number, of the metrics that were found.
+    """
+
+    def __init__(self, connection: Connection, project: str | None, store_name: str | None) -> None:
+        from quark_backends.store.databases.tables import METADATA
+
+        self._connection = connection
+        self._tables = METADATA.tables
+        self._is_searched = is_visible(project, store_name)
+        self.metric_names: dict[str, int] = {}
+
+    def has_runs(self) -> bool:
+        """Whether there is any run."""
+        from sqlalchemy import select
+
+        run = self._tables["run"]
+        found = select(run.c.pk).where(*self._is_searched).limit(1)
+        return self._connection.scalar(found) is not None
+
+    def has(self, scope: Scope, name: str) -> bool:
+        """Whether a run has the name."""
+        from sqlalchemy import select
+
+        if scope == "config":
+            table = self._tables["run_config"]
+            return self._is_used(table, table.c.key == name)
+        names, table = self._tables["name"], self._tables["run_metric"]
+        pk = self._connection.scalar(select(names.c.pk).where(names.c.text == name))
+        if pk is None or not self._is_used(table, table.c.name_pk == pk):
+            return False
+        self.metric_names[name] = pk
+        return True
+
+    def list_names(self, scope: Scope) -> Iterable[str]:
+        """All names."""
+        from sqlalchemy import select
+
+        if scope == "config":
+            table = self._tables["run_config"]
+            texts = self._connection.scalars(select(table.c.key).distinct()).all()
+        else:
+            texts = self._connection.scalars(select(self._tables["name"].c.text)).all()
+        return [text for text in texts if self.has(scope, text)]
+
+    def _is_used(self, table: Any, condition: Any) -> bool:
+        from sqlalchemy import select
+
+        run = self._tables["run"]
+        statement = (
+            select(table.c.run_pk)
+            .join_from(table, run, table.c.run_pk == run.c.pk)
+            .where(condition, *self._is_searched)
+            .limit(1)
+        )
+        return self._connection.scalar(statement) is not None

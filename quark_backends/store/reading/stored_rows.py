@@ -1,0 +1,631 @@
+"""Loads what a writer has logged, at once or in parts: chunks, and batches not compacted yet."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
+from quark_backends.store.encoding.bodies import open_body
+from quark_backends.store.encoding.chunks import Chunk, decode_chunk, join_chunks
+from quark_backends.store.encoding.rollups import Blocks, decode_rollups
+from quark_core.errors import SchemaValidationError
+from quark_core.records import MetricRecord
+from quark_core.records.attempts import HiddenRows, can_be_hidden
+from quark_core.records.codec import DecodedBody
+from quark_core.records.columns import Columns
+from quark_core.records.fields import column_types
+from quark_core.records.names import split_name
+from quark_core.records.query import Query
+
+__all__ = ["ChunkEntry", "StoredRows", "WriterRow", "find_texts", "hide_rows", "iterate_writer"]
+
+_log = logging.getLogger("quark")
+
+_CACHED_ROWS = 200_000
+_CACHED_TAILS = 1_000
+# A tail of no more rows is read as a whole, and kept for whatever is asked for next.
+_SHORT_TAIL_ROWS = 20_000
+_SHORT_TAIL_BATCHES = 256
+# A process that compacts while it writes leaves no more, unless it is killed.
+_BACKLOG_ROWS = 262_144
+_BACKLOG_BATCHES = 1024
+# Whose roll-ups are kept decoded: about 12 kB each.
+_CACHED_CHUNKS = 1_500
+# Of a long run's layers a chunk is up to a megabyte.
+_OPEN_CHUNKS = 32
+# Which chunks there are is remembered of so many: about 120 bytes each.
+_CACHED_LISTED = 100_000
+# Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
+_MANY = 500
+# Bodies that are held at once where one after the other is looked at: about 60 kB each.
+_MANY_BODIES = 50
+_NAME_FILTERS = ("metric_key", "namespace", "metric_name")
+
+# Writer, kind, and which texts were asked for.
+_TailKey = tuple[int, str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterRow:
+    """A writer of a run.
+
+    Attributes:
+        pk: Its number in the store.
+        run_id, writer_id, attempt, rank: What its records have in common.
+        hidden_step: From which step on its points are hidden, or None.
+    """
+
+    pk: int
+    run_id: str
+    writer_id: str
+    attempt: int
+    rank: int
+    hidden_step: int | None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The origin fields of its records."""
+        return {
+            "run_id": self.run_id,
+            "writer_id": self.writer_id,
+            "attempt": self.attempt,
+            "rank": self.rank,
+        }
+
+
+class ChunkEntry(msgspec.Struct, frozen=True):
+    """A chunk, without its body; a struct, since a curve of a million points makes a hundred."""
+
+    pk: int
+    name_pk: int
+    first_sequence: int
+    last_sequence: int
+    step_low: int
+    step_high: int
+    count: int
+
+
+class StoredRows:
+    """Loads rows over one connection, inside a transaction that its caller has opened.
+
+    What was read last is kept: the tail of batches, and chunks that were
+    joined, so that reading again costs only what came since. Not for several
+    threads at once.
+
+    Args:
+        connection: The store.
+
+    Attributes:
+        connection: The store; another connection may take its place between transactions.
+        met_backlog: Whether so much was found that is not compacted that somebody should see to
+            it; set, and never cleared, here.
+    """
+
+    def __init__(self, connection: StoreConnection) -> None:
+        self.connection = connection
+        self.met_backlog = False
+        self._tails: OrderedDict[_TailKey, tuple[int, int, Columns]] = OrderedDict()
+        self._joined: OrderedDict[tuple[int, str, tuple[int, ...]], Columns] = OrderedDict()
+        self._blocks: OrderedDict[tuple[int, ...], list[Blocks]] = OrderedDict()
+        self._series: dict[int, dict[int, list[ChunkEntry]]] = {}
+        self._series_version: tuple[int, int] | None = None
+        self._names: dict[int, Mapping[str, Any]] = {}
+        self._warned: set[tuple[str, int]] = set()
+
+    def load(self, writer: WriterRow, kind: str, query: Query) -> Columns:
+        """A writer's rows of one kind that fit a query (its limit aside), in order."""
+        hidden = None if query.all_attempts else self.find_hidden(writer, kind)
+        chunks = self.find_chunks(writer, kind, query)
+        # Chunks were chosen by name already; comparing a million names would take longest of all.
+        unnamed = _without_names(kind, query)
+        found = hide_rows(self.join_chunks(writer, kind, chunks), hidden).select(unnamed)
+        tail = self.load_tail(writer, kind, query)
+        tail = hide_rows(tail, hidden).select(query).order_by_sequence()
+        if not tail.count:
+            return found
+        if not found.count:
+            return tail
+        rows = Columns.concatenate(kind, [found, tail])
+        is_ordered = found["sequence"][-1] < tail["sequence"][0]
+        return rows if is_ordered else rows.order_by_sequence()
+
+    def find_hidden(self, writer: WriterRow, kind: str) -> HiddenRows | None:
+        """Which of a writer's rows a later attempt has hidden; None where none."""
+        if writer.hidden_step is None or not can_be_hidden(kind):
+            return None
+        row = self.connection.execute(
+            "SELECT sequence FROM hidden WHERE writer_pk = ? AND kind = ?", (writer.pk, kind)
+        ).fetchone()
+        return HiddenRows(writer.hidden_step, None if row is None else row[0])
+
+    def find_chunks(self, writer: WriterRow, kind: str, query: Query) -> list[ChunkEntry]:
+        """The chunks that may hold rows which fit a query, by their first sequence."""
+        names = self._find_names(writer, kind, query)
+        condition = ""
+        if names is not None:
+            if not names:
+                return []
+            condition = f"AND name_pk IN ({', '.join('?' * len(names))})"
+        rows = self.connection.execute(
+            "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
+            f" FROM chunk WHERE writer_pk = ? AND kind = ? {condition} ORDER BY first_sequence, pk",
+            (writer.pk, kind, *(names or ())),
+        )
+        entries = [ChunkEntry(*row) for row in rows]
+        low, high = _step_bounds(query)
+        if low is None and high is None:
+            return entries
+        return [
+            entry
+            for entry in entries
+            if (low is None or entry.step_high >= low) and (high is None or entry.step_low <= high)
+        ]
+
+    def join_chunks(self, writer: WriterRow, kind: str, entries: list[ChunkEntry]) -> Columns:
+        """Rows of chunks, in order of their sequence."""
+        pks = tuple(entry.pk for entry in entries)
+        found = self._joined.get((writer.pk, kind, pks))
+        if found is not None:
+            self._joined.move_to_end((writer.pk, kind, pks))
+            return found
+        joined = self.read_chunks(writer, kind, entries)
+        if 0 < joined.count <= _CACHED_ROWS:
+            self._joined[writer.pk, kind, pks] = joined
+            while sum(part.count for part in self._joined.values()) > _CACHED_ROWS:
+                self._joined.popitem(last=False)
+        return joined
+
+    def read_chunks(self, writer: WriterRow, kind: str, entries: Sequence[ChunkEntry]) -> Columns:
+        """What `join_chunks` returns, not kept; a damaged chunk is left out and told once."""
+        chunks: dict[int, list[Chunk]] = {}
+        read: list[ChunkEntry] = []
+        bodies = self._load_bodies(entries)
+        for entry in entries:
+            chunk = self._open_chunk(kind, entry, bodies[entry.pk])
+            if chunk is not None:
+                chunks.setdefault(entry.name_pk, []).append(chunk)
+                read.append(entry)
+        parts = [
+            join_chunks(found, writer.origin, self._name_constants(kind, name_pk))
+            for name_pk, found in chunks.items()
+        ]
+        joined = Columns.concatenate(kind, parts)
+        # Rows stand in order within a chunk, and chunks of one metric mostly do not overlap.
+        if len(parts) < 2 and all(a.last_sequence < b.first_sequence for a, b in pairwise(read)):
+            return joined
+        return joined.order_by_sequence()
+
+    def load_blocks(self, entries: Sequence[ChunkEntry]) -> list[Blocks]:
+        """The roll-ups of chunks of one metric, in their order, in few parts.
+
+        Raises:
+            SchemaValidationError: One of them is damaged.
+        """
+        pks = tuple(entry.pk for entry in entries)
+        found = self._blocks.get(pks)
+        if found is None:
+            found = self._blocks[pks] = decode_rollups(self.load_rollups(entries))
+            while sum(map(len, self._blocks)) > _CACHED_CHUNKS:
+                self._blocks.popitem(last=False)
+        else:
+            self._blocks.move_to_end(pks)
+        return found
+
+    def load_rollups(self, entries: Sequence[ChunkEntry]) -> list[bytes]:
+        """The roll-ups of chunks as they are stored, in their order; empty where one has none."""
+        found: dict[int, bytes | None] = {}
+        pks = [entry.pk for entry in entries]
+        for start in range(0, len(pks), _MANY):
+            part = pks[start : start + _MANY]
+            marks = ", ".join("?" * len(part))
+            found.update(
+                self.connection.execute(f"SELECT pk, rollup FROM chunk WHERE pk IN ({marks})", part)
+            )
+        return [found.get(pk) or b"" for pk in pks]
+
+    def open_chunks(self, kind: str, entries: Sequence[ChunkEntry]) -> Iterator[Chunk | None]:
+        """Each of these chunks; None in place of one that is damaged, which is told once."""
+        for start in range(0, len(entries), _MANY_BODIES):
+            part = entries[start : start + _MANY_BODIES]
+            bodies = self._load_bodies(part)
+            for entry in part:
+                yield self._open_chunk(kind, entry, bodies[entry.pk])
+
+    def find_series_chunks(
+        self, writer: WriterRow, names: Sequence[int]
+    ) -> dict[int, list[ChunkEntry]]:
+        """The chunks of several metrics, by name, each by its first sequence."""
+        version = _find_version(self.connection)
+        if version is None or version != self._series_version:
+            self._series.clear()
+            self._series_version = version
+        known = self._series.setdefault(writer.pk, {})
+        wanted = [name for name in names if name not in known]
+        found: dict[int, list[ChunkEntry]] = {name: [] for name in wanted}
+        for start in range(0, len(wanted), _MANY):
+            part = wanted[start : start + _MANY]
+            rows = self.connection.execute(
+                "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
+                " FROM chunk WHERE writer_pk = ? AND kind = ?"
+                f" AND name_pk IN ({', '.join('?' * len(part))})"
+                " ORDER BY name_pk, first_sequence, pk",
+                (writer.pk, MetricRecord.KIND, *part),
+            )
+            for row in rows:
+                found[row[1]].append(ChunkEntry(*row))
+        known |= found
+        chosen = {name: known[name] for name in names if known[name]}
+        if (
+            sum(len(its) for kept in self._series.values() for its in kept.values())
+            > _CACHED_LISTED
+        ):
+            self._series.clear()
+        return chosen
+
+    def find_keys(self, keys: Sequence[str]) -> dict[str, int]:
+        """The numbers that metrics have in the store; one that nobody has logged has none."""
+        found: dict[str, int] = {}
+        for start in range(0, len(keys), _MANY):
+            part = keys[start : start + _MANY]
+            found.update(
+                self.connection.execute(
+                    f"SELECT text, pk FROM name WHERE text IN ({', '.join('?' * len(part))})", part
+                )
+            )
+        return found
+
+    def open_batches(
+        self, writer: WriterRow, kind: str, after: int
+    ) -> Iterator[tuple[int, int, DecodedBody | None]]:
+        """Each batch after one: its number, how many records it holds, and its body.
+
+        None in place of the body of one that is damaged, which is told once.
+        """
+        rows = self.connection.execute(
+            "SELECT number, count, digest, body FROM batch"
+            " WHERE writer_pk = ? AND kind = ? AND number > ? ORDER BY number",
+            (writer.pk, kind, after),
+        )
+        for number, count, digest, body in rows:
+            try:
+                yield number, count, open_body(body, digest)
+            except SchemaValidationError as error:
+                self.warn_of_batch(writer, number, count, error)
+                yield number, count, None
+
+    def note_backlog(self, rows: int, batches: int) -> None:
+        """Say how much was read that is not compacted."""
+        self.met_backlog |= rows > _BACKLOG_ROWS or batches > _BACKLOG_BATCHES
+
+    def warn_of_batch(self, writer: WriterRow, number: int, count: int, error: Exception) -> None:
+        """Tell, once, that a batch is damaged."""
+        self._warn(f"batch of writer {writer.writer_id}", number, count, error)
+
+    def iterate_chunks(self, kind: str, entries: Sequence[ChunkEntry]) -> Iterator[Chunk]:
+        """Chunks, a few at a time in memory; one that is damaged is left out and told once."""
+        for start in range(0, len(entries), _OPEN_CHUNKS):
+            part = entries[start : start + _OPEN_CHUNKS]
+            bodies = self._load_bodies(part)
+            for entry in part:
+                chunk = self._open_chunk(kind, entry, bodies[entry.pk])
+                if chunk is not None:
+                    yield chunk
+
+    def warn_of_chunk(self, count: int, error: Exception) -> None:
+        """Say that a column of a chunk of so many records is damaged."""
+        self._warn("chunk of records", count, count, error)
+
+    def _load_bodies(self, entries: Sequence[ChunkEntry]) -> dict[int, bytes]:
+        found: dict[int, bytes] = {}
+        pks = [entry.pk for entry in entries]
+        for start in range(0, len(pks), _MANY):
+            part = pks[start : start + _MANY]
+            marks = ", ".join("?" * len(part))
+            found.update(
+                self.connection.execute(f"SELECT pk, body FROM chunk WHERE pk IN ({marks})", part)
+            )
+        return found
+
+    def _open_chunk(self, kind: str, entry: ChunkEntry, body: bytes) -> Chunk | None:
+        try:
+            return decode_chunk(kind, body)
+        except SchemaValidationError as error:
+            self._warn("chunk", entry.pk, entry.count, error)
+            return None
+
+    def _name_constants(self, kind: str, name_pk: int) -> Mapping[str, Any]:
+        if name_pk not in self._names:
+            row = self.connection.execute(
+                "SELECT text FROM name WHERE pk = ?", (name_pk,)
+            ).fetchone()
+            self._names[name_pk] = name_constants(kind, None if row is None else row[0])
+        return self._names[name_pk]
+
+    def load_tail(self, writer: WriterRow, kind: str, query: Query) -> Columns:
+        """Rows of the batches that are not compacted yet, in order of the batches.
+
+        At least those that fit a query. Of a long tail nothing is decoded, nor
+        held in memory, that has other texts than the query asks for.
+        """
+        (first,) = self.connection.execute(
+            "SELECT min(number) FROM batch WHERE writer_pk = ? AND kind = ?", (writer.pk, kind)
+        ).fetchone()
+        if first is None:
+            for known_key in [key for key in self._tails if key[:2] == (writer.pk, kind)]:
+                del self._tails[known_key]
+            return Columns.empty(kind)
+        equals = find_texts(kind, query)
+        if equals and self._is_short(writer, kind):
+            equals = {}
+        key = (writer.pk, kind, tuple(sorted(equals.items())))
+        known_first, known, columns = self._tails.get(key, (-1, -1, Columns.empty(kind)))
+        if known_first != first:
+            known, columns = -1, Columns.empty(kind)
+        parts = [columns] if columns.count else []
+        batches = rows = 0
+        for number, count, part in self.iterate_batches(writer, kind, known, equals):
+            known = number
+            batches += 1
+            rows += count
+            if part is not None and part.count:
+                parts.append(part)
+        if len(parts) > 1 or not columns.count:
+            columns = Columns.concatenate(kind, parts).make_all()
+        self.note_backlog(rows, batches)
+        self._tails[key] = (first, known, columns)
+        self._tails.move_to_end(key)
+        kept_rows = sum(tail[2].count for tail in self._tails.values())
+        while kept_rows > _CACHED_ROWS or len(self._tails) > _CACHED_TAILS:
+            kept_rows -= self._tails.popitem(last=False)[1][2].count
+        return columns
+
+    def _is_short(self, writer: WriterRow, kind: str) -> bool:
+        """Whether the batches that are not compacted yet hold few rows."""
+        counts = self.connection.execute(
+            "SELECT count FROM batch WHERE writer_pk = ? AND kind = ? LIMIT ?",
+            (writer.pk, kind, _SHORT_TAIL_BATCHES + 1),
+        ).fetchall()
+        rows = sum(count for (count,) in counts)
+        return len(counts) <= _SHORT_TAIL_BATCHES and rows <= _SHORT_TAIL_ROWS
+
+    def iterate_batches(
+        self, writer: WriterRow, kind: str, after: int, equals: Mapping[str, str]
+    ) -> Iterator[tuple[int, int, Columns | None]]:
+        """Each batch after one: its number, how many records it holds, and rows of it.
+
+        None in place of the rows of one that is damaged.
+
+        Args:
+            writer: Whose batches.
+            kind: Of which kind.
+            after: The number of the one before the first.
+            equals: Only rows whose texts are these.
+        """
+        rows = self.connection.execute(
+            "SELECT number, count, digest, body FROM batch"
+            " WHERE writer_pk = ? AND kind = ? AND number > ? ORDER BY number",
+            (writer.pk, kind, after),
+        )
+        for number, count, digest, body in rows:
+            yield number, count, self._decode_batch(writer, number, count, digest, body, equals)
+
+    def load_batches(
+        self, writer: WriterRow, kind: str, numbers: Sequence[int], equals: Mapping[str, str]
+    ) -> Iterator[Columns]:
+        """Rows of each of these batches; one that is damaged or not there is left out.
+
+        Args:
+            writer: Whose batches.
+            kind: Of which kind.
+            numbers: Which.
+            equals: Only rows whose texts are these.
+        """
+        for start in range(0, len(numbers), _MANY):
+            part = numbers[start : start + _MANY]
+            rows = self.connection.execute(
+                "SELECT number, count, digest, body FROM batch WHERE writer_pk = ? AND kind = ?"
+                f" AND number IN ({', '.join('?' * len(part))}) ORDER BY number",
+                (writer.pk, kind, *part),
+            )
+            for number, count, digest, body in rows:
+                columns = self._decode_batch(writer, number, count, digest, body, equals)
+                if columns is not None:
+                    yield columns
+
+    def _decode_batch(
+        self,
+        writer: WriterRow,
+        number: int,
+        count: int,
+        digest: bytes,
+        body: bytes,
+        equals: Mapping[str, str],
+    ) -> Columns | None:
+        try:
+            # Made now: what is malformed must not come out of a column that somebody asks for.
+            found = Columns.from_body_where(open_body(body, digest), writer.origin, equals)
+            return found.make_all()
+        except (SchemaValidationError, ValueError, TypeError, KeyError, IndexError) as error:
+            self.warn_of_batch(writer, number, count, error)
+            return None
+
+    def _find_names(self, writer: WriterRow, kind: str, query: Query) -> list[int] | None:
+        """Names of the metrics that fit a query; None where it does not ask for any."""
+        wanted = {name: query.equals[name] for name in _NAME_FILTERS if name in query.equals}
+        if kind != MetricRecord.KIND or not wanted:
+            return None
+        if set(wanted) == {"metric_key"}:
+            rows = self.connection.execute(
+                "SELECT pk, text FROM name WHERE text = ?", (wanted["metric_key"],)
+            )
+            return [pk for pk, _ in rows]
+        rows = self.connection.execute(
+            "SELECT pk, text FROM name WHERE pk IN"
+            " (SELECT name_pk FROM chunk WHERE writer_pk = ? AND kind = ?)",
+            (writer.pk, kind),
+        )
+        return [pk for pk, text in rows if wanted.items() <= name_constants(kind, text).items()]
+
+    def _warn(self, what: str, number: int, count: int, error: Exception) -> None:
+        if (what, number) in self._warned:
+            return
+        self._warned.add((what, number))
+        _log.warning(
+            "%s %d is damaged, its %d records are left out: %s", what, number, count, error
+        )
+
+
+def _find_version(connection: StoreConnection) -> tuple[int, int] | None:
+    """What changes with whatever is committed to a database; None where it does not tell."""
+    if not isinstance(connection, SqliteConnection):
+        return None
+    (version,) = connection.execute("PRAGMA data_version").fetchone()
+    # Of its own writes a connection's version says nothing.
+    return version, connection.total_changes
+
+
+def name_constants(kind: str, text: str | None) -> Mapping[str, Any]:
+    """The fields that a metric's name says; none for another kind."""
+    if kind != MetricRecord.KIND or text is None:
+        return {}
+    namespace, metric_name = split_name(text)
+    return {"metric_key": text, "namespace": namespace, "metric_name": metric_name}
+
+
+def find_texts(kind: str, query: Query) -> dict[str, str]:
+    """Which texts of a kind's records a query asks for."""
+    types = column_types(kind)
+    return {name: text for name, text in query.equals.items() if types.get(name) == "t"}
+
+
+def _without_names(kind: str, query: Query) -> Query:
+    if kind != MetricRecord.KIND or query.equals.keys().isdisjoint(_NAME_FILTERS):
+        return query
+    rest = {name: value for name, value in query.equals.items() if name not in _NAME_FILTERS}
+    return replace(query, equals=rest)
+
+
+def hide_rows(rows: Columns, hidden: HiddenRows | None) -> Columns:
+    """The rows that are not hidden."""
+    if hidden is None or not rows.count:
+        return rows
+    found = hidden.find_hidden(rows["step"], rows["sequence"])
+    return rows.take(~found) if found.any() else rows
+
+
+def _step_bounds(query: Query) -> tuple[int | None, int | None]:
+    if query.step is not None:
+        return query.step, query.step
+    low, high = query.step_min, query.step_max
+    # A row without a step fits no bound, so that even an upper one asks for a step.
+    return (0 if low is None and high is not None else low), high
+
+
+def iterate_writer(
+    stored: StoredRows, writer: WriterRow, kind: str, query: Query, rows: int
+) -> Iterator[Columns]:
+    """A writer's rows that fit a query (without a limit), in parts of about `rows` rows.
+
+    A part is a range of sequences, wide enough for so many rows; what begins
+    within it is opened, and what reaches beyond it stays open.
+    """
+    hidden = None if query.all_attempts else stored.find_hidden(writer, kind)
+    pieces = _find_pieces(stored, writer, kind, query)
+    if not pieces:
+        return
+    width = _choose_width(pieces, rows)
+    opened: list[_Opened] = []
+    place = 0
+    while place < len(pieces) or opened:
+        firsts = [piece.next_sequence for piece in opened]
+        firsts += [piece.first_sequence for piece in pieces[place : place + 1]]
+        end = min(firsts) + width
+        begun = place
+        while place < len(pieces) and pieces[place].first_sequence < end:
+            place += 1
+        found = _load_pieces(stored, writer, kind, query, pieces[begun:place])
+        opened += [_Opened(part) for part in found if part.count]
+        parts = [cut for piece in opened if (cut := piece.take_before(end)).count]
+        opened = [piece for piece in opened if not piece.is_empty]
+        joined = Columns.concatenate(kind, parts).order_by_sequence()
+        chosen = hide_rows(joined, hidden).select(query)
+        for start in range(0, chosen.count, rows):
+            yield chosen.take(slice(start, start + rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A chunk or batch that is not opened yet: the one or the number of the other."""
+
+    first_sequence: int
+    last_sequence: int
+    count: int
+    chunk: ChunkEntry | None = None
+    number: int = -1
+
+
+class _Opened:
+    """Rows of a piece, in order, and how far they are handed out."""
+
+    __slots__ = ("_place", "_rows", "_sequences")
+
+    def __init__(self, rows: Columns) -> None:
+        self._rows = rows.order_by_sequence()
+        self._sequences = self._rows["sequence"]
+        self._place = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._place >= len(self._sequences)
+
+    @property
+    def next_sequence(self) -> int:
+        return int(self._sequences[self._place])
+
+    def take_before(self, end: int) -> Columns:
+        """The rows before a sequence that were not handed out yet."""
+        start = self._place
+        self._place = int(np.searchsorted(self._sequences, end))
+        return self._rows.take(slice(start, self._place))
+
+
+def _choose_width(pieces: Sequence[_Piece], rows: int) -> int:
+    """How many sequences hold about so many rows."""
+    first = min(piece.first_sequence for piece in pieces)
+    last = max(piece.last_sequence for piece in pieces)
+    count = sum(piece.count for piece in pieces)
+    return max(1, rows * (last - first + 1) // max(1, count))
+
+
+def _find_pieces(stored: StoredRows, writer: WriterRow, kind: str, query: Query) -> list[_Piece]:
+    """Every chunk and batch, by its first sequence."""
+    pieces = [
+        _Piece(entry.first_sequence, entry.last_sequence, entry.count, chunk=entry)
+        for entry in stored.find_chunks(writer, kind, query)
+    ]
+    for number, _, part in stored.iterate_batches(writer, kind, -1, find_texts(kind, query)):
+        if part is not None and part.count:
+            sequences = part["sequence"]
+            first, last = int(sequences.min()), int(sequences.max())
+            pieces.append(_Piece(first, last, part.count, number=number))
+    return sorted(pieces, key=lambda piece: piece.first_sequence)
+
+
+def _load_pieces(
+    stored: StoredRows, writer: WriterRow, kind: str, query: Query, pieces: Sequence[_Piece]
+) -> list[Columns]:
+    """Rows of pieces, asked for together: over a network each question takes its time."""
+    chunks = [piece.chunk for piece in pieces if piece.chunk is not None]
+    numbers = [piece.number for piece in pieces if piece.chunk is None]
+    return [
+        stored.read_chunks(writer, kind, chunks),
+        *stored.load_batches(writer, kind, numbers, find_texts(kind, query)),
+    ]

@@ -1,0 +1,1 @@
+"""What the store needs besides: compaction, copies, removal, newer tables."""

@@ -1,0 +1,1 @@
+"""What comes into the store, each batch exactly once."""

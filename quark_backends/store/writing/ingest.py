@@ -1,0 +1,391 @@
+"""Stores batches, each exactly once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.encoding.bodies import digest_body
+from quark_backends.store.writing.lifecycle import GivenAttempt, apply_lifecycle, make_attempt_event
+from quark_backends.store.writing.metric_figures import MetricFold, place_writer
+from quark_backends.store.writing.names import NameTable
+from quark_backends.store.writing.shared_runs import (
+    ADVANCE_HEAD,
+    SharedRuns,
+    StoredWriter,
+)
+from quark_backends.store.writing.summaries import rebuild_metrics
+from quark_core.backends.contract import Batch
+from quark_core.errors import (
+    BackendRejected,
+    BackendUnavailable,
+    SchemaValidationError,
+    SessionStoreError,
+)
+from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
+from quark_core.records.attempts import HiddenRows, can_be_hidden
+
+__all__ = ["BatchIngest"]
+
+_log = logging.getLogger("quark")
+
+_NO_HEAD = -1
+# Without a key: SQLite then need not look whether there is such a row.
+_INSERT_LAST = (
+    "INSERT INTO batch (writer_pk, kind, number, count, digest, body) VALUES (?, ?, ?, ?, ?, ?)"
+)
+# What decoding makes of malformed bodies, and drivers of values that no column of ours holds.
+_MALFORMED = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+
+
+class BatchIngest:
+    """Writes batches over one connection; belongs to one thread.
+
+    The writer's head advances in the same transaction as the data, so a batch
+    that is delivered again, after a lost reply or a crash, is recognised by
+    its number and acknowledged without being stored again. What is known of a
+    run without reading it (its metrics' figures, tags, configuration, newest
+    step) changes in that transaction too.
+
+    Several processes may write one run of a shared database at once: each
+    locks the run first, so that they take turns.
+
+    Args:
+        connection: The store.
+        known_names: Committed names of metrics, which other threads may know too.
+        let_go: Filled with removed runs whose late batches are acknowledged, and not stored.
+    """
+
+    def __init__(
+        self,
+        connection: StoreConnection,
+        known_names: dict[str, int] | None = None,
+        let_go: set[str] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._names = NameTable(connection, known_names)
+        # Of the transaction that is open: figures of runs, and runs whose figures must be remade.
+        self._folds: dict[int, MetricFold] = {}
+        self._stale: set[int] = set()
+        self._shared = SharedRuns(connection) if connection.is_shared else None
+        self.let_go = set[str]() if let_go is None else let_go
+
+    def write(self, batches: Sequence[Batch]) -> None:
+        """Store batches in one transaction.
+
+        Raises:
+            BackendRejected: One of them can never be stored; none was.
+            BackendUnavailable: The database is busy, full or out of reach; none was.
+        """
+        try:
+            self.write_once(batches)
+        except self._connection.Error as error:
+            raise BackendUnavailable(f"{self._connection.product}: {error}") from error
+        except SessionStoreError as error:
+            # What is stored already cannot be read here now, and may be later.
+            raise BackendUnavailable(str(error)) from error
+
+    def write_once(self, batches: Sequence[Batch]) -> None:
+        """As `write`, with the errors of the database as they are.
+
+        Raises:
+            BackendRejected: One of them can never be stored; none was.
+            SessionStoreError: What is stored already cannot be read; none was.
+        """
+        connection = self._connection
+        try:
+            connection.begin_write()
+            if self._shared is not None:
+                self._shared.hold(batches)
+            for batch in batches:
+                self._store_checked(batch)
+            self._finish(batches)
+            connection.commit()
+            self._names.keep()
+        except BaseException:
+            self._names.forget()
+            connection.rollback()
+            raise
+        finally:
+            self._folds.clear()
+            self._stale.clear()
+            if self._shared is not None:
+                self._shared.clear()
+
+    def _finish(self, batches: Sequence[Batch]) -> None:
+        """Write what waits for the end.
+
+        Raises:
+            BackendRejected: Something in it is malformed; nobody can tell in which batch.
+        """
+        try:
+            self._flush()
+            self._write_figures()
+        except (*_MALFORMED, self._connection.Error) as error:
+            if not isinstance(error, _MALFORMED) and not self._connection.is_malformed(error):
+                raise
+            if len(batches) == 1:
+                raise _reject(batches[0], error) from error
+            raise BackendRejected(
+                f"one of {len(batches)} batches is malformed: {error!r}"
+            ) from error
+
+    def _store_checked(self, batch: Batch) -> None:
+        """Store a batch, or find that it never can be.
+
+        Raises:
+            BackendRejected: Its content is malformed.
+        """
+        try:
+            self._store(batch)
+        except _MALFORMED as error:
+            raise _reject(batch, error) from error
+        except self._connection.Error as error:
+            if not self._connection.is_malformed(error):
+                raise
+            raise _reject(batch, error) from error
+
+    def _flush(self) -> None:
+        if self._shared is not None:
+            self._shared.flush()
+
+    def _write_figures(self) -> None:
+        """Add what the batches say of metrics to what is known of their runs."""
+        made = self._names.find_all(
+            key for fold in self._folds.values() for key in fold.list_keys()
+        )
+        for run_pk in self._stale:
+            rebuild_metrics(self._connection, run_pk, self._names.find)
+        for run_pk, fold in self._folds.items():
+            if run_pk not in self._stale:
+                fold.write(self._connection, run_pk, self._names.find, goes_on=not made)
+        self._folds.clear()
+        self._stale.clear()
+
+    def _store(self, batch: Batch) -> None:
+        digest = digest_body(batch.body)
+        writer = self._find_writer(batch)
+        if writer is not None and batch.number <= writer.head:
+            self._recognise(writer.pk, batch, digest)
+            return
+        if (writer is None or writer.is_trashed) and self._is_removed(batch):
+            self._note_let_go(batch.run_id)
+            return
+        attempt = batch.attempt if writer is None else writer.attempt
+        given: GivenAttempt | None = None
+        if batch.kind == LifecycleRecord.KIND:
+            # A resumed run's figures are made again of what is stored, the last batch included.
+            self._flush()
+            self._write_figures()
+            try:
+                # A start makes the run that its writer belongs to.
+                given = self._apply(batch, attempt)
+            except BackendRejected:
+                # Another process may have stored this very batch since the run was looked for.
+                writer = self._find_writer(batch) if writer is None else None
+                if self._shared is None or writer is None or batch.number > writer.head:
+                    raise
+                self._recognise(writer.pk, batch, digest)
+                return
+        if given is not None:
+            attempt = given.number
+        if writer is None:
+            writer = self._add_writer(batch, attempt)
+        elif writer.attempt != attempt:
+            self._move_writer(writer, attempt)
+        self._add_batch(writer, batch, digest)
+        hidden = None
+        if writer.hidden_step is not None and can_be_hidden(batch.kind):
+            hidden = self._note_hidden(writer, batch)
+        if batch.kind == MetricRecord.KIND:
+            fold = self._folds.get(writer.run_pk)
+            if fold is None:
+                fold = self._folds[writer.run_pk] = MetricFold()
+            place = place_writer(writer.attempt, batch.rank)
+            fold.add_body(batch.decoded, place, writer.started_us, hidden)
+        elif batch.kind in RECORD_TYPES and batch.decoded.count != batch.count:
+            raise SchemaValidationError(f"it holds {batch.decoded.count} records")
+        if given is not None:
+            self._store(make_attempt_event(batch, given))
+
+    def _add_batch(self, writer: StoredWriter, batch: Batch, digest: bytes) -> None:
+        writer.head = batch.number
+        if self._shared is not None:
+            self._shared.add(writer, batch, digest)
+            return
+        execute = self._connection.execute
+        row = (writer.pk, batch.kind, batch.number, batch.count, digest, batch.body)
+        execute(_INSERT_LAST, row)
+        execute(ADVANCE_HEAD, (batch.number, writer.pk))
+
+    def _find_writer(self, batch: Batch) -> StoredWriter | None:
+        if self._shared is not None:
+            found = self._shared.find(batch)
+            if found is not None or not self._shared.hold_run(batch.run_id):
+                return found
+        row = self._connection.execute(
+            "SELECT writer.pk, run_pk, head, started_us, hidden_step, writer.attempt,"
+            " trashed_us IS NOT NULL FROM writer JOIN run ON run.pk = run_pk"
+            " WHERE run.id = ? AND writer.id = ?",
+            (batch.run_id, batch.writer_id),
+        ).fetchone()
+        if row is None:
+            return None
+        writer = StoredWriter(*row)
+        if self._shared is not None:
+            self._shared.know(batch, writer)
+        return writer
+
+    def _is_removed(self, batch: Batch) -> bool:
+        """Whether the batch is a late one of a run that was removed for good.
+
+        Raises:
+            BackendRejected: It begins a new run under the old id.
+        """
+        row = self._connection.execute(
+            "SELECT removed_us FROM removed WHERE run_id = ?", (batch.run_id,)
+        ).fetchone()
+        if row is None:
+            return False
+        if batch.kind == LifecycleRecord.KIND and _begins_after(batch, row[0]):
+            raise BackendRejected(
+                f"run {batch.run_id} was removed from this store; choose another id"
+            )
+        return True
+
+    def _note_let_go(self, run_id: str) -> None:
+        if run_id not in self.let_go:
+            self.let_go.add(run_id)
+            _log.warning(
+                "run %s was removed from this store for good: what still comes for it is let go",
+                run_id,
+            )
+
+    def _add_writer(self, batch: Batch, attempt: int) -> StoredWriter:
+        execute = self._connection.execute
+        run = execute(
+            f"SELECT pk FROM run WHERE id = ?{self._connection.for_update}", (batch.run_id,)
+        ).fetchone()
+        if run is None:
+            raise BackendRejected(f"run {batch.run_id} was never started in this store")
+        # An attempt that began before this writer's first batch came hides what it says too.
+        (hidden_step,) = execute(
+            "SELECT min(from_step) FROM attempt WHERE run_pk = ? AND number > ?",
+            (run[0], attempt),
+        ).fetchone()
+        started_us = self._find_start(batch)
+        pk = self._connection.insert(
+            "INSERT INTO writer (pk, run_pk, id, attempt, rank, started_us, head, hidden_step)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                run[0],
+                batch.writer_id,
+                attempt,
+                batch.rank,
+                started_us,
+                _NO_HEAD,
+                hidden_step,
+            ),
+        )
+        writer = StoredWriter(pk, run[0], _NO_HEAD, started_us, hidden_step, attempt)
+        if self._shared is not None:
+            self._shared.know(batch, writer)
+        return writer
+
+    def _move_writer(self, writer: StoredWriter, attempt: int) -> None:
+        """Put a writer whose start came after other batches of it under its attempt."""
+        self._connection.execute("UPDATE writer SET attempt = ? WHERE pk = ?", (attempt, writer.pk))
+        writer.attempt = attempt
+        self._stale.add(writer.run_pk)
+
+    def _find_start(self, batch: Batch) -> int:
+        try:
+            return int(min(batch.decoded.to_list("time_us")))
+        except SchemaValidationError:
+            return time.time_ns() // 1000  # a kind that only a newer Quark knows
+
+    def _note_hidden(self, writer: StoredWriter, batch: Batch) -> HiddenRows:
+        """Which of a late batch's rows a later attempt has hidden."""
+        assert writer.hidden_step is not None
+        execute = self._connection.execute
+        steps, sequences = batch.decoded.to_list("step"), batch.decoded.to_list("sequence")
+        beyond = [
+            sequence
+            for step, sequence in zip(steps, sequences, strict=True)
+            if step is not None and step >= writer.hidden_step
+        ]
+        row = execute(
+            "SELECT sequence FROM hidden WHERE writer_pk = ? AND kind = ?", (writer.pk, batch.kind)
+        ).fetchone()
+        first = None if row is None else row[0]
+        if beyond and (first is None or min(beyond) < first):
+            if batch.kind == MetricRecord.KIND:
+                # Points without a step that were counted may be hidden from now on.
+                self._stale.add(writer.run_pk)
+            first = min(beyond)
+            execute(
+                "INSERT INTO hidden (writer_pk, kind, sequence) VALUES (?, ?, ?)"
+                " ON CONFLICT (writer_pk, kind) DO UPDATE SET sequence = excluded.sequence"
+                " WHERE excluded.sequence < hidden.sequence",
+                (writer.pk, batch.kind, first),
+            )
+        return HiddenRows(writer.hidden_step, first)
+
+    def _recognise(self, writer_pk: int, batch: Batch, digest: bytes) -> None:
+        self._flush()
+        row = self._connection.execute(
+            "SELECT digest FROM batch WHERE writer_pk = ? AND kind = ? AND number = ?",
+            (writer_pk, batch.kind, batch.number),
+        ).fetchone()
+        if row is not None and row[0] != digest:
+            raise BackendRejected(
+                f"batch {batch.number} of writer {batch.writer_id} came again with other content"
+            )
+
+    def _apply(self, batch: Batch, attempt: int) -> GivenAttempt | None:
+        """Apply the records of a batch; returns the attempt that its start is given, if it is.
+
+        Args:
+            batch: The batch.
+            attempt: Attempt of its writer, as the store has it.
+        """
+        given: GivenAttempt | None = None
+        for record in batch.to_records():
+            assert isinstance(record, LifecycleRecord)
+            if record.attempt != attempt:
+                record = msgspec.structs.replace(record, attempt=attempt)
+            found = apply_lifecycle(self._connection, record, self._names)
+            if found is not None:
+                given, attempt = found, found.number
+            if record.action == "start" and self._shared is not None:
+                # It may have hidden what other writers say from some step on.
+                self._shared.forget_writers()
+        return given
+
+
+def _reject(batch: Batch, error: Exception) -> BackendRejected:
+    return BackendRejected(
+        f"batch {batch.number} of writer {batch.writer_id} is malformed: {error!r}"
+    )
+
+
+def _begins_after(batch: Batch, removed_us: int) -> bool:
+    """Whether a batch begins an attempt that no removal can have been meant for."""
+    for record in batch.to_records():
+        if isinstance(record, LifecycleRecord) and record.action == "start":
+            # What was begun without the store may be older, but nobody has ever seen it there.
+            unseen = record.data is not None and record.data.get("offline") is not None
+            return unseen or record.time_us > removed_us
+    return False

@@ -1,0 +1,306 @@
+"""Applies lifecycle records to the tables of projects and runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.writing.names import NameTable
+from quark_backends.store.writing.summaries import write_config, write_tags
+from quark_core.backends.contract import Batch
+from quark_core.delivery.attempt_starts import SETTLED
+from quark_core.errors import BackendRejected
+from quark_core.records import EventRecord, LifecycleRecord
+from quark_core.records.codec import encode_records
+from quark_core.records.json_object import JsonObject
+
+__all__ = ["GivenAttempt", "apply_lifecycle", "make_attempt_event"]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenAttempt:
+    """The attempt that a start was given which was begun while the store was out of reach.
+
+    Attributes:
+        number: It.
+        asked: The one that its process took, which another process had.
+        status: Status of the run until then.
+    """
+
+    number: int
+    asked: int
+    status: str
+
+
+def apply_lifecycle(
+    connection: StoreConnection, record: LifecycleRecord, names: NameTable
+) -> GivenAttempt | None:
+    """Apply one record inside the caller's transaction.
+
+    A record of an attempt never changes a run whose newest attempt is later.
+
+    Returns:
+        The attempt that a start was given in place of its own, which another process has.
+
+    Raises:
+        BackendRejected: The attempt was started already, by another process, and this one
+            was not begun while the store was out of reach.
+    """
+    data: Mapping[str, Any] = record.data or {}
+    if record.action == "start":
+        return _start(connection, record, data, names)
+    row = connection.execute(
+        f"SELECT pk, attempt, tags, process FROM run WHERE id = ?{connection.for_update}",
+        (record.run_id,),
+    ).fetchone()
+    if row is None:
+        raise BackendRejected(f"run {record.run_id} was never started in this store")
+    run_pk, attempt, tags, process = row
+    now_us = time.time_ns() // 1000
+    if record.action == "tag":
+        merged = sorted({*json.loads(tags), data["tag"]})
+        _update(connection, run_pk, tags=json.dumps(merged), updated_us=record.time_us)
+        write_tags(connection, run_pk, merged)
+    elif record.attempt != attempt:
+        return None
+    elif record.action == "heartbeat":
+        # The store's own clock: hosts disagree about the time.
+        _update(connection, run_pk, heartbeat_us=now_us)
+    elif record.action in ("config", "environment"):
+        _update(connection, run_pk, **{record.action: json.dumps(data), "heartbeat_us": now_us})
+        if record.action == "config":
+            write_config(connection, run_pk, data["values"])
+    elif record.action == "status":
+        _update(
+            connection,
+            run_pk,
+            status=data["status"],
+            # With the process that ended so; a start puts another one in its place.
+            process=json.dumps({**json.loads(process), "exit_code": data.get("exit_code")}),
+            ended_us=record.time_us,
+            updated_us=record.time_us,
+            heartbeat_us=now_us,
+        )
+    return None
+
+
+def _start(
+    connection: StoreConnection,
+    record: LifecycleRecord,
+    data: Mapping[str, Any],
+    names: NameTable,
+) -> GivenAttempt | None:
+    project, run = data["project"], data["run"]
+    connection.execute(
+        "INSERT INTO project (id, name, root_path, created_us, updated_us)"
+        " VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET updated_us = excluded.updated_us",
+        (project["id"], project["name"], project["root_path"], record.time_us, record.time_us),
+    )
+    row = connection.execute(
+        "SELECT pk, attempt, status, created_us, trashed_us FROM run WHERE id = ?"
+        f"{connection.for_update}",
+        (record.run_id,),
+    ).fetchone()
+    now_us = time.time_ns() // 1000
+    process = json.dumps(data["process"])
+    if row is None:
+        _add_run(connection, record, data, now_us)
+        return None
+    run_pk, newest, status, created_us, trashed_us = row
+    if trashed_us is not None:
+        raise BackendRejected(
+            f"run {record.run_id} is in the trash; `quark restore {record.run_id}` brings it back"
+        )
+    number = _choose_attempt(connection, run_pk, newest, record, data.get("offline"))
+    from_step = data.get("from_step")
+    if number >= newest:
+        _update(
+            connection,
+            run_pk,
+            status="running",
+            attempt=number,
+            process=process,
+            git_commit=run["git_commit"],
+            ended_us=None,
+            updated_us=record.time_us,
+            heartbeat_us=now_us,
+        )
+    elif record.time_us < created_us:
+        _update(connection, run_pk, created_us=record.time_us)
+    if number == record.attempt:
+        _add_attempt(connection, run_pk, record, from_step)
+    else:
+        # It did nothing again of what the other process did beside it: both are shown.
+        _add_attempt(connection, run_pk, msgspec.structs.replace(record, attempt=number), None)
+    if from_step is not None and number != record.attempt:
+        connection.execute(
+            "UPDATE attempt SET from_step = ? WHERE run_pk = ? AND number = ?"
+            " AND coalesce(from_step, ?) >= ?",
+            (from_step, run_pk, record.attempt, from_step, from_step),
+        )
+    if from_step is not None:
+        _hide_rows(connection, run_pk, record.attempt, from_step, names)
+    if number == record.attempt:
+        return None
+    return GivenAttempt(number, record.attempt, status)
+
+
+def _add_run(
+    connection: StoreConnection, record: LifecycleRecord, data: Mapping[str, Any], now_us: int
+) -> None:
+    """Make the run that a start begins."""
+    project, run, process = data["project"], data["run"], json.dumps(data["process"])
+    tags = sorted(set(run["tags"]))
+    store = data.get("store") or {}
+    run_pk = connection.insert(
+        "INSERT INTO run (pk, id, project_id, name, notes, status, attempt, parent_run_id,"
+        " lineage_root_run_id, run_path, git_commit, strict_mode, tags, process, created_us,"
+        " updated_us, heartbeat_us, store_name, store_path)"
+        " VALUES (?, ?, ?, ?, ?, 'running', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            record.run_id,
+            project["id"],
+            run["name"],
+            run["notes"],
+            record.attempt,
+            run["parent_run_id"],
+            run["lineage_root_run_id"],
+            run["run_path"],
+            run["git_commit"],
+            int(run["strict_mode"]),
+            json.dumps(tags),
+            process,
+            record.time_us,
+            record.time_us,
+            now_us,
+            store.get("name"),
+            store.get("path"),
+        ),
+    )
+    write_tags(connection, run_pk, tags)
+    _add_attempt(connection, run_pk, record, None)
+
+
+def _choose_attempt(
+    connection: StoreConnection,
+    run_pk: int,
+    newest: int,
+    record: LifecycleRecord,
+    offline: Mapping[str, Any] | None,
+) -> int:
+    """The attempt that a start begins.
+
+    Raises:
+        BackendRejected: Another process has started it, while the store was there to say so.
+    """
+    asked = record.attempt
+    if offline is None:
+        if asked <= newest:
+            raise BackendRejected(
+                f"attempt {asked} of run {record.run_id} was started by another process"
+            )
+        return asked
+    if not _has_attempt(connection, run_pk, asked):
+        return asked  # it may come late, after an attempt that followed it
+    own = connection.execute(
+        "SELECT 1 FROM writer WHERE run_pk = ? AND id = ? AND attempt = ?",
+        (run_pk, offline.get("replaces") or "", asked),
+    ).fetchone()
+    # The process may have begun it itself, and not have heard of that.
+    return asked if own is not None else newest + 1
+
+
+def _has_attempt(connection: StoreConnection, run_pk: int, number: int) -> bool:
+    found = connection.execute(
+        "SELECT 1 FROM attempt WHERE run_pk = ? AND number = ?", (run_pk, number)
+    ).fetchone()
+    return found is not None
+
+
+def _add_attempt(
+    connection: StoreConnection, run_pk: int, record: LifecycleRecord, from_step: int | None
+) -> None:
+    connection.execute(
+        "INSERT INTO attempt (run_pk, number, from_step, started_us) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (run_pk, number) DO NOTHING",
+        (run_pk, record.attempt, from_step, record.time_us),
+    )
+
+
+def _hide_rows(
+    connection: StoreConnection, run_pk: int, attempt: int, from_step: int, names: NameTable
+) -> None:
+    """Hide what earlier attempts have at a step or beyond it."""
+    from quark_backends.store.writing.summaries import find_first_hidden, rebuild_metrics
+
+    writers = connection.execute(
+        "SELECT pk FROM writer WHERE run_pk = ? AND attempt < ? AND coalesce(hidden_step, ?) >= ?",
+        (run_pk, attempt, from_step, from_step),
+    ).fetchall()
+    for (writer_pk,) in writers:
+        connection.execute("UPDATE writer SET hidden_step = ? WHERE pk = ?", (from_step, writer_pk))
+        connection.executemany(
+            "INSERT INTO hidden (writer_pk, kind, sequence) VALUES (?, ?, ?)"
+            " ON CONFLICT (writer_pk, kind) DO UPDATE SET sequence = excluded.sequence",
+            [
+                (writer_pk, kind, sequence)
+                for kind, sequence in find_first_hidden(connection, writer_pk, from_step).items()
+            ],
+        )
+    rebuild_metrics(connection, run_pk, names.find)
+
+
+def _update(connection: StoreConnection, run_pk: int, **values: Any) -> None:
+    # Column names come from this module only; values are bound.
+    assignments = ", ".join(f"{name} = ?" for name in values)
+    connection.execute(f"UPDATE run SET {assignments} WHERE pk = ?", (*values.values(), run_pk))
+
+
+def make_attempt_event(batch: Batch, given: GivenAttempt) -> Batch:
+    """The event of an attempt that got another number, as a batch; the same whenever it is made.
+
+    Args:
+        batch: The batch that holds the start.
+        given: What became of it.
+    """
+    writer_id = f"{batch.writer_id}.settled"
+    payload = {
+        "message": (
+            f"attempt {given.asked} was begun by two processes, one of them while the store was "
+            f"out of reach; that one is attempt {given.number}, and both are kept"
+        ),
+        "writer_id": batch.writer_id,
+        "asked_attempt": given.asked,
+        "attempt": given.number,
+        "status_before": given.status,
+    }
+    record = EventRecord(
+        batch.run_id,
+        writer_id,
+        given.number,
+        batch.rank,
+        0,
+        time.time_ns() // 1000,
+        SETTLED,
+        "warning",
+        None,
+        None,
+        "running",
+        JsonObject(payload),
+    )
+    return Batch(
+        batch.run_id,
+        writer_id,
+        given.number,
+        batch.rank,
+        0,
+        EventRecord.KIND,
+        1,
+        encode_records([record]),
+    )

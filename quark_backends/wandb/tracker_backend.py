@@ -1,0 +1,66 @@
+"""The W&B mirror, as a tracker asks for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from quark_backends.mirroring.saved_state import load_newest_note
+from quark_backends.wandb.options import read_options
+from quark_core.backends.contract import BackendConfig, MirrorRun
+from quark_core.backends.tracker_backend import ProjectMirror
+from quark_core.records import RunRecord
+
+__all__ = ["WandbBackend", "describe_run"]
+
+_OPTIONS = ("mode", "entity", "group", "job_type")
+
+
+class WandbBackend(ProjectMirror):
+    """The W&B mirror.
+
+    Args:
+        project_name: Project there; WANDB_PROJECT or the run's project by default.
+        config: Configuration of the run.
+        outdir: Where Quark's store goes, and W&B's files with it.
+        rank: Of this process, found by itself where it is None; not active where it is not 0.
+        kwargs: `mode`, `entity`, `group` and `job_type` as of `wandb.init`, and
+            `tags`; anything else is W&B's own and has no effect.
+    """
+
+    def __init__(
+        self,
+        project_name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        outdir: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        options = {"project": project_name} if project_name else {}
+        for option in _OPTIONS:
+            if kwargs.get(option) is not None:
+                options[option] = str(kwargs[option])
+        tags = kwargs.get("tags")
+        if isinstance(tags, (list, tuple, set, frozenset)) and tags:
+            options["tags"] = ";".join(sorted(map(str, tags)))
+        super().__init__("wandb", options, project_name, config, outdir, rank)
+
+
+def describe_run(config: BackendConfig, run: RunRecord) -> MirrorRun:
+    """See `BackendDefinition.describe_run`."""
+    options = read_options(config)
+    assert config.run_path is not None
+    folder, state = load_newest_note(
+        config.run_path / "mirrors" / "wandb", "state.json", "wandb_id"
+    )
+    wandb_id = state.get("wandb_id") or None
+    return MirrorRun(
+        "wandb",
+        wandb_id,
+        run.name or wandb_id,
+        options.project or os.environ.get("WANDB_PROJECT") or config.project,
+        state.get("entity") or options.entity or os.environ.get("WANDB_ENTITY") or None,
+        url=state.get("url") or None,
+        directory=folder,
+    )

@@ -1,0 +1,340 @@
+"""Whether a run has learned something: the evidence that a good health score needs.
+
+That no rule has found anything says little: most faults have no rule. A run is
+healthy where its loss, or what the user named, got better by more than chance,
+has kept what it won, and where what was held out agrees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from quark_core.analysis.case import Case, find_guesses
+from quark_core.analysis.curves import Curve
+from quark_core.analysis.metric_roles import is_held_out, is_loss, is_player_loss
+from quark_core.analysis.observations import format_number
+from quark_core.analysis.outcome import PERCENT_FROM, Progress, measure_progress, negate
+
+__all__ = ["Learning", "judge_learning"]
+
+_LEAST_POINTS, _ENOUGH_POINTS = 5, 10
+_MANY_STEPS = 50  # over which five points are enough as well
+_SIGNIFICANT = 4.0  # standard errors
+_LEAST_GAIN = 0.02  # of the start
+_KEPT = 0.5  # share of what was won that is still there at the end
+_LEAST_VALIDATIONS = 3
+_AGREES = 0.5  # share of what the training has won that the validation has too
+_CHANCE, _CHANCE_STEP = 0.6, 0.03  # an accuracy below it that has not risen by so much
+_LISTED = 6
+_KEPT_LOSS = 0.75  # of the loss at the start: who keeps more has learned little, as far as is known
+_KNOWN_BEFORE = 0.5  # of a guess's loss: who starts there has learned elsewhere, as for fine-tuning
+_SAME_SCALE = 1.5  # times the training's start: a validation loss that begins there is of its kind
+_GOOD_ACCURACY = 0.9
+_FORESEEN = 0.05  # of a guess's loss, held out: no text is known so well
+_LEAST_SYMBOLS, _WHOLE = 16, 1e-6  # so near to a whole number
+_RECURRENT = ("GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell")
+
+State = Literal["learned", "not_learned", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """What is known of whether a run has learned.
+
+    Attributes:
+        state: `learned`, `not_learned`, or `unknown` where nothing says.
+        metric: Key of the metric that it is judged by, or None.
+        mode: Whether that is better when lower or higher.
+        named: Whether the user named it.
+        reason: Why, in a few words without a full stop, with the figures that it rests on.
+        start, end: Level of the metric before learning and at the end, or None.
+        is_validated: Whether anything held out was measured often enough.
+        fails_held_out: Whether the training got better, and what was held out did not.
+        doubt: Why it is not sure that a run that has learned has learned well, or None: it has
+            kept most of its loss, or knows more than can be known.
+    """
+
+    state: State
+    metric: str | None = None
+    mode: Literal["min", "max"] = "min"
+    named: bool = False
+    reason: str
+    start: float | None = None
+    end: float | None = None
+    is_validated: bool = False
+    fails_held_out: bool = False
+    doubt: str | None = None
+
+
+def judge_learning(case: Case) -> Learning:
+    """Whether the run has learned, by the named objective, or else by its loss or score."""
+    validated = _is_validated(case)
+    if case.objective is not None:
+        return _judge_named(case, is_validated=validated)
+    train, validation = case.train_loss, case.validation_loss
+    if train is None and validation is None:
+        return _judge_scores(case, is_validated=validated)
+    main = train if train is not None else validation
+    assert main is not None
+    judged = _judge_curve(main, "min")
+    if is_player_loss(main.key):
+        return _complete(_look_elsewhere(case, judged), named=False, is_validated=validated)
+    if judged.state == "not_learned" and train is not None and validation is not None:
+        # With little left to win the training's noise hides what the validation shows.
+        judged = _look_at_validation(judged, train, validation)
+    elif judged.state == "learned" and train is not None and validation is not None:
+        judged = _hold_against(judged, train, validation)
+    if judged.state != "learned":
+        judged = _look_elsewhere(case, judged)
+    if judged.state == "learned":
+        judged = _doubt(case, _hold_against_guesses(case, _hold_against_accuracy(case, judged)))
+    return _complete(judged, named=False, is_validated=validated)
+
+
+def _judge_named(case: Case, *, is_validated: bool) -> Learning:
+    objective = case.objective
+    assert objective is not None
+    if objective.curve is None:
+        others = _list_keys(case) or "nothing"
+        return Learning(
+            state="unknown",
+            metric=objective.metric,
+            mode=objective.mode,
+            named=True,
+            reason=f"the objective {objective.metric} was never logged; the run has {others}",
+        )
+    judged = _judge_curve(objective.curve, objective.mode)
+    if judged.state == "learned" and objective.is_loss:
+        judged = _doubt(case, _hold_against_guesses(case, judged))
+    return _complete(judged, named=True, is_validated=is_validated)
+
+
+def _judge_scores(case: Case, *, is_validated: bool) -> Learning:
+    """Of a run without a loss: its accuracies and rewards."""
+    scores = [
+        curve for curve in (case.train_accuracy, case.validation_accuracy) if curve is not None
+    ]
+    judged = [_judge_curve(curve, "max") for curve in (*scores, *case.scores)]
+    best = next((item for item in judged if item.state == "learned"), None)
+    if best is None and judged:
+        best = judged[0]
+    if best is not None:
+        return _complete(best, named=False, is_validated=is_validated)
+    others = _list_keys(case)
+    among = f" among {others}; name it with objective=" if others else ": no metric was logged"
+    return Learning(state="unknown", reason=f"no loss was recognised{among}")
+
+
+def _look_elsewhere(case: Case, judged: Learning) -> Learning:
+    """What else says that the run has learned, where its loss does not."""
+    if any(is_player_loss(key) for key in case.run.metrics if is_loss(key)):
+        # Two players that are equally good have losses that stand still.
+        reason = "the losses of two players say nothing of it; name what does with objective="
+        judged = Learning(
+            state="unknown", metric=judged.metric, reason=reason, start=judged.start, end=judged.end
+        )
+    rewards = [_judge_curve(curve, "max") for curve in case.scores]
+    return next((item for item in rewards if item.state == "learned"), judged)
+
+
+def _judge_curve(curve: Curve, mode: Literal["min", "max"]) -> Learning:
+    sign = 1.0 if mode == "min" else -1.0
+    downwards = curve if mode == "min" else negate(curve)
+    key = curve.key
+    if len(curve) and not len(curve.finite):
+        return Learning(state="not_learned", metric=key, mode=mode, reason=f"{key} is never finite")
+    progress = measure_progress(downwards)
+    if progress is None or not _is_long_enough(curve):
+        points = len(curve.merged)
+        kind = "point" if len(curve.finite) == len(curve) else "finite point"
+        reason = f"{points} {kind}{'' if points == 1 else 's'} of {key} are too few to judge by"
+        return Learning(state="unknown", metric=key, mode=mode, reason=reason)
+    start, end = sign * progress.start, sign * progress.final
+    said = f"{format_number(start)} to {format_number(end)}"
+    made = Learning(
+        state="learned", metric=key, mode=mode, reason=f"{key} went from {said}",
+        start=start, end=end,
+    )  # fmt: skip
+    if not np.isfinite(curve.value[-1]):
+        return _refuse(made, f"{key} ends as {format_number(float(curve.value[-1]))}")
+    if not _has_improved(progress):
+        return _refuse(made, f"{key} did not get better: {said}")
+    if progress.final - progress.best > (1.0 - _KEPT) * progress.fall + 2.0 * progress.error:
+        best = format_number(sign * progress.best)
+        return _refuse(made, f"{key} has lost what it won: {said}, and was {best} at its best")
+    return made
+
+
+def _has_improved(progress: Progress) -> bool:
+    gain = progress.start - progress.best
+    scale = abs(progress.start)
+    if progress.start <= 0 or progress.best <= 0:
+        scale = float(np.ptp(progress.smoothed.value))
+    if gain <= _LEAST_GAIN * scale:
+        return False
+    drifts = progress.drift > _SIGNIFICANT * progress.drift_error
+    return gain > _SIGNIFICANT * progress.error or drifts
+
+
+def _is_long_enough(curve: Curve) -> bool:
+    merged = curve.merged
+    count = len(merged)
+    if count >= _ENOUGH_POINTS:
+        return True
+    span = int(merged.step[-1] - merged.step[0]) if count else 0
+    return count >= _LEAST_POINTS and (merged.unit == "epoch" or span >= _MANY_STEPS)
+
+
+def _look_at_validation(judged: Learning, train: Curve, validation: Curve) -> Learning:
+    """Whether the validation gets better while the training stands still within its noise."""
+    theirs, ours = _judge_curve(validation, "min"), measure_progress(train)
+    is_worse = ours is None or ours.final - ours.start > _SIGNIFICANT * ours.error
+    return theirs if theirs.state == "learned" and not is_worse else judged
+
+
+def _hold_against(judged: Learning, train: Curve, validation: Curve) -> Learning:
+    """Whether the validation has won what the training has."""
+    key = validation.key
+    if len(validation) and not len(validation.finite):
+        return _refuse_held_out(judged, f"{key} is never finite")
+    ours, theirs = measure_progress(train), measure_progress(validation)
+    if ours is None or theirs is None:
+        return judged
+    said = f"{format_number(theirs.start)} to {format_number(theirs.final)}"
+    if _has_improved(theirs):
+        if theirs.final - theirs.best > theirs.fall + 2.0 * theirs.error:
+            return _refuse_held_out(judged, f"{key} has lost what it won: {said}")
+        return _add(judged, f"{key} from {said}")
+    # Its first value may come after most was learned.
+    if theirs.final <= ours.final + (1.0 - _AGREES) * (ours.start - ours.final):
+        return _add(judged, f"{key} ends at {format_number(theirs.final)}")
+    return _refuse_held_out(judged, f"{judged.reason}, but {key} did not get better: {said}")
+
+
+def _hold_against_accuracy(case: Case, judged: Learning) -> Learning:
+    """A loss also falls where a model only learns how often each label comes."""
+    curve = case.train_accuracy if case.train_accuracy is not None else case.validation_accuracy
+    progress = None if curve is None else measure_progress(negate(curve))
+    if curve is None or progress is None:
+        return judged
+    unit = 100.0 if float(curve.finite.value.max()) > PERCENT_FROM else 1.0
+    start, end = -progress.start / unit, -progress.final / unit
+    if end >= _CHANCE or end - start > max(_CHANCE_STEP, _SIGNIFICANT * progress.error / unit):
+        return judged
+    if -progress.best / unit - start > max(_CHANCE_STEP, _SIGNIFICANT * progress.error / unit):
+        return judged
+    said = f"{format_number(start * unit)} to {format_number(end * unit)}"
+    return _refuse(judged, f"{judged.reason}, but {curve.key} did not get better: {said}")
+
+
+def _hold_against_guesses(case: Case, judged: Learning) -> Learning:
+    """A loss that was worse than that of guesses falls too where it comes to be that of guesses."""
+    guesses = find_guesses(case)
+    if judged.state != "learned" or guesses is None:
+        return judged
+    said = f"guesses have {format_number(guesses)}"
+    if case.chance_loss is None:
+        said = f"guesses among {case.output_count} outputs have {format_number(guesses)}"
+    return _refuse(judged, f"{judged.reason}, and {said}")
+
+
+def _doubt(case: Case, judged: Learning) -> Learning:
+    """Whether a run has learned little, as far as is known, or more than can be known."""
+    outcome = case.outcome
+    if judged.state != "learned" or outcome.rewarded:
+        return judged
+    if (outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
+        return judged
+    train, validation = outcome.train, outcome.validation
+    main = train or validation
+    if validation is not None and judged.metric == validation.key:
+        main = validation  # the training's noise hides what it wins
+    if main is None or not (main.start > 0 and main.best > 0):
+        return judged
+    ends = [(main.final, main.key)]
+    if validation is not None and 0 < validation.start <= _SAME_SCALE * main.start:
+        ends.append((validation.final, validation.key))
+    end, key = max(ends)
+    kept = end / main.start
+    guesses = case.guess_loss
+    knew = guesses is not None and main.start <= _KNOWN_BEFORE * guesses
+    if kept > _KEPT_LOSS and not knew:
+        return replace(
+            judged,
+            doubt=f"{key} is still {format_number(100.0 * kept)} % of what {main.key} was at the "
+            "start: how low it can go is not known; log a score, or hold it against a run that "
+            "went well",
+        )
+    symbols = _count_symbols(case)
+    if symbols is not None and validation is not None:
+        among = float(np.log(symbols))
+        if validation.final <= _FORESEEN * among:
+            return replace(
+                judged,
+                doubt=f"{validation.key} ends at {format_number(validation.final)}, a guess among "
+                f"{symbols} symbols has {format_number(among)}: make sure that no place sees "
+                "the symbol that it is to say",
+            )
+    return judged
+
+
+def _count_symbols(case: Case) -> int | None:
+    """Of a model that says the symbols that it reads, at every place at once: how many there are.
+
+    The embedding and the last layer have as many weights, and each place gets a figure for every
+    symbol. A recurrent one reads what it is to say only afterwards.
+    """
+    run = case.run
+    layers = list(run.activations.values())
+    if not layers or any(item.kind in _RECURRENT for item in layers):
+        return None
+    first, last = layers[0], layers[-1]
+    table = run.parameters.get(f"{first.name}.weight")
+    head = run.parameters.get(f"{last.name}.weight", table)
+    if first.kind != "Embedding" or last.kind != "Linear" or table is None or head is None:
+        return None
+    weights = float(np.nanmax(table["element_count"], initial=0.0))
+    sizes = [float(np.nanmedian(item["element_count"])) for item in (first, last)]
+    if weights != float(np.nanmax(head["element_count"], initial=0.0)) or not min(sizes) > 0:
+        return None
+    symbols = float(np.sqrt(weights * sizes[1] / sizes[0]))
+    if symbols < _LEAST_SYMBOLS or abs(symbols - round(symbols)) > _WHOLE:
+        return None
+    return round(symbols) if weights % round(symbols) == 0 else None
+
+
+def _is_validated(case: Case) -> bool:
+    held_out = [case.validation_loss, case.validation_accuracy]
+    objective = case.objective
+    if objective is not None and objective.curve is not None and is_held_out(objective.metric):
+        held_out.append(objective.curve)
+    return any(curve is not None and len(curve.merged) >= _LEAST_VALIDATIONS for curve in held_out)
+
+
+def _list_keys(case: Case) -> str:
+    keys = [
+        key
+        for key, curve in case.run.metrics.items()
+        if len(curve) and not key.startswith(("system/", "quark/"))
+    ]
+    more = f" and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
+    return ", ".join(keys[:_LISTED]) + more
+
+
+def _refuse(judged: Learning, reason: str) -> Learning:
+    return replace(judged, state="not_learned", reason=reason)
+
+
+def _refuse_held_out(judged: Learning, reason: str) -> Learning:
+    return replace(judged, state="not_learned", reason=reason, fails_held_out=True)
+
+
+def _add(judged: Learning, reason: str) -> Learning:
+    return replace(judged, reason=f"{judged.reason}, {reason}")
+
+
+def _complete(judged: Learning, *, named: bool, is_validated: bool) -> Learning:
+    return replace(judged, named=named, is_validated=is_validated)

@@ -1,0 +1,115 @@
+"""Outputs that are squashed before a loss that squashes them itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quark_core.analysis.case import Case
+from quark_core.analysis.curves import take_early
+from quark_core.analysis.figures import between_steps, measure, measure_curve, say
+from quark_core.analysis.observations import observe
+from quark_core.analysis.outcome import Progress
+from quark_core.analysis.rule import Finding, Verdict
+from quark_core.analysis.rules.base import BaseRule
+from quark_core.analysis.run_data import LayerHistory
+from quark_core.records.kinds.findings import AlertCategory
+
+__all__ = ["SquashedOutputs"]
+
+_LEAST_POINTS, _LEAST_PROBES = 30, 5
+_AT_GUESSES = 0.05  # share by which the first losses may differ from that of guesses
+_SLACK = 0.02  # of the bounds, for what is rounded or added, as a penalty is
+_LARGE, _GROWN = 4.0, 4.0  # deviation of the outputs at the end, and times that at the start
+_LATE_PART = 5  # the last fifth of the probes
+
+
+class SquashedOutputs(BaseRule):
+    """Fires where outputs grow large and the loss stays within what shares can give.
+
+    A cross-entropy of shares, as a softmax before it gives, cannot get below
+    log(1 + (K - 1) / e) among K classes, nor above log(K - 1 + e): the outputs
+    grow and grow to come near it. Of a sigmoid before a binary loss it is likewise.
+    """
+
+    rule_id = "squashed_outputs"
+    category: AlertCategory = "optimization"
+    needs = (
+        f"it needs the activations of a last linear layer with a bias in {_LEAST_PROBES} probes, "
+        f"and {_LEAST_POINTS} points of the training loss"
+    )
+    data = ("layer activations", "parameter summaries", "train/loss")
+    threshold = _LARGE
+
+    def judge(self, case: Case) -> Verdict | None:
+        """Hold the losses against their bounds, and the outputs against their first size.
+
+        Silent as soon as one loss is beyond the bounds: then it has seen the
+        outputs themselves. Smoothed labels keep outputs small.
+        """
+        progress, layer = case.outcome.train, case.output_layer
+        if progress is None or progress.points < _LEAST_POINTS or layer is None:
+            return None
+        history, count = layer
+        std = history["std"][np.isfinite(history["std"])]
+        if len(std) < _LEAST_PROBES:
+            return None
+        late = float(np.median(std[-max(1, len(std) // _LATE_PART) :]))
+        early = float(np.median(take_early(std)))
+        if late < max(_LARGE, _GROWN * early):
+            return self.stay_quiet("the outputs stay small", late)
+        if not _is_bounded(progress, count) or not progress.has_fallen:
+            return self.stay_quiet("the loss is not bounded as that of shares is", late)
+        finding = _describe(case, progress, history, count)
+        return Verdict(findings=(finding,), observed=late, threshold=_LARGE)
+
+
+def _is_bounded(progress: Progress, count: int) -> bool:
+    """Whether all losses lie where those of shares of so many classes do, from guesses on."""
+    values = progress.values.value
+    if count > 1:
+        highest = float(np.log(count - 1.0 + np.e))
+        lowest, guesses = highest - 1.0, (float(np.log(count)),) * 2
+    else:
+        lowest, highest = float(np.log1p(np.exp(-1.0))), float(np.log1p(np.exp(1.0)))
+        # Of a share of one half, with all labels one and all labels zero.
+        guesses = float(np.log1p(np.exp(-0.5))), float(np.log1p(np.exp(0.5)))
+    low, high = guesses[0] * (1.0 - _AT_GUESSES), guesses[1] * (1.0 + _AT_GUESSES)
+    begins = low <= progress.first <= high
+    return (
+        begins
+        and float(values.min()) >= lowest - _SLACK * abs(lowest)
+        and float(values.max()) <= highest + _SLACK * highest
+    )
+
+
+def _describe(case: Case, progress: Progress, layer: LayerHistory, count: int) -> Finding:
+    run, key = case.run, progress.key
+    steps = layer.step
+    late = int(steps[-max(1, len(steps) // _LATE_PART)])
+    early = int(steps[len(take_early(layer["std"])) - 1])
+    name = "softmax" if count > 1 else "sigmoid"
+    first, last = int(steps[0]), int(steps[-1])
+    return Finding(
+        culprit=layer.name,
+        severity="warning",
+        title=f"Outputs go through a {name} twice",
+        fact=say(
+            "The outputs of {layer} deviate by {late} at the end, by {early} at first, and {key} "
+            "stays between {lowest} and {highest} ({steps}), as if it saw shares only.",
+            layer=layer.name,
+            late=measure(run, "activation", layer.name, "median", "std", first=late),
+            early=measure(run, "activation", layer.name, "median", "std", last=early),
+            key=key, lowest=measure_curve(run, key, "lowest"),
+            highest=measure_curve(run, key, "highest"), steps=between_steps(first, last),
+        ),
+        inference=f"A {name} before a loss that has one itself leaves it hardly anything to see: "
+        "the loss cannot come near zero, and gradients are small.",
+        suggested_check=f"Give the loss the outputs themselves, without the {name}; apply it only "
+        "where shares are shown.",
+        evidence=(
+            observe("layer", layer.name, "deviation of the outputs at the end",
+                    float(np.median(layer["std"][steps >= late])), _LARGE, late, last),
+        ),
+        step=first,
+        step_end=last,
+    )  # fmt: skip

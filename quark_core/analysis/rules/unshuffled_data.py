@@ -1,0 +1,144 @@
+"""Samples that come sorted, in the same order in every epoch."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark_core.analysis.case import Case
+from quark_core.analysis.curves import Curve
+from quark_core.analysis.figures import Text, at_step, between_steps, measure_curve, say
+from quark_core.analysis.metric_roles import find_learning_rate
+from quark_core.analysis.observations import observe
+from quark_core.analysis.rule import Finding, Verdict
+from quark_core.analysis.rules.base import BaseRule
+from quark_core.records.kinds.findings import AlertCategory
+
+__all__ = ["UnshuffledData"]
+
+Floats = NDArray[np.float64]
+
+_LEAST_EPOCHS, _LEAST_PLACES = 4, 8  # whole epochs that are compared, and points of each
+_ALIKE = 0.9  # correlation of the courses of odd and even epochs
+_SMOOTH = 0.5  # correlation of neighbours in the course: samples that are alike follow each other
+_AMPLITUDE = 0.1  # deviation of the course, of the level of the loss
+_RISES = 2  # of the learning rate: a schedule with restarts makes a course of its own
+_RISEN = 1.5  # times the rate before
+
+
+class UnshuffledData(BaseRule):
+    """Fires where the training loss takes the same course in every epoch, by stretches.
+
+    Samples that are sorted by class, and not shuffled, are learned and
+    forgotten in turn: the loss jumps where the next class begins. Batches that
+    are the same in every epoch but drawn at random go up and down from one to
+    the next, and are no fault.
+    """
+
+    rule_id = "unshuffled_data"
+    category: AlertCategory = "generalization"
+    needs = (
+        f"it needs the training loss of {_LEAST_EPOCHS} epochs, with their numbers and "
+        f"{_LEAST_PLACES} points of each"
+    )
+    data = ("train/loss with epochs",)
+    threshold = _ALIKE
+
+    def judge(self, case: Case) -> Verdict | None:
+        """Hold the courses of the last epochs against each other.
+
+        Silent where the learning rate rises again and again, as it makes a
+        course by itself, and where the course is small against the loss.
+        """
+        loss = case.train_loss
+        found = None if loss is None else _fold(loss.merged)
+        if loss is None or found is None:
+            return None
+        rows, first, last = found
+        course, alike = _compare(rows)
+        level = float(np.median(np.abs(rows)))
+        if _restarts(case):
+            return self.stay_quiet("the learning rate restarts, and the loss follows it", alike)
+        spread = float(np.std(course))
+        if alike < _ALIKE or spread < _AMPLITUDE * level or _correlate_neighbours(course) < _SMOOTH:
+            return self.stay_quiet("the loss does not depend on the place in the epoch", alike)
+        finding = _describe(case, loss, first, last, alike)
+        return Verdict(findings=(finding,), observed=alike, threshold=_ALIKE)
+
+
+def _fold(loss: Curve) -> tuple[Floats, int, int] | None:
+    """The last half of the epochs, a row each, with the first and last step of the last one."""
+    if not len(loss) or loss.unit != "step" or int(loss.epoch.min()) < 0:
+        return None
+    bounds = np.flatnonzero(np.diff(loss.epoch, prepend=-1, append=-1))
+    parts = [(low, high) for low, high in pairwise(bounds.tolist()) if high > low]
+    size = int(np.median([high - low for low, high in parts]))
+    whole = [(low, high) for low, high in parts if high - low == size]
+    whole = whole[-max(_LEAST_EPOCHS, len(whole) // 2) :]
+    if size < _LEAST_PLACES or len(whole) < _LEAST_EPOCHS:
+        return None
+    rows = np.stack([loss.value[low:high] for low, high in whole])
+    low, high = whole[-1]
+    return rows, int(loss.step[low]), int(loss.step[high - 1])
+
+
+def _compare(rows: Floats) -> tuple[Floats, float]:
+    """The course of the usual epoch without its trend, and how alike odd and even ones are."""
+    places = np.arange(rows.shape[1], dtype=np.float64)
+    places -= places.mean()
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    slope = centred @ places / float(places @ places)
+    centred = centred - slope[:, None] * places
+    odd, even = (np.median(centred[start::2], axis=0) for start in (0, 1))
+    return np.median(centred, axis=0), _correlate(odd, even)
+
+
+def _correlate(one: Floats, other: Floats) -> float:
+    if not (float(np.std(one)) > 0 and float(np.std(other)) > 0):
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+def _correlate_neighbours(course: Floats) -> float:
+    return _correlate(course[:-1], course[1:])
+
+
+def _restarts(case: Case) -> bool:
+    """Whether a learning rate rises several times."""
+    logged = find_learning_rate(case.run.metrics)
+    rates = [] if logged is None else [logged.finite.value]
+    rates += [item["learning_rate"] for item in case.run.parameters.values()]
+    for rate in rates:
+        known = rate[np.isfinite(rate) & (rate > 0)]
+        if len(known) > 1 and int((known[1:] > _RISEN * known[:-1]).sum()) >= _RISES:
+            return True
+    return False
+
+
+def _describe(case: Case, loss: Curve, first: int, last: int, alike: float) -> Finding:
+    span = {"first": first, "last": last}
+    fact: Text = say(
+        "{key} takes the same course in every epoch: from {highest} down to {lowest} and back in "
+        "the last one ({steps}), which begins at step {step}.",
+        key=loss.key, highest=measure_curve(case.run, loss.key, "highest", **span),
+        lowest=measure_curve(case.run, loss.key, "lowest", **span),
+        steps=between_steps(first, last), step=at_step(first),
+    )  # fmt: skip
+    return Finding(
+        culprit=loss.key,
+        severity="warning",
+        title="Samples come sorted",
+        fact=fact,
+        inference="Samples that are alike follow each other, and in the same order every time: "
+        "each kind is learned while it lasts, and lost again with the next one.",
+        suggested_check="Shuffle the samples anew in each epoch (shuffle=True, a random sampler; "
+        "a large shuffle buffer for streams), and look at whether files are sorted by class.",
+        evidence=(
+            observe("metric", loss.key, "correlation of the courses of odd and even epochs",
+                    alike, _ALIKE, first, last),
+        ),
+        step=int(loss.step[0]),
+        step_end=last,
+    )  # fmt: skip

@@ -1,0 +1,40 @@
+"""The hooks through which plugins declare backends and hear of runs.
+
+A plugin is a module or an object, named by an entry point of the group
+`quark.backends`, whose functions carry the `hookimpl` marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from quark_core.backends.contract import BackendDefinition
+    from quark_core.backends.delivery_report import DeliveryReport
+    from quark_core.records.runs import RunContext
+
+__all__ = ["ENTRY_POINT_GROUP", "PROJECT_NAME", "hookimpl", "hookspec"]
+
+PROJECT_NAME = "quark"
+ENTRY_POINT_GROUP = "quark.backends"
+
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+
+
+@hookspec
+def quark_register_backends() -> Iterable[BackendDefinition]:  # type: ignore[empty-body]
+    """Declare backends. Must be cheap: open nothing, import no client library."""
+
+
+@hookspec
+def quark_run_started(context: RunContext) -> None:
+    """Hear that a run was started or resumed in this process."""
+
+
+@hookspec
+def quark_run_ended(context: RunContext, report: DeliveryReport) -> None:
+    """Hear that a run has ended in this process, and what was delivered where."""

@@ -1,0 +1,239 @@
+"""Finds the installed backends, and keeps a reason for each plugin that was left out."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from quark_core.backends import hookspecs
+from quark_core.backends.contract import API_VERSION, BackendDefinition, TrackerForm
+from quark_core.errors import BackendContractError, UnknownBackendError
+from quark_core.system.terminal_text import clean_text
+
+__all__ = ["BackendRegistry", "LeftOut", "default_registry"]
+
+_log = logging.getLogger("quark")
+_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
+
+_PACKAGE = "quark_backends"
+# What a URL begins with is the scheme of a backend of ours.
+_URL_SCHEMES = frozenset({"http", "https"})
+_AGAIN = "; it belongs to Quark, which is not whole here: install quark-tracker again"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A plugin that cannot be used.
+
+    Attributes:
+        name: Name of its entry point, or of the backend it declared.
+        origin: Distribution or object that it came from.
+        reason: Why it was left out.
+    """
+
+    name: str
+    origin: str
+    reason: str
+
+
+class BackendRegistry:
+    """The backends of this process, by name and by URI scheme.
+
+    One broken plugin never hides another: each is loaded, and asked for its
+    definitions, under a guard of its own.
+    """
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT_NAME)
+        self._manager.add_hookspecs(hookspecs)
+        self._definitions: dict[str, BackendDefinition] = {}
+        self._schemes: dict[str, str] = {}
+        self._origins: dict[str, str] = {}
+        self._left_out: list[LeftOut] = []
+
+    @classmethod
+    def discover(cls, points: Iterable[EntryPoint] | None = None) -> BackendRegistry:
+        """Load every entry point of the group `quark.backends`."""
+        registry = cls()
+        if points is None:
+            points = entry_points(group=hookspecs.ENTRY_POINT_GROUP)
+        for point in sorted(points, key=lambda p: (not p.value.startswith(_PACKAGE), p)):
+            origin = point.dist.name if point.dist is not None else point.value
+            try:
+                plugin = point.load()
+            except BaseException as error:  # a plugin may even call sys.exit while it is imported
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                registry._leave_out(point.name, origin, f"import failed: {_describe(error)}")
+                continue
+            registry.register(plugin, name=point.name, origin=origin, place=point.value)
+        return registry
+
+    def register(
+        self, plugin: Any, *, name: str, origin: str = "this process", place: str | None = None
+    ) -> None:
+        """Add one plugin and the backends that it declares; a broken one is left out.
+
+        Args:
+            plugin: The module or object.
+            name: Name of its entry point.
+            origin: Distribution that it came from.
+            place: Where another process finds it, as `module:object`.
+        """
+        try:
+            registered = self._manager.register(plugin, name=name)
+            if registered is None:
+                raise ValueError("it is blocked or registered already")
+            self._manager.check_pending()
+            found: list[BackendDefinition] = []
+            for implementation in self._manager.hook.quark_register_backends.get_hookimpls():
+                if implementation.plugin is plugin:
+                    declared: Any = implementation.function()
+                    found.extend(declared)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            if self._manager.get_plugin(name) is plugin:
+                self._manager.unregister(name=name)
+            self._leave_out(name, origin, _describe(error))
+            return
+        for definition in found:
+            reason = self._refusal(definition)
+            if reason is None:
+                found_at = definition if place is None else replace(definition, plugin=place)
+                self._add(found_at, origin)
+            else:
+                self._leave_out(str(getattr(definition, "name", name)), origin, reason)
+
+    def find(self, name: str) -> BackendDefinition:
+        """The backend of this name or URI scheme.
+
+        Raises:
+            BackendContractError: Its plugin is installed but was left out.
+            UnknownBackendError: There is none; the message lists what exists
+                and names the extra to install, if there is one.
+        """
+        definition = self._definitions.get(self._schemes.get(name, name))
+        if definition is not None:
+            return definition
+        for left_out in self._left_out:
+            if left_out.name == name:
+                raise BackendContractError(
+                    f"backend {name!r} of {left_out.origin} cannot be used: {left_out.reason}",
+                    backend=name,
+                )
+        raise UnknownBackendError(
+            f"backends: there is no backend {name!r} (installed: {', '.join(self.names)})"
+            f"{_find_hint(name)}",
+            backend=name,
+        )
+
+    def find_default_primary(self) -> BackendDefinition:
+        """The store that runs go to where nobody says otherwise.
+
+        Raises:
+            UnknownBackendError: There is none: the installation is broken.
+        """
+        for definition in self._definitions.values():  # Quark's own come first
+            if definition.is_default_primary:
+                return definition
+        raise UnknownBackendError(
+            f"backends: there is no default store (installed: {', '.join(self.names)}){_AGAIN}"
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the usable backends, sorted."""
+        return tuple(sorted(self._definitions))
+
+    @property
+    def definitions(self) -> tuple[BackendDefinition, ...]:
+        """The usable backends, sorted by name."""
+        return tuple(self._definitions[name] for name in self.names)
+
+    def list_tracker_forms(self) -> list[tuple[str, TrackerForm]]:
+        """How trackers ask for backends by name: the default one first, then Quark's own."""
+        found = [(one.name, one.tracker) for one in self._definitions.values() if one.tracker]
+        return sorted(found, key=lambda item: not item[1].is_default)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The plugins that cannot be used, each with its reason."""
+        return tuple(self._left_out)
+
+    def origin(self, name: str) -> str:
+        """Distribution that a usable backend came from."""
+        return self._origins[name]
+
+    def notify(self, hook: str, **arguments: Any) -> None:
+        """Call a notice hook of every plugin; one that raises is logged and passed over."""
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            wanted = {name: arguments[name] for name in implementation.argnames}
+            try:
+                implementation.function(**wanted)
+            except (Exception, SystemExit):  # noqa: BLE001 - a plugin must not end a session
+                _log.exception("plugin %s failed in %s", implementation.plugin_name, hook)
+
+    def _add(self, definition: BackendDefinition, origin: str) -> None:
+        self._definitions[definition.name] = definition
+        self._origins[definition.name] = origin
+        for scheme in definition.schemes:
+            self._schemes.setdefault(scheme, definition.name)
+
+    def _refusal(self, definition: object) -> str | None:
+        if not isinstance(definition, BackendDefinition):
+            return f"it declared a {type(definition).__name__}, not a BackendDefinition"
+        if not isinstance(definition.name, str) or not _NAME.fullmatch(definition.name):
+            return f"its name {definition.name!r} is not a lowercase word that one could type"
+        for field in ("schemes", "capabilities"):
+            value = getattr(definition, field)
+            if not isinstance(value, Iterable) or isinstance(value, str):
+                return f"its {field} are {value!r}, not a collection"
+        if definition.api_version != API_VERSION:
+            return (
+                f"it speaks version {definition.api_version} of the backend contract; "
+                f"this Quark speaks {API_VERSION}"
+            )
+        if definition.name in self._definitions:
+            return f"the name is taken by {self._origins[definition.name]}"
+        return None
+
+    def _leave_out(self, name: str, origin: str, reason: str) -> None:
+        self._left_out.append(LeftOut(name, origin, reason))
+        warnings.warn(
+            clean_text(f"Quark left out the backend plugin {name!r} of {origin}: {reason}"),
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _find_hint(name: str) -> str:
+    """How to get a backend that is asked for and absent, where Quark itself has one."""
+    for point in entry_points(group=hookspecs.ENTRY_POINT_GROUP, name=name):
+        if point.value.startswith(_PACKAGE):
+            found = BackendRegistry.discover([point])._definitions.get(name)
+            how = None if found is None else found.install
+            return f"; install it with: {how}" if how else _AGAIN
+    return _AGAIN if name in _URL_SCHEMES else ""
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+_default: BackendRegistry | None = None
+
+
+def default_registry() -> BackendRegistry:
+    """The registry of the installed plugins, found once a process."""
+    global _default
+    if _default is None:
+        _default = BackendRegistry.discover()
+    return _default

@@ -1,0 +1,1 @@
+"""What a user asks for: arguments, configurations, settings; secrets are taken out here."""

@@ -1,0 +1,115 @@
+"""The metric that a run is to be judged by, and how it is kept with the run.
+
+It stands in the run's configuration, as two plain texts: so every backend that
+gives a configuration back gives the objective back too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from quark_core.config import settings
+from quark_core.config.arguments import check_label
+from quark_core.errors import SchemaValidationError
+from quark_core.records import ConfigSnapshot
+from quark_core.records.json_object import JsonObject
+
+__all__ = [
+    "MODE_KEY",
+    "OBJECTIVE_KEY",
+    "Objective",
+    "ObjectiveMode",
+    "check_objective",
+    "choose_objective",
+    "keep_objective",
+    "parse_objective",
+    "read_objective",
+]
+
+ObjectiveMode = Literal["min", "max"]
+
+OBJECTIVE_KEY = "quark_objective"
+MODE_KEY = "quark_objective_mode"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A metric that somebody has named.
+
+    Attributes:
+        metric: Its name, as it is logged.
+        mode: Whether it is better when lower or higher; None where the name must say.
+    """
+
+    metric: str
+    mode: ObjectiveMode | None = None
+
+
+def check_objective(metric: object, mode: object = None) -> Objective | None:
+    """The objective that two arguments name, or None where they name none.
+
+    Raises:
+        SchemaValidationError: One of them is bad, or there is only `mode`.
+    """
+    if mode is not None and mode not in get_args(ObjectiveMode):
+        raise SchemaValidationError(f"mode must be 'min' or 'max', got {mode!r:.40}")
+    if metric is None:
+        if mode is not None:
+            raise SchemaValidationError(
+                f"mode={mode!r} needs objective=, the metric that is to get better"
+            )
+        return None
+    name = check_label(metric, "objective")
+    return Objective(name, mode)  # type: ignore[arg-type]
+
+
+def parse_objective(text: str, argument: str) -> Objective:
+    """The objective in a text such as `val/loss` or `val/score:max`.
+
+    Raises:
+        SchemaValidationError: It names no metric; the message begins with `argument`.
+    """
+    name, _, mode = text.rpartition(":")
+    if mode not in get_args(ObjectiveMode):
+        name, mode = text, ""
+    try:
+        found = check_objective(name.strip(), mode or None)
+    except SchemaValidationError as error:
+        raise SchemaValidationError(f"{argument}: {error}") from None
+    assert found is not None
+    return found
+
+
+def choose_objective(metric: object, mode: object) -> Objective | None:
+    """What the arguments of a session name, else QUARK_OBJECTIVE; None where neither does.
+
+    Raises:
+        SchemaValidationError: A bad one.
+    """
+    given = settings.objective()
+    if metric is None and mode is None and given:
+        return parse_objective(given, settings.OBJECTIVE)
+    return check_objective(metric, mode)
+
+
+def keep_objective(snapshot: ConfigSnapshot, objective: Objective | None) -> ConfigSnapshot:
+    """A configuration that names the objective as well."""
+    if objective is None:
+        return snapshot
+    values = {**snapshot.values, OBJECTIVE_KEY: objective.metric}
+    values.pop(MODE_KEY, None)
+    if objective.mode is not None:
+        values[MODE_KEY] = objective.mode
+    return msgspec.structs.replace(snapshot, values=JsonObject(values))
+
+
+def read_objective(values: Mapping[str, Any] | None) -> Objective | None:
+    """The objective that a configuration names, or None; whatever else stands there names none."""
+    metric, mode = (values or {}).get(OBJECTIVE_KEY), (values or {}).get(MODE_KEY)
+    if not isinstance(metric, str) or not metric:
+        return None
+    return Objective(metric, mode if mode in get_args(ObjectiveMode) else None)

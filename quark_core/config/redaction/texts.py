@@ -1,0 +1,322 @@
+"""Secrets inside of a text: by their shape, in URLs, and by the name before them."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Callable
+
+from quark_core.config.redaction.names import (
+    Sense,
+    is_secret_key,
+    is_short_password,
+    looks_random,
+    read_name,
+)
+from quark_core.config.redaction.shapes import REDACTED, redact_shapes
+
+__all__ = ["cut_text", "redact_text"]
+
+# From here on it is a password where a scheme and `user:` are before it. A host and its port are
+# none, and what comes after them is a path, in which an `@` is no border.
+_USER_INFO = re.compile(
+    r"""
+    (?<=://)
+    (?: (?P<user>[^\s/?\#@:"'<>]*) (?P<password>:(?![0-9]{1,5}[/?\#])(?:(?!://)[^\s"'<>])*)?
+      | (?P<odd>[^\s/?\#@:"'<>]*:[0-9]{1,5}[/?\#](?:(?!://)[^\s"'<>])*)
+    )@(?=[\w\[.-])
+    """,
+    re.VERBOSE,
+)
+# Where no path has an `@` in it, a password may well begin like a port.
+_DATABASES = re.compile(
+    r"(?:postgres|mysql|maria|mongo|redis|rediss|amqp|mssql|oracle|clickhouse|cockroach|snowflake|"
+    r"ldap|ldaps|ftp|ftps|sftp|smtp|smtps)[a-z0-9+]{0,20}$",
+    re.IGNORECASE,
+)
+# Where a name without a password is an account or a container rather than a token.
+_WEB = re.compile(r"https?$", re.IGNORECASE)
+_ORDINARY_USERS = frozenset({"git", "anonymous", "user", REDACTED})
+_LONGEST_SCHEME = 32
+_PARAMETER = re.compile(r"(?P<name>(?:[?&;]|(?<!\S))([A-Za-z_-]{1,64})=)(?P<value>[^\s&;#\"'<>]+)")
+_SIGNING_ALONE = frozenset(
+    """
+    sig x-amz-signature x-amz-credential x-goog-signature x-goog-credential awsaccesskeyid
+    """.split()
+)
+_SIGNING = _SIGNING_ALONE | {"signature", "key-pair-id", "client_assertion", "code_verifier"}
+
+# What is in every name that tells of a secret: most texts have none of it.
+_STEMS = (
+    *(
+        "pass",
+        "token",
+        "key",
+        "secret",
+        "auth",
+        "pw",
+        "cred",
+        "cookie",
+        "pat",
+        "conn",
+        "bearer",
+        "jwt",
+    ),
+    *("sas", "psk", "pswd", "phrase", "recovery", "answer"),
+)
+_SHORTEST_TEXT = 4
+_MOST_PASSES = 5
+# Longer than any secret that a cut could go through.
+_CUT_MARGIN = 8 * 1024
+
+# A name, and what stands between it and its value. Possessive, so that no text is read twice.
+_ASSIGNED = re.compile(
+    r"(?<![\w.-])(?P<name>[\w.-]++)"
+    r"(?P<gap>\\*+[\"'`]?\]?(?:[ \t]++is)?[ \t]*+(?:=>|:=|==?|:)[ \t]*+)"
+)
+_OPTION = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*+)(?P<gap>[ \t]++)(?=[^\s-]|-[^\s-]\S)")
+_AFTER = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)(?P<gap>[ \t]++)(?=[\"'\w])")
+_IDENTIFIED = re.compile(r"\bidentified[ \t]++by[ \t]++'(?P<value>[^'\n]*+)", re.IGNORECASE)
+_ELEMENT = re.compile(r"<(?P<name>[\w:.-]{1,100})(?:\s[^<>]{0,200})?(?P<gap>>)(?=[^<\s])")
+_NETRC = re.compile(r"\blogin[ \t]++\S++\s++password[ \t]++(?P<value>\S++)")
+_LOGIN = re.compile(
+    r"\blogin[ \t]++(?:--\S++[ \t]++){0,4}+(?P<value>(?=\D{0,64}\d)\w{16,}+)(?![\w.@:-])"
+)
+_CURL_USER = re.compile(
+    r"(?<!\S)(?:-u|--(?:proxy-)?user)[ \t=]++[\"']?[^\s:/=\"']{1,100}:(?P<value>[^\s\"']++)"
+)
+_SHORT_OPTION = re.compile(r"(?<!\S)-p(?P<gap>[ \t]*+)(?P<value>[^\s-]\S*+)")
+_SCHEME = re.compile(
+    r"(?<!\w)(?P<scheme>Bearer|Basic)[ \t]++(?P<value>[\w.~+/=-]{8,}+)", re.IGNORECASE
+)
+
+_HEADER = re.compile(r"[^\r\n\"']*")
+_BARE = re.compile(r"[^\s;&,]*+(?:(?![;&,] ?[\w.-]{1,64} ?[=:])[;&,][^\s;&,]*+)*+")
+_ENDS = "\"'`,)]}>.;"
+# Words that are a name together with the one before them: `API key: …`, `access token=…`.
+_SECOND_WORDS = frozenset({"code", "codes", "key", "keys", "phrase", "string", "token", "tokens"})
+_WORD_BEFORE = re.compile(r"([A-Za-z]{2,20})[ ]$")
+_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
+_MOST_ESCAPES = 8
+# So much of a value shows what it is.
+_DECISIVE_LENGTH = 64
+_NOTHING = frozenset({"none", "null", "true", "false", "nil", "undefined", "na", "n/a"})
+
+
+def redact_text(text: str) -> str:
+    """Replace tokens of known shapes, secrets of URLs, and what a name before it gives away."""
+    if len(text) < _SHORTEST_TEXT:
+        return text
+    # A token that stood against a name may have hidden it.
+    for _ in range(_MOST_PASSES):
+        redacted = _redact_once(text)
+        if redacted == text:
+            break
+        text = redacted
+    return text
+
+
+def _redact_once(text: str) -> str:
+    if "://" in text:
+        text = _USER_INFO.sub(_hide_user_info, text)
+    if "=" in text:
+        text = _PARAMETER.sub(_hide_parameter, text)
+    lowered = text.lower()
+    if any(map(lowered.__contains__, _STEMS)):
+        text = _redact_names(text)
+    if "-u" in text:
+        text = _CURL_USER.sub(_hide_curl_password, text)
+    if "-p" in text:
+        text = _SHORT_OPTION.sub(_hide_short_password, text)
+    if "identified" in lowered:
+        text = _IDENTIFIED.sub(_hide_value, text)
+    if "login" in lowered:
+        text = _LOGIN.sub(_hide_value, _NETRC.sub(_hide_value, text))
+    if "bearer" in lowered or "basic" in lowered:
+        text = _SCHEME.sub(_hide_scheme, text)
+    return redact_shapes(text)
+
+
+def cut_text(text: str, characters: int) -> str:
+    """The beginning of a text, redacted first: a token that is cut has lost its shape."""
+    return redact_text(text[: characters + _CUT_MARGIN])[:characters]
+
+
+def _redact_names(text: str) -> str:
+    """Replace what stands behind a name that tells of it."""
+    if "=" in text or ":" in text:
+        text = _redact_named(text, _ASSIGNED, _is_assigned)
+    if "-" in text:
+        text = _redact_named(text, _OPTION, _is_option_value)
+    if " " in text:
+        text = _redact_named(text, _AFTER, _is_after_password)
+    if "</" in text:
+        text = _redact_named(text, _ELEMENT, _is_element)
+    return text
+
+
+def _hide_user_info(found: re.Match[str]) -> str:
+    begin = found.start()
+    scheme = found.string[max(0, begin - 3 - _LONGEST_SCHEME) : begin - 3]
+    if found["odd"] is not None:
+        return f"{REDACTED}@" if _DATABASES.search(scheme) else found[0]
+    if found["password"] is None:
+        stays = found["user"] in _ORDINARY_USERS or _WEB.search(scheme) is None
+        return found[0] if stays else f"{REDACTED}@"
+    return f"{REDACTED}@"
+
+
+def _hide_parameter(found: re.Match[str]) -> str:
+    name = found[2]
+    # Outside of a URL a `signature` is many a thing; one of a known kind is not.
+    if found[0][0] in "?&;":
+        is_secret = name.lower() in _SIGNING or is_secret_key(name, found["value"])
+    else:
+        is_secret = name.lower() in _SIGNING_ALONE
+    return found["name"] + REDACTED if is_secret else found[0]
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    return found.string[found.start() : found.start("value")] + REDACTED
+
+
+def _hide_curl_password(found: re.Match[str]) -> str:
+    return found[0] if found["value"].isdigit() else _hide_value(found)
+
+
+def _hide_short_password(found: re.Match[str]) -> str:
+    value = found["value"].rstrip(_ENDS)
+    is_login = " -u" in found.string or "--user" in found.string or "mysql" in found.string
+    if found["gap"]:
+        is_secret = is_short_password(value) or (is_login and not value.isdigit())
+    else:
+        is_secret = is_login and len(value) >= _SHORTEST_TEXT and not value.isdigit()
+    return _hide_value(found) if is_secret else found[0]
+
+
+def _hide_scheme(found: re.Match[str]) -> str:
+    value = found["value"]
+    if found["scheme"].lower() == "basic":
+        is_secret = _is_basic(value)
+    else:
+        is_secret = len(value) >= 32 or any(map(str.isdigit, value))
+    return _hide_value(found) if is_secret else found[0]
+
+
+def _is_basic(value: str) -> bool:
+    """Whether this is `user:password` in base64, rather than a word after "basic"."""
+    try:
+        plain = binascii.a2b_base64(value[:4096] + "=" * (-len(value[:4096]) % 4))
+    except (binascii.Error, ValueError):
+        return False
+    return b":" in plain
+
+
+def _redact_named(
+    text: str, pattern: re.Pattern[str], is_secret: Callable[[re.Match[str], str], bool]
+) -> str:
+    """Replace the values of those names in a text that tell of a secret."""
+    parts: list[str] = []
+    done = 0
+    position = 0
+    while (found := pattern.search(text, position)) is not None:
+        position = found.end()
+        if _read_name(found) is Sense.NONE:
+            continue
+        # Names may stand in each other's values: what is no secret is not read to its end.
+        begin, end = _find_value(text, found, found.end() + _DECISIVE_LENGTH)
+        value = text[begin:end]
+        if value and not _is_done(text, begin) and is_secret(found, value):
+            begin, end = _find_value(text, found, len(text))
+            parts += text[done:begin], REDACTED
+            done = position = end
+    return text if not parts else "".join((*parts, text[done:]))
+
+
+def _full_name(found: re.Match[str]) -> str:
+    """The name, with the word before it where only both together are one."""
+    name = found["name"]
+    if name.lower() in _SECOND_WORDS:
+        begin = found.start("name")
+        before = _WORD_BEFORE.search(found.string[max(0, begin - 21) : begin])
+        if before is not None:
+            return f"{before[1]}_{name}"
+    return name
+
+
+def _read_name(found: re.Match[str]) -> Sense:
+    return read_name(_full_name(found))
+
+
+def _is_done(text: str, begin: int) -> bool:
+    """Whether what stands here is what a redaction left."""
+    end = begin + len(REDACTED)
+    return text.startswith(REDACTED, begin) and not text[end : end + 1].isalnum()
+
+
+def _is_assigned(found: re.Match[str], value: str) -> bool:
+    name, gap = _full_name(found), found["gap"]
+    if value.lower() in _NOTHING:
+        return False
+    if not is_secret_key(name, value):
+        return False
+    sense = read_name(name)
+    if sense is Sense.SECRET or name.lower() in _HEADERS or gap[0] in "\"'`\\":
+        return True
+    if found.string[found.end() : found.end() + 1] in ("'", '"') or gap == "=":
+        return True
+    # `token: expected`, `token = get()`: prose and code have these names, too.
+    return looks_random(value) and "(" not in value
+
+
+def _is_option_value(found: re.Match[str], value: str) -> bool:
+    return is_secret_key(found["name"], value)
+
+
+def _is_after_password(found: re.Match[str], value: str) -> bool:
+    if _read_name(found) is not Sense.SECRET or value.isspace():
+        return False
+    return found.string[found.end()] in "\"'" or (looks_random(value) and "://" not in value)
+
+
+def _is_element(found: re.Match[str], value: str) -> bool:
+    return is_secret_key(found["name"], value)
+
+
+def _find_value(text: str, found: re.Match[str], stop: int) -> tuple[int, int]:
+    """Where the value begins and ends that a name stands before, at `stop` at the latest."""
+    begin = found.end()
+    if found["gap"] == ">":
+        end = text.find("<", begin, stop)
+        return begin, min(stop, len(text)) if end < 0 else end
+    # Escapes of JSON inside of JSON, and the letter before a quote of Python.
+    quote_at = begin
+    while quote_at - begin < _MOST_ESCAPES and text[quote_at : quote_at + 1] == "\\":
+        quote_at += 1
+    if quote_at == begin and text[begin : begin + 1] in ("b", "f", "r", "u"):
+        quote_at += 1
+    if text[quote_at : quote_at + 1] in ("'", '"', "`"):
+        return _find_quoted(text, begin, quote_at, stop)
+    pattern = _HEADER if found["name"].lower() in _HEADERS else _BARE
+    value = pattern.match(text, begin, stop)
+    if value is None:
+        return begin, begin
+    end = value.end()
+    while end > begin and text[end - 1] in _ENDS:
+        end -= 1
+    return begin, end
+
+
+def _find_quoted(text: str, begin: int, quote_at: int, stop: int) -> tuple[int, int]:
+    """What stands in quotes; up to the end of the line, where nothing closes them."""
+    quote = text[quote_at]
+    opening = quote * 3 if text.startswith(quote * 3, quote_at) else text[begin : quote_at + 1]
+    opening = opening.lstrip("bfru")
+    inside = quote_at + len(opening.lstrip("\\"))
+    end = inside
+    while (end := text.find(opening, end, stop)) >= 0:
+        if opening[0] == "\\" or text[end - 1] != "\\":
+            return inside, end
+        end += 1
+    line_end = text.find("\n", inside, stop)
+    return inside, min(stop, len(text)) if line_end < 0 else line_end

@@ -1,0 +1,196 @@
+"""Environment variables that Quark reads, each in one place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from quark_core.errors import SchemaValidationError
+
+__all__ = [
+    "ARTIFACT_MAX_BYTES",
+    "BACKENDS",
+    "BLACK_BOX",
+    "EXIT_TIMEOUT",
+    "HELPERS",
+    "JOURNAL_DIR",
+    "JOURNAL_MAX_BYTES",
+    "JOURNAL_TIMEOUT",
+    "LAUNCH_TIMEOUT",
+    "OBJECTIVE",
+    "OFFLINE",
+    "PERSISTENCE_TIMEOUT",
+    "PERSISTENCE_URL",
+    "RANKS",
+    "REQUIRE_SERVICE",
+    "RUN_ID",
+    "SIGTERM_HANDLER",
+    "STORE_NAME",
+    "TRACKER_BACKENDS",
+    "USER_KEY",
+    "USER_KEY_FILE",
+    "WRITERS_TIMEOUT",
+    "allows_offline",
+    "artifact_limit_bytes",
+    "check_timeouts",
+    "exit_timeout_s",
+    "journal_capacity_bytes",
+    "journal_timeout_s",
+    "launch_timeout_s",
+    "objective",
+    "persistence_timeout_s",
+    "requires_service",
+    "store_name",
+    "uses_helpers",
+    "writers_timeout_s",
+]
+
+ARTIFACT_MAX_BYTES = "QUARK_ARTIFACT_MAX_BYTES"
+BACKENDS = "QUARK_BACKENDS"
+BLACK_BOX = "QUARK_BLACK_BOX"
+EXIT_TIMEOUT = "QUARK_EXIT_TIMEOUT_SECONDS"
+HELPERS = "QUARK_HELPER_PROCESSES"
+JOURNAL_DIR = "QUARK_JOURNAL_DIR"
+JOURNAL_MAX_BYTES = "QUARK_JOURNAL_MAX_BYTES"
+JOURNAL_TIMEOUT = "QUARK_JOURNAL_TIMEOUT_SECONDS"
+LAUNCH_TIMEOUT = "QUARK_LAUNCH_TIMEOUT_SECONDS"
+OBJECTIVE = "QUARK_OBJECTIVE"
+OFFLINE = "QUARK_OFFLINE"
+PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
+PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
+RANKS = "QUARK_RANKS"
+REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
+RUN_ID = "QUARK_RUN_ID"
+SIGTERM_HANDLER = "QUARK_SIGTERM_HANDLER"
+STORE_NAME = "QUARK_STORE_NAME"
+TRACKER_BACKENDS = "QUARK_TRACKER_BACKENDS"
+USER_KEY = "QUARK_USER_KEY"
+USER_KEY_FILE = "QUARK_USER_KEY_FILE"
+WRITERS_TIMEOUT = "QUARK_WRITERS_TIMEOUT_SECONDS"
+
+
+def persistence_timeout_s() -> float:
+    """How long a flush, a read or a start waits for the primary; 15 s by default.
+
+    A start waits 5 s at most for one that lies across a network, whatever is set.
+    """
+    return _read_seconds(PERSISTENCE_TIMEOUT, 15.0)
+
+
+def exit_timeout_s() -> float:
+    """How long the end of a run waits for delivery that does not get on; 10 s by default."""
+    return _read_seconds(EXIT_TIMEOUT, 10.0)
+
+
+def journal_timeout_s() -> float:
+    """How long the end of a run waits for the journal, within the exit timeout; 2 s by default."""
+    return _read_seconds(JOURNAL_TIMEOUT, 2.0)
+
+
+def launch_timeout_s() -> float:
+    """How long a rank that keeps records waits to learn which run its launch has; 10 s."""
+    return _read_seconds(LAUNCH_TIMEOUT, 10.0)
+
+
+def writers_timeout_s() -> float:
+    """How long the end of a run waits for other processes that still have it open; 2 s."""
+    return _read_seconds(WRITERS_TIMEOUT, 2.0)
+
+
+def journal_capacity_bytes(place: Path) -> int:
+    """How large a run's journal may grow: 10 GB or a tenth of the free space, or what is set."""
+    given = _read_bytes(JOURNAL_MAX_BYTES)
+    if given is not None:
+        return given
+    existing = next((p for p in (place, *place.parents) if p.exists()), Path("/"))
+    try:
+        return min(10 * 10**9, shutil.disk_usage(existing).free // 10)
+    except OSError:
+        return 10 * 10**9
+
+
+def artifact_limit_bytes() -> int:
+    """How large the payload of one artifact may be; 50 GB by default."""
+    given = _read_bytes(ARTIFACT_MAX_BYTES)
+    return 50 * 10**9 if given is None else given
+
+
+def store_name(storage_dir: Path) -> str:
+    """What the project store under a storage root is called: QUARK_STORE_NAME or its folder.
+
+    Raises:
+        SchemaValidationError: The name that is set is longer than 200 characters,
+            or has one that cannot be printed.
+    """
+    given = os.environ.get(STORE_NAME, "").strip()
+    if given and (len(given) > 200 or not given.isprintable()):
+        raise SchemaValidationError(
+            f"{STORE_NAME} must be a printable text of at most 200 characters, got {given!r:.60}"
+        )
+    folder = "".join(c if c.isprintable() else "?" for c in storage_dir.name)
+    return given or folder[:200] or "root"
+
+
+def objective() -> str:
+    """The metric that runs are judged by, such as `val/loss` or `val/score:max`; "" for none."""
+    return os.environ.get(OBJECTIVE, "").strip()
+
+
+def allows_offline() -> bool:
+    """Whether new runs begin without a service that is out of reach; not by default.
+
+    Raises:
+        SchemaValidationError: QUARK_OFFLINE is neither empty nor "allow".
+    """
+    given = os.environ.get(OFFLINE, "").strip().lower()
+    if given not in ("", "allow"):
+        raise SchemaValidationError(f'{OFFLINE} must be "allow" or not be set, got {given!r:.40}')
+    return given == "allow"
+
+
+def requires_service() -> bool:
+    """Whether no run may begin without a service that answers; not by default."""
+    return os.environ.get(REQUIRE_SERVICE, "").strip() not in ("", "0")
+
+
+def check_timeouts() -> None:
+    """Refuse a bad timeout where a run begins, not hours later where it ends.
+
+    Raises:
+        SchemaValidationError: One of them is no number of seconds.
+    """
+    persistence_timeout_s()
+    exit_timeout_s()
+    journal_timeout_s()
+    launch_timeout_s()
+    writers_timeout_s()
+    journal_capacity_bytes(Path())
+    artifact_limit_bytes()
+
+
+def _read_bytes(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise SchemaValidationError(f"{name} must be a number of bytes: {text!r}")
+    return int(text)
+
+
+def _read_seconds(name: str, default: float) -> float:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise SchemaValidationError(f"{name} must be a number of seconds, got {text!r}")
+    return seconds
+
+
+def uses_helpers() -> bool:
+    """Whether mirrors that ask for it get processes of their own; not where it is 0."""
+    return os.environ.get(HELPERS, "").strip() != "0"

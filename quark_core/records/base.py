@@ -1,0 +1,207 @@
+"""What every record is: immutable, quick to make, and a dataclass to whoever asks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import PurePath
+from typing import Any, ClassVar, get_type_hints
+
+import msgspec
+
+__all__ = [
+    "RECORD_TYPES",
+    "FieldRules",
+    "Record",
+    "StreamRecord",
+    "format_time",
+    "parse_time",
+    "start_fields",
+]
+
+# Where a record belongs; the rest of its numbers are figures.
+_PLACES = frozenset({"attempt", "rank", "sequence", "time_us", "step", "epoch"})
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def format_time(time_us: int) -> str:
+    """ISO 8601 in UTC with microseconds, such as `2026-05-07T09:30:00.000000Z`."""
+    moment = _EPOCH + timedelta(microseconds=time_us)
+    return f"{moment.isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
+
+
+def parse_time(text: str) -> int:
+    """Microseconds since the epoch of an ISO 8601 text; without an offset it is UTC.
+
+    Raises:
+        ValueError: Not an ISO 8601 date and time.
+        OverflowError: Before the year 1 or after 9999 in UTC.
+    """
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    # Through UTC, so that a moment that UTC cannot show is refused here.
+    return (moment.astimezone(UTC) - _EPOCH) // _MICROSECOND
+
+
+class _DataclassFields:
+    """Computes `__dataclass_fields__` at first sight, through the public dataclasses API."""
+
+    def __init__(self) -> None:
+        self._made: dict[type, dict[str, dataclasses.Field[Any]]] = {}
+
+    def __get__(self, instance: object, owner: type) -> dict[str, dataclasses.Field[Any]]:
+        found = self._made.get(owner)
+        if found is None:
+            hints = get_type_hints(owner)
+            specs: list[tuple[str, Any, dataclasses.Field[Any]]] = []
+            for field in msgspec.structs.fields(owner):
+                default: Any = dataclasses.MISSING
+                factory: Callable[[], Any] | Any = dataclasses.MISSING
+                if field.default is not msgspec.NODEFAULT:
+                    default = field.default
+                if field.default_factory is not msgspec.NODEFAULT:
+                    factory = field.default_factory
+                made = (
+                    dataclasses.field(default_factory=factory)
+                    if factory is not dataclasses.MISSING
+                    else dataclasses.field(default=default)
+                )
+                specs.append((field.name, hints[field.name], made))
+            twin: Any = dataclasses.make_dataclass(owner.__name__, specs)
+            found = self._made[owner] = twin.__dataclass_fields__
+        return found
+
+
+class FieldRules(msgspec.Struct, frozen=True):
+    """What the fields of a record keep to beside their types.
+
+    Attributes:
+        names: Fields that name something, and so are neither empty nor too long.
+        words: Field -> the few words of which it holds one.
+        finite: Numbers that are finite. Statistics of a network need not be.
+        plain: Texts that nobody writes freely, such as ids and names of a layer's type. All
+            other texts and JSON values of a record are redacted on their way into a run.
+        labelled: JSON values whose keys are labels that people choose, and whose values count.
+    """
+
+    names: tuple[str, ...] = ()
+    words: Mapping[str, tuple[str, ...]] = {}
+    finite: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+    labelled: tuple[str, ...] = ()
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """Base of every record: immutable, comparable, picklable, `to_dict()`."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]] = _DataclassFields()  # type: ignore[assignment]
+
+    RULES: ClassVar[FieldRules] = FieldRules()
+
+    def check(self) -> None:
+        """Check what no rule for single fields says; `validate_record` calls it last.
+
+        Raises:
+            SchemaValidationError: The record's fields do not fit together.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of plain JSON-like values, in the order of the fields."""
+        return {name: _plain(getattr(self, name)) for name in self.__struct_fields__}
+
+
+RECORD_TYPES: dict[str, type[StreamRecord]] = {}
+"""Kind -> type of every record that travels in a stream."""
+
+
+class StreamRecord(Record, frozen=True, gc=False):
+    """A record that a writer puts into a run's stream.
+
+    A type of records is a class with a `KIND` of its own in a module of `records.kinds`. All
+    else follows from it: how it is encoded and stored, its table in mirrors and exports, its
+    curves, and its name in `quark`.
+
+    Attributes:
+        KIND: Name of the type, wherever records travel.
+        TABLE: Name of its table in mirrors and exports, a plural.
+        HAS_FIGURES: Whether its numbers are worth a curve.
+        IS_ANALYSIS: Whether analyzers find it out, so that it is kept in generations.
+    """
+
+    run_id: str | None
+    writer_id: str
+    attempt: int
+    rank: int
+    sequence: int
+    time_us: int
+
+    KIND: ClassVar[str] = ""
+    TABLE: ClassVar[str] = ""
+    HAS_FIGURES: ClassVar[bool] = True
+    IS_ANALYSIS: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.KIND:
+            known = RECORD_TYPES.get(cls.KIND)
+            if known is not None and known.__qualname__ != cls.__qualname__:
+                raise TypeError(f"records of kind {cls.KIND!r} are {known.__qualname__} already")
+            RECORD_TYPES[cls.KIND] = cls
+
+    @property
+    def id(self) -> str:
+        """Unique over all runs: writer, kind and sequence."""
+        return f"{self.writer_id}-{self.KIND}-{self.sequence}"
+
+    @property
+    def timestamp(self) -> str:
+        """`time_us` as ISO 8601 text in UTC."""
+        return format_time(self.time_us)
+
+    def list_figures(self) -> Iterator[tuple[str, float]]:
+        """The curves that the record adds a point to, each with its value.
+
+        Each number, under the table and what the record names. Mirrors have names of their own
+        for the curves of some types.
+        """
+        if not self.HAS_FIGURES:
+            return
+        named = [getattr(self, field) for field in self.RULES.names]
+        stem = "/".join([self.TABLE, *(name for name in named if name)])
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if is_number and field not in _PLACES:
+                yield f"{stem}/{field}", float(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`id`, the fields, and `timestamp` in place of `time_us`, as JSON-like values."""
+        out: dict[str, Any] = {"id": self.id}
+        for name in self.__struct_fields__:
+            if name == "time_us":
+                out["timestamp"] = self.timestamp
+            else:
+                out[name] = _plain(getattr(self, name))
+        return out
+
+
+def start_fields(timestamp: object) -> tuple[None, str, int, int, int, int]:
+    """The fields that every record begins with, of one that nobody has written yet."""
+    from quark_core.records.times import check_timestamp, now_us
+
+    return None, "", 0, 0, 0, now_us() if timestamp is None else check_timestamp(timestamp)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    return value

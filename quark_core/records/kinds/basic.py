@@ -1,0 +1,178 @@
+"""Metrics, events, and what a run's life consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+from quark_core.errors import SchemaValidationError
+from quark_core.records.base import FieldRules, StreamRecord, start_fields
+from quark_core.records.checks import check_event_type, check_key
+from quark_core.records.json_object import JsonObject, normalize_object
+from quark_core.records.names import check_name, split_name
+
+__all__ = [
+    "EventRecord",
+    "EventSeverity",
+    "LifecycleAction",
+    "LifecycleRecord",
+    "LogIdentifier",
+    "MetricRecord",
+]
+
+EventSeverity = Literal["debug", "info", "warning", "error", "critical"]
+LogIdentifier = Literal["Info", "Warning", "Error"]
+LifecycleAction = Literal["start", "config", "environment", "tag", "status", "heartbeat", "gap"]
+
+
+class MetricRecord(StreamRecord, frozen=True, gc=False):
+    """One value of one scalar metric.
+
+    Attributes:
+        metric_key: Stored key, `namespace/metric_name` or a bare name.
+        namespace: All of the key before its last segment, or None.
+        metric_name: Last segment of the key.
+        value: The scalar; not finite only where the data was not.
+        step: Step counter, or None.
+        epoch: Epoch counter, or None; at least one of the two is given.
+        description: Human-readable context, or None.
+        metadata: JSON values, or None.
+    """
+
+    metric_key: str
+    namespace: str | None
+    metric_name: str
+    value: float
+    step: int | None = None
+    epoch: int | None = None
+    description: str | None = None
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "metric"
+    TABLE: ClassVar[str] = "metrics_long"
+    RULES: ClassVar[FieldRules] = FieldRules(
+        names=("metric_key",),
+        finite=("value",),
+        plain=(
+            "namespace",
+            "metric_name",
+        ),
+    )
+
+    def check(self) -> None:
+        """Refuse a point that is nowhere, and a key that does not agree with its parts."""
+        name = type(self).__name__
+        if self.step is None and self.epoch is None:
+            raise SchemaValidationError(f"{name} needs a step or an epoch")
+        check_key(name, "metric", self.metric_key, self.namespace, self.metric_name)
+
+    @classmethod
+    def make(
+        cls,
+        key: str,
+        value: float,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        timestamp: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> MetricRecord:
+        """A record for `session.write`, which says who wrote it and checks the rest.
+
+        Args:
+            key: The metric's name, namespace included.
+            value, step, epoch, description, metadata: As the fields; metadata is copied.
+            timestamp: ISO 8601, in UTC where it has no offset; None is now.
+
+        Raises:
+            SchemaValidationError: A key, timestamp or metadata that no record can have.
+        """
+        namespace, name = split_name(check_name(key, "key"))
+        return cls(
+            *start_fields(timestamp),
+            key,
+            namespace,
+            name,
+            value,
+            step,
+            epoch,
+            description,
+            normalize_object(metadata, "metadata"),
+        )
+
+
+class EventRecord(StreamRecord, frozen=True, gc=False):
+    """One structured event or log line.
+
+    Attributes:
+        event_type: Lowercase type such as `checkpoint_saved` or `user_log`.
+        severity: One of debug, info, warning, error, critical.
+        step: Step counter, or None.
+        epoch: Epoch counter, or None.
+        status: Free status text of the event, or None.
+        payload: JSON values; a log has `message` and `identifier` here.
+    """
+
+    event_type: str
+    severity: str
+    step: int | None = None
+    epoch: int | None = None
+    status: str | None = None
+    payload: JsonObject | None = None
+
+    KIND: ClassVar[str] = "event"
+    TABLE: ClassVar[str] = "events"
+    HAS_FIGURES: ClassVar[bool] = False
+    RULES: ClassVar[FieldRules] = FieldRules(
+        words={"severity": get_args(EventSeverity)}, plain=("event_type",)
+    )
+
+    def check(self) -> None:
+        """Refuse a type that is none."""
+        check_event_type(self.event_type, f"{type(self).__name__}.event_type")
+
+    @classmethod
+    def make(
+        cls,
+        event_type: str,
+        *,
+        severity: EventSeverity = "info",
+        step: int | None = None,
+        epoch: int | None = None,
+        status: str | None = None,
+        payload: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+    ) -> EventRecord:
+        """A record for `session.write`, which says who wrote it and checks the rest.
+
+        Takes the fields of the record; `payload` is copied, and `timestamp` is
+        ISO 8601, in UTC where it has no offset, or None for now.
+
+        Raises:
+            SchemaValidationError: A timestamp or payload that no record can have.
+        """
+        json = normalize_object(payload, "payload")
+        return cls(*start_fields(timestamp), event_type, severity, step, epoch, status, json)
+
+
+class LifecycleRecord(StreamRecord, frozen=True, gc=False):
+    """One step in a run's life, which travels in the stream and is applied by the store.
+
+    Attributes:
+        action: `start` opens an attempt (data: project, run, process),
+            `config` and `environment` carry snapshots, `tag` adds one tag,
+            `status` sets the attempt's status, `heartbeat` says it is alive,
+            `gap` counts records that are missing.
+        data: What the action needs, as JSON values.
+    """
+
+    action: str
+    data: JsonObject | None = None
+
+    KIND: ClassVar[str] = "lifecycle"
+    TABLE: ClassVar[str] = "lifecycle"
+    HAS_FIGURES: ClassVar[bool] = False
+    RULES: ClassVar[FieldRules] = FieldRules(
+        words={"action": get_args(LifecycleAction)}, plain=("data",)
+    )

@@ -1,0 +1,202 @@
+"""Records of what analyzers find out about a run."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+from quark_core.errors import SchemaValidationError
+from quark_core.records.base import FieldRules, Record, StreamRecord
+from quark_core.records.json_object import JsonObject
+
+__all__ = [
+    "AlertCategory",
+    "AlertRecord",
+    "AlertSeverity",
+    "EvidenceRecord",
+    "HealthScoreKey",
+    "HealthScoreRecord",
+    "HealthStatus",
+    "PhaseRecord",
+]
+
+AlertSeverity = Literal["info", "warning", "error", "critical"]
+AlertCategory = Literal["optimization", "representation", "generalization", "runtime"]
+HealthScoreKey = Literal["overall", "optimization", "representation", "generalization", "runtime"]
+HealthStatus = Literal["healthy", "watch", "degraded", "critical"]
+
+
+class EvidenceRecord(Record, frozen=True, gc=False):
+    """One observation that an alert, a score or a phase rests on.
+
+    Attributes:
+        kind: What was observed, such as `metric` or `layer`.
+        source: Where: a metric key, or a module's name.
+        summary: The observation in one sentence.
+        observed_value: What was seen, or None.
+        threshold_value: What it was held against, or None.
+        step_start, step_end: The steps it was seen at, or None.
+        record_kind: Kind of the records that it was seen in, such as `metric` or
+            `parameter`; None where no curve of records shows it.
+        record_name: Which of them: a metric key, a module, a parameter, or a rank as
+            text; None where it is of all of them together.
+        field: The field of the records that shows it, such as `gradient_norm`.
+        summary_type: Of layers: activation or gradient.
+    """
+
+    kind: str
+    source: str
+    summary: str
+    observed_value: float | None = None
+    threshold_value: float | None = None
+    step_start: int | None = None
+    step_end: int | None = None
+    record_kind: str | None = None
+    record_name: str | None = None
+    field: str | None = None
+    summary_type: str | None = None
+
+
+class AlertRecord(StreamRecord, frozen=True, gc=False):
+    """Something that goes wrong in a run.
+
+    Attributes:
+        rule_id: The rule that found it.
+        category: optimization, representation, generalization or runtime.
+        severity: info, warning, error or critical.
+        title: A few words.
+        summary: One sentence.
+        fact: What was seen.
+        inference: What follows from it.
+        step: Where it began, or None.
+        epoch: Likewise.
+        culprit: The layer or metric at fault, or None.
+        suggested_check: What to look at next, or None.
+        evidence: What it rests on.
+        metadata: JSON values, or None: `caused_by` and `consequences` (ids of alerts),
+            `affected` (more culprits), `step_end`, `confidence`.
+        alert_id: The id that AnalyzerEngine gives: a hash of the run, the
+            generation among those that readers see, rule, culprit and first step.
+    """
+
+    rule_id: str
+    category: str
+    severity: str
+    title: str
+    summary: str
+    fact: str
+    inference: str
+    step: int | None = None
+    epoch: int | None = None
+    culprit: str | None = None
+    suggested_check: str | None = None
+    evidence: tuple[EvidenceRecord, ...] = ()
+    metadata: JsonObject | None = None
+    alert_id: str | None = None
+
+    KIND: ClassVar[str] = "alert"
+    TABLE: ClassVar[str] = "alerts"
+    IS_ANALYSIS: ClassVar[bool] = True
+    RULES: ClassVar[FieldRules] = FieldRules(
+        words={"category": get_args(AlertCategory), "severity": get_args(AlertSeverity)},
+        plain=(
+            "rule_id",
+            "alert_id",
+        ),
+    )
+
+    @property
+    def id(self) -> str:
+        """`alert_id` where there is one, else as of every record."""
+        # Written out: zero-argument super() does not work in every Struct subclass.
+        return self.alert_id or f"{self.writer_id}-{self.KIND}-{self.sequence}"
+
+
+class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
+    """How well a run does in one respect.
+
+    Attributes:
+        score_key: overall, optimization, representation, generalization or runtime.
+        category: The same category; `overall` for the one over all.
+        score: 0 (worst) to 100; 50 where it is not known.
+        status: healthy, watch, degraded or critical; watch where it is not known.
+        summary: One sentence.
+        evidence: What it rests on.
+        contributing_alert_ids: Ids of the alerts that lowered it.
+        metadata: JSON values, or None.
+        known: Whether anything was judged. Where not, score and status say nothing of
+            the run, and are shown as "not known".
+        unknown_reason: Why nothing was, or None.
+    """
+
+    score_key: str
+    category: str
+    score: float
+    status: str
+    summary: str = ""
+    evidence: tuple[EvidenceRecord, ...] = ()
+    contributing_alert_ids: tuple[str, ...] = ()
+    metadata: JsonObject | None = None
+    known: bool = True
+    unknown_reason: str | None = None
+
+    KIND: ClassVar[str] = "health_score"
+    TABLE: ClassVar[str] = "health_scores"
+    IS_ANALYSIS: ClassVar[bool] = True
+    RULES: ClassVar[FieldRules] = FieldRules(
+        words={
+            "score_key": get_args(HealthScoreKey),
+            "category": get_args(HealthScoreKey),
+            "status": get_args(HealthStatus),
+        },
+        finite=("score",),
+        plain=("contributing_alert_ids",),
+    )
+
+    def check(self) -> None:
+        """Refuse a score that is none."""
+        if not 0 <= self.score <= 100:
+            raise SchemaValidationError(
+                f"HealthScoreRecord.score must be from 0 to 100, got {self.score!r:.40}"
+            )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was judged, also of a record that is older than `known`."""
+        metadata: dict[str, Any] = dict(self.metadata or {})
+        unseen = metadata.get("rules_with_data") == 0 or metadata.get("known_categories") == []
+        return self.known and (not unseen or bool(self.contributing_alert_ids))
+
+
+class PhaseRecord(StreamRecord, frozen=True, gc=False):
+    """A stretch of a run in one training regime.
+
+    Attributes:
+        phase_name: Such as `rapid_learning`.
+        display_name: The same for people.
+        summary: One sentence.
+        step_start, step_end: Its first and last step, or None where only epochs are known.
+        epoch_start, epoch_end: Likewise in epochs.
+        evidence: What it rests on.
+        metadata: JSON values, or None.
+    """
+
+    phase_name: str
+    display_name: str
+    summary: str
+    step_start: int | None = None
+    step_end: int | None = None
+    epoch_start: int | None = None
+    epoch_end: int | None = None
+    evidence: tuple[EvidenceRecord, ...] = ()
+    metadata: JsonObject | None = None
+
+    KIND: ClassVar[str] = "phase"
+    TABLE: ClassVar[str] = "phases"
+    RULES: ClassVar[FieldRules] = FieldRules(
+        plain=(
+            "phase_name",
+            "display_name",
+        )
+    )
+    HAS_FIGURES: ClassVar[bool] = False
+    IS_ANALYSIS: ClassVar[bool] = True

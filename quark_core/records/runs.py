@@ -1,0 +1,164 @@
+"""What is known of a project and of a run itself: identity, state, surroundings, place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import xxhash
+
+from quark_core.records.base import FieldRules, Record
+from quark_core.records.json_object import JsonObject
+
+__all__ = [
+    "ConfigSnapshot",
+    "EnvironmentSnapshot",
+    "ProjectRecord",
+    "RunContext",
+    "RunRecord",
+    "RunStatus",
+]
+
+RunStatus = Literal["running", "completed", "failed", "interrupted"]
+
+
+class ProjectRecord(Record, frozen=True, gc=False):
+    """A project: a name and the storage root under which its runs lie."""
+
+    id: str
+    name: str
+    root_path: str
+    created_at: str
+    updated_at: str
+
+    @staticmethod
+    def derive_id(name: str) -> str:
+        """The id of a project: the same in every process, so that no one need ask the store."""
+        return f"p{xxhash.xxh3_64_hexdigest(name.encode('utf-8', 'replace'))}"
+
+
+class RunRecord(Record, frozen=True, gc=False):
+    """A run's identity, state and lineage. Times are ISO 8601 text in UTC.
+
+    Attributes:
+        id: None only on a rank that cannot know rank 0's id.
+        status: running, completed, failed or interrupted. That a running run
+            is lost (its process died) is derived on reading, never stored.
+        parent_run_id: The run this one descends from, or None.
+        lineage_root_run_id: The first run of the lineage; a run without a
+            parent is its own root.
+        resume_count: How often the run was resumed.
+        attempt: Newest attempt; equals `resume_count`.
+        run_path: The run's directory, or its URI on a remote store.
+        tags: Sorted, without duplicates.
+    """
+
+    id: str | None
+    project_id: str
+    project_name: str
+    status: str
+    parent_run_id: str | None
+    lineage_root_run_id: str | None
+    resume_count: int
+    run_path: str
+    git_commit: str | None
+    strict_mode: bool
+    tags: tuple[str, ...]
+    attempt: int
+    name: str | None
+    notes: str | None
+    created_at: str
+    updated_at: str
+    ended_at: str | None
+
+    RULES: ClassVar[FieldRules] = FieldRules(words={"status": get_args(RunStatus)})
+
+
+class ConfigSnapshot(Record, frozen=True, gc=False):
+    """A run's configuration as plain JSON values, redacted.
+
+    Attributes:
+        values: The configuration, interpolations of OmegaConf resolved.
+        notes: One line for each value that was replaced, with its path and why.
+        raw: The configuration with its interpolations as they were written;
+            None where that is the same as `values`.
+    """
+
+    values: JsonObject
+    notes: tuple[str, ...] = ()
+    raw: JsonObject | None = None
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> ConfigSnapshot:
+        """The snapshot that the data of a lifecycle record of the action `config` holds."""
+        raw = data.get("raw")
+        return cls(
+            JsonObject(data["values"]),
+            tuple(data["notes"]),
+            None if raw is None else JsonObject(raw),
+        )
+
+
+class EnvironmentSnapshot(Record, frozen=True, gc=False):
+    """Where a run ran: interpreter, packages, host, GPUs, command line, git state."""
+
+    values: JsonObject
+
+
+class RunContext(Record, frozen=True, gc=False):
+    """A run's identity, state and place; picklable, without secrets.
+
+    It is the handle for other processes: a writer made from it joins the
+    run's open session where there is one in this process, and otherwise opens
+    a stream of its own to the same backends.
+
+    Attributes:
+        storage_dir: The user's storage root.
+        store_root: Root of the store; a URI where the primary is remote.
+        db_path: Database file of the embedded store, else None.
+        project: The project.
+        run: The run as this process last knew it.
+        backends: Specifications of all backends, the primary first.
+        ranks: What the session was asked for by `ranks` or QUARK_RANKS, or None.
+        read_only: Whether it only reads, as that of a run from `quark.open_run`.
+    """
+
+    storage_dir: Path
+    store_root: Path | str
+    db_path: Path | None
+    project: ProjectRecord
+    run: RunRecord
+    backends: tuple[str, ...] = ()
+    read_only: bool = False
+    ranks: str | None = None
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id; None only on a rank that cannot know it."""
+        return self.run.id
+
+    @property
+    def run_path(self) -> Path | str:
+        """The run's directory; a URI where the primary is remote."""
+        return self.run.run_path if "://" in self.run.run_path else Path(self.run.run_path)
+
+    @property
+    def project_id(self) -> str:
+        """Id of the project."""
+        return self.project.id
+
+    @property
+    def project_name(self) -> str:
+        """Name of the project."""
+        return self.project.name
+
+    @property
+    def status(self) -> str:
+        """The run's status as this process last knew it."""
+        return self.run.status
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole context, project and run included, as JSON-like values."""
+        # Written out: zero-argument super() does not work in every Struct subclass.
+        return Record.to_dict(self)

@@ -1,0 +1,178 @@
+"""The schema of records: its version, and the rules a record must keep."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from quark_core.errors import SchemaValidationError
+from quark_core.records import (
+    EventSeverity,
+    Record,
+    RunStatus,
+    StreamRecord,
+    format_time,
+)
+from quark_core.records.checks import check_event_type, check_finite, check_histogram
+from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.diagnostics import (
+    ArtifactPayloadFormat,
+    HookDirection,
+    LayerSummaryType,
+    ParameterDistributionType,
+    ParameterRole,
+    TelemetryBoundary,
+)
+from quark_core.records.names import check_name
+
+__all__ = [
+    "CURRENT_SCHEMA_VERSION",
+    "EVENT_SEVERITIES",
+    "ARTIFACT_PAYLOAD_FORMATS",
+    "HOOK_DIRECTIONS",
+    "LAYER_SUMMARY_TYPES",
+    "LOG_IDENTIFIERS",
+    "PARAMETER_DISTRIBUTION_TYPES",
+    "PARAMETER_ROLES",
+    "RESERVED_LOG_KEYS",
+    "RUN_STATUSES",
+    "TELEMETRY_BOUNDARIES",
+    "TERMINAL_STATUSES",
+    "check_event_type",
+    "check_histogram",
+    "dump_record",
+    "validate_record",
+]
+
+CURRENT_SCHEMA_VERSION = 3
+"""Version of the records and of the stores that hold them."""
+
+RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
+TERMINAL_STATUSES = ("completed", "failed", "interrupted")
+EVENT_SEVERITIES: tuple[str, ...] = get_args(EventSeverity)
+LAYER_SUMMARY_TYPES: tuple[str, ...] = get_args(LayerSummaryType)
+HOOK_DIRECTIONS: tuple[str, ...] = get_args(HookDirection)
+TELEMETRY_BOUNDARIES: tuple[str, ...] = get_args(TelemetryBoundary)
+PARAMETER_ROLES: tuple[str, ...] = get_args(ParameterRole)
+PARAMETER_DISTRIBUTION_TYPES: tuple[str, ...] = get_args(ParameterDistributionType)
+ARTIFACT_PAYLOAD_FORMATS: tuple[str, ...] = get_args(ArtifactPayloadFormat)
+LOG_IDENTIFIERS = {"Info": "info", "Warning": "warning", "Error": "error"}
+"""Identifier of a log -> severity of its event."""
+RESERVED_LOG_KEYS = ("message", "identifier")
+"""Payload keys of a log that Quark fills in."""
+
+_INT64_MAX = 2**63 - 1
+_SIGNED = frozenset({"time_us"})
+
+
+def validate_record(record: Record) -> Record:
+    """Check a record or snapshot against the current schema and return it.
+
+    Checks the type of every field, that counters are not negative, that
+    values are finite, that literal fields hold one of their literals, and
+    that a metric's key, namespace and name agree.
+
+    Raises:
+        SchemaValidationError: The message begins with the record's type and field.
+    """
+    if not isinstance(record, Record):
+        raise SchemaValidationError(
+            f"record must be one of Quark's records, not {type(record).__name__}"
+        )
+    name = type(record).__name__
+    for field, annotation in _field_types(type(record)):
+        _check_field(f"{name}.{field}", getattr(record, field), annotation)
+        if isinstance(getattr(record, field), tuple):
+            for item in getattr(record, field):
+                if isinstance(item, Record):
+                    validate_record(item)
+    _check_counters(name, record)
+    if isinstance(record, StreamRecord):
+        try:
+            format_time(record.time_us)
+        except OverflowError:
+            raise SchemaValidationError(
+                f"{name}.time_us must lie in the years 1 to 9999, got {record.time_us}"
+            ) from None
+    for field in record.RULES.names:
+        check_name(getattr(record, field), f"{name}.{field}")
+    for field, allowed in record.RULES.words.items():
+        _check_word(f"{name}.{field}", getattr(record, field), allowed)
+    for field in record.RULES.finite:
+        check_finite(f"{name}.{field}", getattr(record, field))
+    record.check()
+    return record
+
+
+@cache
+def _field_types(record_type: type[Record]) -> tuple[tuple[str, Any], ...]:
+    hints = get_type_hints(record_type)
+    return tuple((field, hints[field]) for field in record_type.__struct_fields__)
+
+
+def dump_record(record: Record) -> dict[str, Any]:
+    """Validate a record or snapshot and return it as a new dict of JSON-like values.
+
+    Raises:
+        SchemaValidationError: As `validate_record`.
+    """
+    return validate_record(record).to_dict()
+
+
+def _check_counters(name: str, record: Record) -> None:
+    for field, annotation in _field_types(type(record)):
+        if field in _SIGNED:
+            continue
+        value = getattr(record, field)
+        # Every integer of a record counts something.
+        if isinstance(value, int) and value < 0 and float not in _options(annotation):
+            raise SchemaValidationError(f"{name}.{field} must not be negative, got {value}")
+        if isinstance(value, tuple) and value and get_args(_tuple_option(annotation))[0] is int:
+            negative = min(value)
+            if negative < 0:
+                raise SchemaValidationError(f"{name}.{field} must hold no {negative}")
+
+
+@cache
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """The types that a field may have."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _tuple_option(annotation: Any) -> Any:
+    return next(option for option in _options(annotation) if get_origin(option) is tuple)
+
+
+def _check_word(where: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise SchemaValidationError(f"{where} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _check_field(where: str, value: object, annotation: Any) -> None:
+    options = _options(annotation)
+    # Most values are of just the type that their field has; the rest is looked at more closely.
+    if type(value) in options and type(value) is not int:
+        return
+    if type(value) is int and float not in options and not -_INT64_MAX <= value <= _INT64_MAX:
+        raise SchemaValidationError(f"{where} must fit in 64 bits")
+    if not any(_fits(value, option) for option in options):
+        wanted = " or ".join(
+            "None" if o is type(None) else getattr(o, "__name__", str(o)) for o in options
+        )
+        raise SchemaValidationError(f"{where} must be {wanted}, not {type(value).__name__}")
+
+
+def _fits(value: object, option: Any) -> bool:
+    if option is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if option is JsonObject:
+        return isinstance(value, dict)
+    if get_origin(option) is tuple:
+        inner = get_args(option)[0]
+        return isinstance(value, tuple) and all(_fits(item, inner) for item in value)
+    if isinstance(option, UnionType):
+        return any(_fits(value, one) for one in get_args(option))
+    return isinstance(value, option)

@@ -1,0 +1,1 @@
+"""Runs that are open in this process, and runs that are looked up: opened, read, recovered."""

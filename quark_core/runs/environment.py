@@ -1,0 +1,220 @@
+"""Where a run runs: interpreter, packages, host, GPUs, command line, git state."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from quark_core.config.redaction import redact_arguments, redact_text
+from quark_core.ranks.launches import RankInfo
+from quark_core.records import EnvironmentSnapshot
+from quark_core.records.json_object import JsonObject, normalize_json
+from quark_core.system.process import importing
+
+__all__ = ["GitState", "capture_environment", "complete_environment", "read_git_state"]
+
+_PACKAGES = """
+    quark-tracker torch torchvision torchaudio numpy scipy pandas polars scikit-learn jax jaxlib
+    flax tensorflow keras transformers datasets tokenizers accelerate diffusers peft trl lightning
+    pytorch-lightning deepspeed timm torchmetrics mlflow wandb xgboost lightgbm triton hydra-core
+    omegaconf
+""".split()
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TOKENIZERS_PARALLELISM",
+    "CONDA_DEFAULT_ENV",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_PORT",
+    "NODE_RANK",
+    "NCCL_DEBUG",
+    "NCCL_SOCKET_IFNAME",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_RESTART_COUNT",
+)
+_GIT_TIMEOUT_S = 10.0
+
+
+class GitState:
+    """What `.git` says without starting git.
+
+    Attributes:
+        root: Top of the working tree.
+        commit: Full hash of HEAD, or None before the first commit.
+        branch: Name of the branch, or None on a detached HEAD.
+    """
+
+    __slots__ = ("branch", "commit", "root")
+
+    def __init__(self, root: Path, commit: str | None, branch: str | None) -> None:
+        self.root = root
+        self.commit = commit
+        self.branch = branch
+
+
+def read_git_state(start: Path) -> GitState | None:
+    """Commit and branch of the working tree that holds `start`; None where there is none.
+
+    Reads `.git` itself, which takes tens of microseconds where starting git
+    takes milliseconds. Work trees and submodules (a `.git` file) are followed.
+    """
+    try:
+        for folder in (start, *start.parents):
+            entry = folder / ".git"
+            if entry.is_file():
+                target = entry.read_text().partition("gitdir:")[2].strip()
+                return _read_git_dir(folder, (folder / target).resolve())
+            if (entry / "HEAD").is_file():
+                return _read_git_dir(folder, entry)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None
+
+
+def _read_git_dir(root: Path, git_dir: Path) -> GitState:
+    head = (git_dir / "HEAD").read_text().strip()
+    if not head.startswith("ref:"):
+        return GitState(root, head or None, None)
+    reference = head.partition(":")[2].strip()
+    branch = reference.removeprefix("refs/heads/")
+    common = git_dir
+    if (git_dir / "commondir").is_file():
+        common = (git_dir / (git_dir / "commondir").read_text().strip()).resolve()
+    for folder in (git_dir, common):
+        if (folder / reference).is_file():
+            return GitState(root, (folder / reference).read_text().strip(), branch)
+    packed = common / "packed-refs"
+    if packed.is_file():
+        for line in packed.read_text().splitlines():
+            commit, _, name = line.partition(" ")
+            if name == reference:
+                return GitState(root, commit, branch)
+    return GitState(root, None, branch)
+
+
+def capture_environment(rank: RankInfo, git: GitState | None) -> dict[str, Any]:
+    """The part that is known in microseconds; `complete_environment` finds the rest."""
+    return {
+        "python": {
+            "version": platform.python_version(),
+            "implementation": sys.implementation.name,
+            "executable": sys.executable,
+        },
+        "host": {
+            "name": platform.node(),
+            "system": platform.system(),
+            "release": platform.release(),
+            "machine": platform.machine(),
+            "cpu_count": os.cpu_count(),
+        },
+        "process": {
+            "pid": os.getpid(),
+            "cwd": _working_directory(),
+            "argv": redact_arguments(sys.argv),
+        },
+        "launch": {
+            "rank": rank.rank,
+            "local_rank": rank.local_rank,
+            "world_size": rank.world_size,
+            "source": rank.source,
+        },
+        "variables": {
+            name: redact_text(os.environ[name]) for name in _VARIABLES if name in os.environ
+        },
+        "git": None if git is None else {"commit": git.commit, "branch": git.branch},
+    }
+
+
+def complete_environment(known: dict[str, Any], git: GitState | None) -> EnvironmentSnapshot:
+    """Add what takes time: package versions, GPUs and whether the tree is dirty.
+
+    Meant for a background thread; takes up to seconds.
+    """
+    values = dict(known)
+    values["packages"] = _find_packages()
+    values["gpus"] = _find_gpus()
+    if git is not None:
+        values["git"] = {**known["git"], "dirty": _is_dirty(git.root)}
+    return EnvironmentSnapshot(JsonObject(normalize_json(values, "environment")))
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
+
+
+def _find_packages() -> dict[str, str]:
+    found = {}
+    # What reads the metadata of packages imports late itself.
+    with importing():
+        from importlib.metadata import PackageNotFoundError, version
+
+        for name in _PACKAGES:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                continue
+    return found
+
+
+def _find_gpus() -> list[dict[str, Any]]:
+    try:
+        with importing():
+            import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name = pynvml.nvmlDeviceGetName(handle)
+            gpus.append(
+                {
+                    "index": index,
+                    "name": name.decode() if isinstance(name, bytes) else name,
+                    "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    "driver": pynvml.nvmlSystemGetDriverVersion(),
+                }
+            )
+        return gpus
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _is_dirty(root: Path) -> bool | None:
+    with importing():
+        import subprocess  # late: it takes milliseconds, and readers never need it
+
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"],
+            cwd=root,
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return bool(done.stdout.strip())

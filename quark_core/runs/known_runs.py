@@ -1,0 +1,174 @@
+"""Runs as their store knows them, and notes of what this machine knows of them.
+
+There is a note for each run whose store lies across a network, in
+`storage_dir/.quark/known_runs`: enough to take the run up again while its
+store is out of reach. A note is believed only of a run at the same place
+(`KnownRun.is_at`), and nobody must keep it: without one a resumption needs the
+store, as that of a run of another machine does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from quark_core.backends.contract import StoredRun, SupportsPrimary
+from quark_core.errors import InvalidRunStateError, RunNotFoundError, SessionStoreError
+from quark_core.records import ProjectRecord, RunRecord
+from quark_core.records.runs import RunContext
+from quark_core.runs.open_run import open_runs
+from quark_core.runs.primary_reach import PrimaryReach
+from quark_core.system.process import ProcessIdentity, current_process, is_alive
+
+__all__ = [
+    "KnownRun",
+    "check_resumable",
+    "find_known_run",
+    "find_parent",
+    "load_run",
+    "note_run",
+]
+
+_log = logging.getLogger("quark")
+
+_KEPT_S = 90 * 86400.0
+_MAX_ATTEMPT = 2**31
+
+
+class KnownRun(msgspec.Struct, frozen=True):
+    """A run as the process that led it here last knew it.
+
+    Attributes:
+        project: Its project.
+        run: Its record, with the status and the attempt of that process.
+        process: The process.
+    """
+
+    project: ProjectRecord
+    run: RunRecord
+    process: ProcessIdentity
+
+    def is_at(self, run_path: str) -> bool:
+        """Whether it is the run of that id that lies there, as a path or URI."""
+        return self.run.run_path == run_path
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended the run, and is alive as far as can be told."""
+        return self.run.status == "running" and is_alive(self.process) is True
+
+    def to_stored(self) -> StoredRun:
+        """The run as a store would tell of it."""
+        state = self.run.status
+        if state == "running" and not self.is_running:
+            state = "lost"
+        return StoredRun(project=self.project, run=self.run, state=state)
+
+
+def note_run(context: RunContext) -> None:
+    """Note a run that this process leads, as it is now; a disk that fails is no error."""
+    folder = _find_folder(context.storage_dir)
+    known = KnownRun(context.project, context.run, current_process())
+    scratch = folder / f".{os.urandom(6).hex()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _prune(folder)
+        try:
+            scratch.write_bytes(msgspec.json.encode(known))
+            os.replace(scratch, folder / f"{context.run_id}.json")
+        finally:
+            scratch.unlink(missing_ok=True)
+    except OSError as error:
+        _log.debug("run %s is not noted on this machine: %s", context.run_id, error)
+
+
+def find_known_run(storage_dir: Path, run_id: str) -> KnownRun | None:
+    """What is noted here of a run, at whatever place; None where there is nothing."""
+    try:
+        data = (_find_folder(storage_dir) / f"{run_id}.json").read_bytes()
+        known = msgspec.json.decode(data, type=KnownRun)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _log.debug("what is noted of run %s cannot be read: %s", run_id, error)
+        return None
+    is_good = known.run.id == run_id and 0 <= known.run.attempt < _MAX_ATTEMPT
+    return known if is_good else None
+
+
+def _find_folder(storage_dir: Path) -> Path:
+    return storage_dir / ".quark" / "known_runs"
+
+
+def _prune(folder: Path) -> None:
+    oldest = time.time() - _KEPT_S
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+_LISTED = 5
+
+
+def check_resumable(stored: StoredRun, *, reopen: bool) -> None:
+    """Refuse to continue a run that is alive, or completed and not to be reopened.
+
+    Raises:
+        InvalidRunStateError: It is one of these.
+    """
+    run_id = stored.run.id
+    if stored.state == "running":
+        here = open_runs.find(run_id) is not None
+        where = "in this process; end it first" if here else "in another process"
+        raise InvalidRunStateError(f"run_id {run_id} is alive {where}, so it cannot be resumed")
+    if stored.state == "completed" and not reopen:
+        raise InvalidRunStateError(
+            f"run_id {run_id} is completed, so it cannot be resumed "
+            "(reopen=True allows a final evaluation)"
+        )
+
+
+def find_parent(reach: PrimaryReach, parent_run_id: str) -> RunRecord:
+    """The run that another one descends from.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: It cannot say.
+    """
+    try:
+        return reach.load_run(parent_run_id).run
+    except RunNotFoundError as error:
+        reason = str(error).removeprefix(f"run_id {parent_run_id}: ")
+        raise RunNotFoundError(f"parent_run_id {parent_run_id}: {reason}") from error
+
+
+def load_run(reader: SupportsPrimary, run_id: str) -> StoredRun:
+    """A run of a store; an unknown one is refused with those that may be meant."""
+    try:
+        return reader.load_run(run_id)
+    except RunNotFoundError as error:
+        raise RunNotFoundError(f"{error}{_describe_near_runs(reader, run_id)}") from None
+
+
+def _describe_near_runs(reader: SupportsPrimary, given: str) -> str:
+    """Which runs a text that is no run's id may have meant: a beginning, or a name."""
+    try:
+        runs = [stored.run for stored in reader.list_runs()]
+    except SessionStoreError:
+        return ""
+    begin = [run.id for run in runs if run.id and run.id.startswith(given)]
+    named = [run.id for run in runs if run.id and run.name == given]
+    if not begin and not named:
+        return ""
+    found = begin or named
+    listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
+    what = "begins so" if begin else "has that name, which is no id"
+    if len(found) > 1:
+        what = "begin so" if begin else "have that name, which is no id"
+    return f"; {listed} {what}"

@@ -1,0 +1,470 @@
+"""A run that is open in this process: what the session and all its writers share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quark_core.backends.contract import SupportsRead
+from quark_core.backends.delivery_report import DeliveryReport
+from quark_core.config import settings
+from quark_core.delivery.segments import Origin
+from quark_core.delivery.stream import FlushLevel, RunStream, StandInStream
+from quark_core.errors import InvalidRunStateError, SessionStoreError
+from quark_core.records import EventRecord, LifecycleRecord
+from quark_core.records.json_object import JsonObject
+from quark_core.records.runs import RunContext
+from quark_core.records.times import now_us
+
+if TYPE_CHECKING:
+    from quark_core.ranks.claims import RunClaims
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
+    from quark_core.runs.recovery import ChildDelivery
+
+__all__ = ["OpenRun", "OpenRuns", "open_runs"]
+
+_ENVIRONMENT_TIMEOUT_S = 2.0
+_log = logging.getLogger("quark")
+
+# What a forked child has of its parent: kept, so that nothing of it is ever closed.
+_parents: list[object] = []
+
+
+class BoundWriter(Protocol):
+    """A writer, as far as a run must know it."""
+
+    def bind(self) -> None:
+        """Take up the run's stream, which was replaced."""
+
+    def settle(self) -> None:
+        """Hand over what is still being worked out, before the run ends."""
+
+    def __hash__(self) -> int: ...
+
+
+class OpenRun:
+    """One run as this process holds it: context, stream, reader and state.
+
+    Attributes:
+        context: The run as it is now; replaced when it changes.
+        stream: Where records go.
+        reader: Where they are read back, or None where nothing is kept.
+        refusal: Why records are no longer taken, or None while they are; the text of a
+            halt while one waits to be raised (`is_over` tells them apart).
+        leads: Whether this process begins and ends the run, rather than joins it.
+        claims: Where the other ranks of the launch look for the run, if they do.
+        missed_leader: Whether the rank that leads was waited for in vain, at the start.
+        begun_offline: Whether it was begun while its primary was out of reach.
+        is_noted: Whether this machine keeps a note of the run; see `known_runs`.
+        strict: Whether the run was started with `strict_mode`.
+        exit_code: Status with which the process ends where that ends the run, else None.
+        non_finite: Metric key -> count of values in a row that were not finite.
+        payload_directory: Where the payloads of artifacts are put in place, or
+            None where they are sent; the same in a forked child.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        stream: RunStream,
+        reader: SupportsRead | None,
+        *,
+        refusal: str | None = None,
+        leads: bool = True,
+    ) -> None:
+        self.leads = leads
+        self.claims: RunClaims | None = None
+        self.has_many_names = False
+        self.missed_leader = False
+        self.begun_offline = False
+        self.is_noted = False
+        self.exit_code: int | None = None
+        self.context = context
+        self.stream = stream
+        self.reader = reader
+        self.refusal = refusal
+        self.strict = context.run.strict_mode
+        self.non_finite: dict[str, int] = {}
+        self.lock = threading.RLock()
+        self.background: threading.Thread | None = None
+        self.children: ChildDelivery | None = None
+        self.forked = False
+        self.payload_directory: Path | None = None
+        self.reopen: Callable[[OpenRun, Origin], None] | None = None
+        self.writers: weakref.WeakSet[BoundWriter] = weakref.WeakSet()
+        self._failure: BaseException | None = None
+        self._halt: Exception | None = None
+        self._halt_text: str | None = None
+        self._spared_thread = 0
+        self._open_writers = 0
+        self._has_waited_in_vain = False
+
+    @property
+    def origin(self) -> Origin:
+        """What all records of this process have in common."""
+        return self.stream.origin
+
+    @property
+    def failed(self) -> bool:
+        """Whether the primary has failed to take something, in strict mode."""
+        return self._failure is not None
+
+    def note_failure(self, error: BaseException) -> None:
+        """In strict mode, keep the primary's first delivery error for the next call."""
+        if self.strict and self._failure is None:
+            self._failure = error
+            self.refusal = f"the primary store failed and the run is strict: {error}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether records are no longer taken for good; a halt that waits does not count."""
+        return self.refusal is not None and self.refusal is not self._halt_text
+
+    def halt(self, error: Exception, *, spared_thread: int = 0) -> bool:
+        """Let the next call that logs raise an error, once; whether there can be one.
+
+        Args:
+            error: What is raised.
+            spared_thread: Ident of a thread whose calls do not raise it.
+        """
+        with self.lock:
+            if self.is_over:
+                return False
+            self._halt, self._spared_thread = error, spared_thread
+            # Writers look at the refusal in any case, so that a halt costs them nothing.
+            self._halt_text = self.refusal = str(error)
+        return True
+
+    def withdraw_halt(self) -> Exception | None:
+        """Take back a halt that nobody has met yet; returns its error."""
+        with self.lock:
+            halt, self._halt = self._halt, None
+            if self.refusal is self._halt_text:
+                self.refusal = None
+            self._halt_text = None
+        return halt
+
+    def refuse(self, call: str) -> None:
+        """Raise why a call cannot be taken.
+
+        Returns only where it can: of a halt, to the thread that it spares, and to one that
+        comes while another is being halted.
+
+        Raises:
+            TrainingHalted: A monitor stops the training; the next call is taken.
+            SessionStoreError: In strict mode, the primary's first delivery error.
+            InvalidRunStateError: The run has ended or is open for reading only.
+            SystemExit: The process ends, and this is a daemon thread that does not know.
+        """
+        if self._halt_text is not None and threading.get_ident() != self._spared_thread:
+            halt = self.withdraw_halt()
+            if halt is not None:
+                raise halt
+        if not self.is_over:
+            return
+        if open_runs.process_ends and threading.current_thread() is not threading.main_thread():
+            raise SystemExit  # which ends a thread, and of which nothing is printed
+        if self._failure is not None:
+            raise SessionStoreError(f"{call}: {self.refusal}") from self._failure
+        raise InvalidRunStateError(f"{call}: {self.refusal}")
+
+    def emit_event(
+        self,
+        event_type: str,
+        severity: str,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        status: str | None = None,
+        payload: JsonObject | None = None,
+        time_us: int | None = None,
+    ) -> EventRecord:
+        """Put an event into the stream; its arguments are checked already."""
+        origin, channel = self.origin, self.stream.channel(EventRecord.KIND)
+        record = EventRecord(
+            origin.run_id,
+            origin.writer_id,
+            origin.attempt,
+            origin.rank,
+            channel.take_sequence(),
+            now_us() if time_us is None else time_us,
+            event_type,
+            severity,
+            step,
+            epoch,
+            status,
+            payload,
+        )
+        return channel.put(record)
+
+    def emit_lifecycle(
+        self, action: str, data: Mapping[str, Any] | None = None, *, time_us: int | None = None
+    ) -> None:
+        """Put a lifecycle record into the stream."""
+        origin, channel = self.origin, self.stream.channel(LifecycleRecord.KIND)
+        channel.put(
+            LifecycleRecord(
+                origin.run_id,
+                origin.writer_id,
+                origin.attempt,
+                origin.rank,
+                channel.take_sequence(),
+                now_us() if time_us is None else time_us,
+                action,
+                None if data is None else JsonObject(data),
+            )
+        )
+
+    def emit_gap(self, gaps: Mapping[str, int]) -> None:
+        """Put into the stream what is missing from it: records by kind."""
+        self.emit_lifecycle("gap", {"records": dict(gaps), "reason": "memory ran out"})
+        self.emit_event("records_dropped", "error", payload=JsonObject({"records": dict(gaps)}))
+
+    def flush(self, timeout_s: float | None = None, level: FlushLevel = "stored") -> None:
+        """Wait until everything that this process logged so far is as safe as `level` says.
+
+        Raises:
+            SessionStoreError: It does not answer in time; nothing is lost.
+        """
+        timeout_s = settings.persistence_timeout_s() if timeout_s is None else timeout_s
+        self.stream.flush(timeout_s, level)
+
+    def read(self, kind: str, query: Query) -> Columns:
+        """Flush, then read rows of one kind in persistence order; none where nothing is kept."""
+        from quark_core.records.columns import Columns
+        from quark_core.runs.reading import read_rows
+
+        if self.forked:
+            raise SessionStoreError(
+                "a forked process can log to its parent's run but not read it: read in the "
+                "parent, or in a process that was spawned"
+            )
+        # What is read is in the primary then; the mirrors' share need not be on the disk for it.
+        self.stream.flush(settings.persistence_timeout_s(), sync=False)
+        if self.reader is None or self.context.run_id is None:
+            return Columns.empty(kind)
+        return read_rows(self.reader, self.context.run_id, kind, query)
+
+    def settle_writers(self) -> None:
+        """Let the writers hand over what they are still working out; who looks on comes last."""
+        for writer in sorted(self.writers, key=lambda item: getattr(item, "looks_on", False)):
+            try:
+                writer.settle()
+            except Exception:  # noqa: BLE001 - the run must end all the same
+                _log.exception("run %s: a writer could not finish", self.context.run_id)
+
+    def add_writer(self, writer: BoundWriter) -> None:
+        """Count a writer that uses this run."""
+        with self.lock:
+            self.writers.add(writer)
+            self._open_writers += 1
+
+    def remove_writer(self) -> None:
+        """Forget a writer; the last one of an attached run closes its stream."""
+        with self.lock:
+            self._open_writers -= 1
+            last = self._open_writers == 0
+        if last and open_runs.detach(self):
+            self.end_stream("the last writer of this context was closed", settings.exit_timeout_s())
+
+    def become_child(self) -> None:
+        """Leave everything of the parent alone: this process was forked.
+
+        What logs gets a stream of its own at its first call; what does not
+        log costs nothing. Nothing is closed, because locks and connections of
+        the parent are in whatever state its threads had them.
+        """
+        _parents.append((self.stream, self.reader))
+        self.stream.abandon()
+        self.lock = threading.RLock()
+        self.background = self.children = self.reader = self.claims = None
+        self.forked = True
+        self.non_finite = {}
+        self.withdraw_halt()  # it is the parent's to raise
+        parent = self.stream.origin
+        origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)
+        active = self.stream.active
+        self.stream = RunStream(origin)
+        if active and self.reopen is not None and self.refusal is None:
+            self.stream = StandInStream(origin, self._open_child_stream)
+        self._bind_writers()
+
+    def bind_stream(self, stream: RunStream) -> None:
+        """Go on with another stream."""
+        self.stream = stream
+        self._bind_writers()
+
+    def _open_child_stream(self) -> None:
+        with self.lock:
+            if not isinstance(self.stream, StandInStream) or self.reopen is None:
+                return
+            try:
+                self.reopen(self, self.stream.origin)
+                open_runs.attach(self)
+            except Exception:  # noqa: BLE001 - a worker's training must not end for this
+                _log.exception(
+                    "run %s: this forked process cannot open a stream of its own; "
+                    "what it logs is not kept",
+                    self.context.run_id,
+                )
+                self.bind_stream(RunStream(self.stream.origin))
+
+    def _bind_writers(self) -> None:
+        for writer in list(self.writers):
+            writer.bind()
+
+    def hand_over_at_close(self) -> None:
+        """Let the journal have what was logged, within the one time that all ends share."""
+        patience_s = settings.exit_timeout_s()
+        position = self.stream.hand_over(self.measure_budget(), patience_s=patience_s)
+        self._has_waited_in_vain = position is None
+
+    def measure_budget(self) -> float:
+        """How long the end may wait in s: what an earlier close has waited in vain is spent."""
+        whole_s = settings.exit_timeout_s()
+        return min(settings.journal_timeout_s(), whole_s) if self._has_waited_in_vain else whole_s
+
+    def end_stream(self, refusal: str, timeout_s: float) -> DeliveryReport:
+        """Take no more records and deliver what is left.
+
+        Args:
+            refusal: Why records are no longer taken.
+            timeout_s: How long, where nothing gets on; what gets on has
+                QUARK_EXIT_TIMEOUT_SECONDS from each such moment on.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self.background is not None:
+            # What a short run knows of its environment is still being found out.
+            self.background.join(min(timeout_s, _ENVIRONMENT_TIMEOUT_S))
+        self.withdraw_halt()
+        self.refusal = self.refusal or refusal
+        if self.claims is not None:
+            self.claims.end()
+        if self.children is not None:
+            self.children.finish(max(0.0, deadline - time.monotonic()), writers_timeout_s=0.0)
+        report = self.stream.close(
+            max(0.0, deadline - time.monotonic()),
+            patience_s=settings.exit_timeout_s(),
+            on_overtime=self._tell_overtime,
+            # Who has waited once for a rank that never came looks for it once more, and goes.
+            gives_up=self.missed_leader,
+        )
+        if self.children is not None:
+            # Mirrors that took so long to take the run are there for what was found out about it.
+            left_s = timeout_s if report.complete else deadline - time.monotonic()
+            self.children.finish_outputs(max(0.0, left_s))
+        return report
+
+    def _tell_overtime(self, report: DeliveryReport) -> None:
+        _log.warning(
+            "run %s has ended, and what waits is being delivered (%s). To leave it to "
+            "`quark sync %s`, interrupt this (Ctrl-C)",
+            self.context.run_id,
+            "; ".join(lane.describe() for lane in report.lanes if not lane.complete),
+            self.context.storage_dir,
+        )
+
+
+class RunHolder(Protocol):
+    """What a session is to the list of open runs."""
+
+    @property
+    def run_id(self) -> str | None:
+        """The run."""
+
+    @property
+    def open_run(self) -> OpenRun:
+        """The run as it is open here."""
+
+    @property
+    def end_run(self) -> Callable[..., Any]:
+        """Ends the run."""
+
+    @property
+    def log_error(self) -> Callable[..., Any]:
+        """Says what ended the run."""
+
+
+class OpenRuns:
+    """The runs that are open in this process: by a session, or attached from a context.
+
+    Attributes:
+        process_ends: Whether the process is at its exit, where its runs are ended.
+    """
+
+    def __init__(self) -> None:
+        self.process_ends = False
+        self._lock = threading.Lock()
+        self._sessions: list[RunHolder] = []
+        self._attached: dict[str, OpenRun] = {}
+
+    def add(self, session: RunHolder) -> None:
+        """Keep a session until it ends, as the latest one."""
+        with self._lock:
+            self._sessions.append(session)
+
+    def remove(self, session: RunHolder) -> None:
+        """Forget a session that has ended."""
+        with self._lock:
+            if session in self._sessions:
+                self._sessions.remove(session)
+
+    @property
+    def sessions(self) -> tuple[RunHolder, ...]:
+        """The open sessions, the latest last."""
+        with self._lock:
+            return tuple(self._sessions)
+
+    def peek_sessions(self) -> list[RunHolder]:
+        """The open sessions, without a lock: for a signal handler."""
+        return self._sessions.copy()
+
+    def find(self, run_id: str | None) -> OpenRun | None:
+        """The run that is open under this id, or None."""
+        with self._lock:
+            for session in self._sessions:
+                if run_id is not None and session.run_id == run_id:
+                    return session.open_run
+            return self._attached.get(run_id or "")
+
+    def attach(self, run: OpenRun) -> OpenRun:
+        """Keep a run that was opened from a context; the first one wins."""
+        with self._lock:
+            return self._attached.setdefault(run.context.run_id or "", run)
+
+    def detach(self, run: OpenRun) -> bool:
+        """Forget a run that was opened from a context; whether it was one."""
+        with self._lock:
+            if self._attached.get(run.context.run_id or "") is not run:
+                return False
+            del self._attached[run.context.run_id or ""]
+            return True
+
+    @property
+    def attached(self) -> tuple[OpenRun, ...]:
+        """The runs that were opened from a context."""
+        with self._lock:
+            return tuple(self._attached.values())
+
+    def become_child(self) -> None:
+        """Forget the sessions, which are the parent's to end, and keep the runs."""
+        self._lock = threading.Lock()
+        runs = [session.open_run for session in self._sessions] + list(self._attached.values())
+        self._sessions = []
+        self._attached = {run.context.run_id or "": run for run in runs}
+        for run in runs:
+            run.become_child()
+
+
+open_runs = OpenRuns()
+"""Of this process."""
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=open_runs.become_child)

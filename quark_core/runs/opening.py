@@ -1,0 +1,380 @@
+"""Opens runs: started, resumed, attached from a context, or for reading only."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quark_core.backends.contract import StoredRun, SupportsPrimary
+from quark_core.config import settings
+from quark_core.config.arguments import (
+    check_label,
+    check_notes,
+    check_run_id,
+    check_tags,
+    resolve_storage_dir,
+    working_directory,
+)
+from quark_core.config.objective import ObjectiveMode, choose_objective, keep_objective
+from quark_core.config.snapshot import snapshot_config
+from quark_core.delivery.segments import Origin
+from quark_core.delivery.stream import RunStream
+from quark_core.errors import (
+    InvalidRunStateError,
+    RunNotFoundError,
+    SchemaValidationError,
+    StoreUnavailableError,
+)
+from quark_core.ranks.choice import RankChoice, choose_ranks, parse_ranks
+from quark_core.ranks.launches import RankInfo, detect_rank
+from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time
+from quark_core.records.runs import RunContext
+from quark_core.records.schema import TERMINAL_STATUSES
+from quark_core.records.times import now_us
+from quark_core.runs import composition, rank_parts, recovery
+from quark_core.runs.announcement import announce, announce_rank
+from quark_core.runs.environment import GitState, read_git_state
+from quark_core.runs.foreign_runs import open_foreign_run
+from quark_core.runs.known_runs import KnownRun, find_known_run, find_parent, load_run
+from quark_core.runs.open_run import OpenRun, open_runs
+from quark_core.runs.primary_reach import ATTACHING, JOINING, PrimaryReach, choose_policy
+from quark_core.runs.rank_parts import RankPart
+from quark_core.runs.resumed_runs import continue_run
+from quark_core.runs.streams import HAND_OVER_S, open_part, open_run_stream
+
+__all__ = ["attach_run", "open_for_reading", "resolve_target", "start"]
+
+_log = logging.getLogger("quark")
+
+# What an attempt that was killed at its beginning has left, and its restart must know first.
+_ADOPT_S = 5.0
+
+
+def start(
+    *,
+    project: str,
+    config: object,
+    tags: Iterable[str] | None,
+    parent_run_id: str | None,
+    storage_dir: str | Path | None,
+    strict_mode: bool,
+    backends: str | Sequence[str] | None,
+    name: str | None,
+    notes: str | None,
+    ranks: str | Iterable[int] | None = None,
+    objective: str | None = None,
+    mode: ObjectiveMode | None = None,
+) -> OpenRun:
+    """Start a new run; see `TrainingSession.start_run` for arguments and errors."""
+    began_s = time.monotonic()
+    project, name = _check_arguments(project, name, strict_mode, parent_run_id)
+    settings.check_timeouts()
+    checked_notes = check_notes(notes)
+    checked_tags = check_tags(tags)
+    snapshot = keep_objective(snapshot_config(config), choose_objective(objective, mode))
+    root = resolve_storage_dir(storage_dir)
+    rank = detect_rank()
+    chosen = choose_ranks(ranks)
+    plan = composition.plan_backends(backends, rank, ranks=chosen)
+    start = _Start(
+        project=project,
+        name=name,
+        notes=checked_notes,
+        tags=checked_tags,
+        parent_run_id=parent_run_id,
+        strict_mode=strict_mode,
+        snapshot=snapshot,
+        root=root,
+        rank=rank,
+        ranks=chosen,
+        plan=plan,
+    )
+    given = rank_parts.find_given_run_id()
+    leads = rank_parts.is_leader(plan, rank)
+    policy = JOINING
+    if leads:
+        policy = choose_policy(restarts=rank_parts.is_restarted(plan), strict=strict_mode)
+    with PrimaryReach(plan, root, policy, began_s=began_s) as reach:
+        part = _choose_part(plan, rank, root, project, given, reach)
+        if part.restarts and part.run_id is not None:
+            taken_up = _take_up(start, part, part.run_id, reach)
+            if isinstance(taken_up, OpenRun):
+                return taken_up
+            part = taken_up
+        parent = _find_parent(reach, root, parent_run_id) if leads else None
+        opener = _Opener(
+            start, reach, parent, read_git_state(working_directory()), format_time(now_us())
+        )
+        try:
+            return opener.open(part)
+        except InvalidRunStateError:
+            if not part.derived:
+                raise
+            # Two processes lead one launch, and the other one was first.
+            return opener.open(part.stand_alone())
+        except StoreUnavailableError:
+            if reach.outage is None:
+                raise
+            part.claim()
+            return opener.open(part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """What a run is started with, checked, and where."""
+
+    project: str
+    name: str | None
+    notes: str | None
+    tags: tuple[str, ...]
+    parent_run_id: str | None
+    strict_mode: bool
+    snapshot: ConfigSnapshot
+    root: Path
+    rank: RankInfo
+    ranks: RankChoice | None
+    plan: composition.Plan
+
+
+def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) -> OpenRun | RankPart:
+    """The next attempt of a run that was restarted, or this rank's part in a new one."""
+    stored = _find_restarted(reach, start.root, run_id)
+    if stored is None:
+        part = rank_parts.number_offline(part, _find_known(reach, start.root, run_id))
+        part.claim()
+        return part
+    try:
+        return continue_run(
+            stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot
+        )
+    except InvalidRunStateError as error:
+        _log.warning("the restarted run is not taken up again: %s", error)
+        return part.stand_alone()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opener:
+    """Opens the stream of a new run, and announces the run where this rank leads it."""
+
+    start: _Start
+    reach: PrimaryReach
+    parent: RunRecord | None
+    git: GitState | None
+    moment: str
+
+    def open(self, part: RankPart) -> OpenRun:
+        start, reach = self.start, self.reach
+        run = open_part(self._describe(part), start.plan, reach.primary, start.rank, part)
+        reach.hand_over(run)
+        if part.leads:
+            goes_on = reach.outage is not None and part.attempt > 0
+            event_type = "run_resumed" if goes_on else "run_started"
+            announce(run, start.snapshot, start.rank, self.git, event_type, reach)
+        return announce_rank(run, start.plan, start.rank)
+
+    def _describe(self, part: RankPart) -> RunContext:
+        start, run_id = self.start, part.run_id
+        location = composition.locate_run(self.reach.primary, start.root, run_id or "unknown")
+        parent = self.parent
+        record = RunRecord(
+            id=run_id,
+            project_id=ProjectRecord.derive_id(start.project),
+            project_name=start.project,
+            status="running",
+            parent_run_id=start.parent_run_id,
+            lineage_root_run_id=parent.lineage_root_run_id
+            if parent
+            else (start.parent_run_id or run_id),
+            resume_count=part.attempt,
+            run_path=location.run_path,
+            git_commit=self.git.commit if self.git else None,
+            strict_mode=start.strict_mode,
+            tags=start.tags,
+            attempt=part.attempt,
+            name=start.name,
+            notes=start.notes,
+            created_at=self.moment,
+            updated_at=self.moment,
+            ended_at=None,
+        )
+        return RunContext(
+            storage_dir=start.root,
+            store_root=location.store_root,
+            db_path=location.db_path,
+            project=ProjectRecord(
+                record.project_id, start.project, str(start.root), self.moment, self.moment
+            ),
+            run=record,
+            backends=start.plan.specifications,
+            ranks=None if start.ranks is None else str(start.ranks),
+        )
+
+
+def _check_arguments(
+    project: object, name: object, strict_mode: object, parent_run_id: object
+) -> tuple[str, str | None]:
+    """Refuse what no run can have; its project and its name as they are kept.
+
+    Raises:
+        SchemaValidationError: One of them; the message names it.
+    """
+    labels = check_label(project, "project"), None if name is None else check_label(name, "name")
+    if not isinstance(strict_mode, bool):
+        raise SchemaValidationError(
+            f"strict_mode must be True or False, not a {type(strict_mode).__name__}"
+        )
+    if parent_run_id is not None:
+        check_run_id(parent_run_id, "parent_run_id")
+    return labels
+
+
+def _choose_part(
+    plan: composition.Plan,
+    rank: RankInfo,
+    root: Path,
+    project: str,
+    given: str | None,
+    reach: PrimaryReach,
+) -> RankPart:
+    """This rank's part in the run that it, or another rank of its launch, begins."""
+    if rank_parts.is_leader(plan, rank):
+        return rank_parts.lead(plan, rank, root, project, given, reach)
+    part = rank_parts.follow(plan, rank, root, project, given)
+    return rank_parts.settle_attempt(part, reach)
+
+
+def _find_restarted(reach: PrimaryReach, root: Path, run_id: str) -> StoredRun | None:
+    """A run that the launcher has restarted; None where its first attempt left nothing of it."""
+    stored = rank_parts.find_stored(reach, run_id)
+    if stored is None and reach.outage is None:
+        recovery.adopt_run(root, run_id, min(_ADOPT_S, reach.left_s / 2))
+        stored = rank_parts.find_stored(reach, run_id)
+    return stored
+
+
+def _find_parent(reach: PrimaryReach, root: Path, run_id: str | None) -> RunRecord | None:
+    """The run that another one descends from; as this machine knows it where nobody can be asked.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+    """
+    if run_id is None or reach.primary is None:
+        return None
+    try:
+        return find_parent(reach, run_id)
+    except StoreUnavailableError:
+        if reach.outage is None:
+            raise
+    known = _find_known(reach, root, run_id)
+    return None if known is None else known.run
+
+
+def _find_known(reach: PrimaryReach, root: Path, run_id: str) -> KnownRun | None:
+    """What this machine knows of the run that the store has under an id, or would have."""
+    known = find_known_run(root, run_id)
+    place = composition.locate_run(reach.primary, root, run_id).run_path
+    return known if known is not None and known.is_at(place) else None
+
+
+def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
+    """Open a run without touching it; see `quark.open_run`."""
+    check_run_id(run_id)
+    root = resolve_storage_dir(storage_dir)
+    reader = composition.open_reader(root)
+    stored = load_run(reader, run_id)
+    return OpenRun(
+        to_context(stored, reader, root),
+        RunStream(Origin(run_id)),
+        reader,
+        refusal="the run was opened for reading only; use resume_run to continue it",
+    )
+
+
+def attach_run(context: RunContext) -> OpenRun:
+    """Open a stream of this process's own into a run that another process holds open.
+
+    A run that has ended is opened for reading only.
+    """
+    if context.read_only and context.run_id is not None:
+        if context.backends:
+            return open_foreign_run(context.run_id, context.storage_dir, context.backends[0])
+        return open_for_reading(context.run_id, context.storage_dir)
+    rank = detect_rank()
+    plan = composition.plan_backends(
+        list(context.backends) or "none",
+        rank,
+        ranks=None if context.ranks is None else parse_ranks(context.ranks, "context.ranks"),
+    )
+    leads = rank_parts.is_leader(plan, rank)
+    if plan.primary is None or context.run_id is None:
+        return OpenRun(context, RunStream(Origin(context.run_id)), None)
+    root = context.storage_dir
+    with PrimaryReach(plan, root, ATTACHING, read_only=True) as reach:
+        awaits_run = not leads
+        try:
+            stored = reach.load_run(context.run_id)
+        except StoreUnavailableError:
+            if context.status in TERMINAL_STATUSES:
+                raise
+            stored, awaits_run = None, True
+        except RunNotFoundError:
+            known = _find_known(reach, root, context.run_id)
+            if leads and (known is None or not known.is_running):
+                raise
+            stored, awaits_run = None, True  # it is about to come
+        if stored is not None and stored.run.status in TERMINAL_STATUSES:
+            ended = OpenRun(
+                to_context(stored, reach.primary, root),
+                RunStream(Origin(context.run_id)),
+                reach.primary,
+                refusal=f"the run has ended ({stored.run.status}); use resume_run to continue it",
+            )
+            reach.hand_over(ended)
+            return ended
+        if reach.outage is None:
+            reach.open_for_writing()
+        run = open_run_stream(
+            context, plan, reach.primary, rank, leads=leads, awaits_run=awaits_run
+        )
+        reach.hand_over(run)
+        # Gives the writer its start time at the store, whatever timestamps follow.
+        run.emit_lifecycle("heartbeat")
+        run.stream.hand_over(HAND_OVER_S)
+        return run
+
+
+def to_context(stored: StoredRun, primary: SupportsPrimary | None, storage_dir: Path) -> RunContext:
+    """The context of a run as its store knows it."""
+    location = composition.locate_run(primary, storage_dir, stored.run.id or "")
+    return RunContext(
+        storage_dir=storage_dir,
+        store_root=location.store_root,
+        db_path=location.db_path,
+        project=stored.project,
+        run=stored.run,
+        read_only=True,
+    )
+
+
+def resolve_target(target: object) -> OpenRun:
+    """The open run behind a session or a context.
+
+    Raises:
+        SchemaValidationError: `target` is neither.
+    """
+    if isinstance(target, RunContext):
+        found = open_runs.find(target.run_id)
+        if found is None:
+            found = attach_run(target)
+            if found.refusal is None and found.stream.active:
+                found = open_runs.attach(found)
+        return found
+    run = getattr(target, "open_run", None)
+    if not isinstance(run, OpenRun):
+        raise SchemaValidationError(
+            f"session must be a TrainingSession or a RunContext, not {type(target).__name__}"
+        )
+    return run

@@ -1,0 +1,285 @@
+"""Reads of rows, in parts and of curves, from any backend that reads, and of runs open here.
+
+A backend may be older than a filter: what another process or a plugin gives is
+looked at again, so that rows of other ranks are never taken for those of one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quark_core.backends.contract import SupportsRead, SupportsSeries
+from quark_core.backends.run_summary import RunSummary
+from quark_core.backends.series import (
+    Series,
+    check_max_points,
+    choose_rank_points,
+    merge_ranks,
+    reduce_points,
+)
+from quark_core.config import settings
+from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.records import MetricRecord
+from quark_core.records.names import check_name, decode_name, encode_name
+from quark_core.records.query import Query, check_index
+
+if TYPE_CHECKING:
+    from quark_core.records.columns import Columns
+    from quark_core.runs.open_run import OpenRun
+
+__all__ = [
+    "PART_ROWS",
+    "check_rows",
+    "encode_key",
+    "iterate",
+    "iterate_run",
+    "read_rows",
+    "read_run_series",
+    "read_series",
+    "reduce_columns",
+    "series",
+]
+
+PART_ROWS = 65_536
+"""Rows of one part, where nobody says otherwise."""
+
+
+def read_rows(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Columns:
+    """What `reader.read` returns, also where it passes over the query's rank.
+
+    Raises:
+        RunNotFoundError: An unknown run.
+        SessionStoreError: The store cannot be read.
+    """
+    found = reader.read(run_id, kind, query)
+    if query.rank is None or _is_of(found, query.rank):
+        return found
+    if query.limit is not None:
+        # The newest of all ranks are not those of this one.
+        found = reader.read(run_id, kind, replace(query, limit=None))
+    return found.take(found["rank"] == query.rank).keep_newest(query.limit)
+
+
+def iterate(
+    reader: SupportsRead, run_id: str, kind: str, query: Query, rows: int = PART_ROWS
+) -> Iterator[Columns]:
+    """What `reader.read` returns, in parts of about `rows` rows, in order.
+
+    A backend with `SupportsSeries` holds one part at a time in memory; any
+    other is read whole and handed out in slices. Nothing is read before the
+    first part is asked for; the parts are those of one moment.
+
+    Raises:
+        SchemaValidationError: `rows` is not a positive integer.
+        RunNotFoundError: An unknown run; when the first part is asked for.
+        SessionStoreError: The store cannot be read; likewise.
+    """
+    size = check_rows(rows)
+    if not isinstance(reader, SupportsSeries) or (query.rank, query.limit).count(None) == 0:
+        return _slice(reader, run_id, kind, query, size)
+    parts = reader.iterate(run_id, kind, query, rows=size)
+    return parts if query.rank is None else _sift(parts, query.rank)
+
+
+def read_series(
+    reader: SupportsRead,
+    run_id: str,
+    key: str,
+    max_points: int | None = None,
+    all_attempts: bool = False,
+    rank: int | None = None,
+) -> Series:
+    """One metric of a run as a curve; without any entry where the run has no such metric.
+
+    Args:
+        reader: An opened backend that reads.
+        run_id: The run.
+        key: The metric's stored key.
+        max_points: At most so many entries; None gives every point.
+        all_attempts: Also points that a later attempt, resumed from an
+            earlier step, has hidden.
+        rank: Of this rank; by default across all that have logged it.
+
+    Raises:
+        SchemaValidationError: `max_points` is not a positive integer, or
+            `rank` no non-negative one.
+        RunNotFoundError: An unknown run.
+        SessionStoreError: The store cannot be read.
+    """
+    bound, wanted = check_max_points(max_points), check_index(rank, "rank")
+    if isinstance(reader, SupportsSeries) and _knows_rank(reader):
+        return reader.read_series(
+            run_id, key, max_points=bound, all_attempts=all_attempts, rank=wanted
+        )
+    query = Query(equals={"metric_key": key}, all_attempts=all_attempts, rank=wanted)
+    return reduce_columns(key, read_rows(reader, run_id, MetricRecord.KIND, query), bound)
+
+
+def reduce_columns(key: str, columns: Columns, max_points: int | None) -> Series:
+    """The points of one metric, given as columns, as a curve of their rank or across ranks."""
+    import numpy as np
+
+    constant = columns.find_constant("rank")
+    ranks = [constant[0]] if constant else np.unique(columns["rank"]).tolist()
+    if len(ranks) < 2:
+        names = ("step", "epoch", "time_us", "value")
+        step, epoch, time_us, value = (columns[name] for name in names)
+        found = reduce_points(key, step, epoch, time_us, value, max_points)
+        return replace(found, ranks=tuple(ranks) if columns.count else ())
+    attempts = []
+    for attempt in np.unique(columns["attempt"]):
+        parts = []
+        for rank in ranks:
+            its = columns.take((columns["attempt"] == attempt) & (columns["rank"] == rank))
+            if its.count:
+                parts.append(reduce_columns(key, its, choose_rank_points(max_points)))
+        attempts.append(parts)
+    return merge_ranks(key, attempts, max_points)
+
+
+def check_rows(rows: object) -> int:
+    """Return the size of a part as a plain int.
+
+    Raises:
+        SchemaValidationError: Not a positive integer.
+    """
+    size = check_index(rows, "rows")
+    if not size:
+        raise SchemaValidationError(f"rows must be a positive integer, got {rows!r:.20}")
+    return size
+
+
+def _slice(
+    reader: SupportsRead, run_id: str, kind: str, query: Query, rows: int
+) -> Iterator[Columns]:
+    columns = read_rows(reader, run_id, kind, query)
+    for start in range(0, columns.count, rows):
+        yield columns.take(slice(start, start + rows))
+
+
+def _sift(parts: Iterator[Columns], rank: int) -> Iterator[Columns]:
+    for part in parts:
+        if _is_of(part, rank):
+            yield part
+        elif (own := part.take(part["rank"] == rank)).count:
+            yield own
+
+
+def _is_of(columns: Columns, rank: int) -> bool:
+    """Whether all rows are of one rank."""
+    constant = columns.find_constant("rank")
+    return constant == (rank,) if constant else bool((columns["rank"] == rank).all())
+
+
+def _knows_rank(reader: SupportsSeries) -> bool:
+    """Whether its curves can be of one rank: those of an older plugin cannot."""
+    return "rank" in inspect.signature(reader.read_series).parameters
+
+
+_SHOWN = 128
+
+
+def series(
+    run: object,
+    key: str,
+    *,
+    max_points: int | None = None,
+    all_attempts: bool = False,
+    rank: int | None = None,
+) -> Series:
+    """One metric of a run as a curve, cheap however many points it has.
+
+    Flushes the run where this process holds it open.
+
+    Args:
+        run: A TrainingSession (`quark.open_run` gives one of any run), or a
+            RunContext.
+        key: The metric's key, as it was logged or as it is stored.
+        max_points: At most so many entries, each of which stands for about
+            equally many points, with their extremes; None gives every point.
+        all_attempts: Also points that a later attempt, resumed from an
+            earlier step, has hidden.
+        rank: The curve of this rank of the launch. By default the curve is
+            across all ranks that have logged the metric: of one rank it is
+            that rank's; of several an entry stands for the points of all of
+            them at a step or in a stretch of steps, with their extremes.
+
+    Returns:
+        The curve, without any entry where the run has no such metric; its
+        `ranks` says whose points these are.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+        SessionStoreError: The store cannot be read.
+    """
+    from quark_core.runs.opening import resolve_target
+
+    if isinstance(run, (str, RunSummary)):
+        run_id = run if isinstance(run, str) else run.run_id
+        raise SchemaValidationError(
+            f"run must be an opened run, not {type(run).__name__}: open it with "
+            f"quark.open_run({run_id[:_SHOWN]!r}) and give what that returns"
+        )
+    try:
+        target = resolve_target(run)
+    except SchemaValidationError as error:
+        message = str(error).replace("session", "run", 1)
+        raise SchemaValidationError(f"{message}; quark.open_run(run_id) opens a run") from None
+    return read_run_series(target, key, max_points, all_attempts, rank)
+
+
+def read_run_series(
+    run: OpenRun,
+    key: str,
+    max_points: int | None,
+    all_attempts: bool = False,
+    rank: int | None = None,
+) -> Series:
+    """Flush, then read one metric; arguments and errors as in `series`."""
+    from quark_core.records.columns import Columns
+
+    stored_key = encode_key(key, "key")
+    bound, wanted = check_max_points(max_points), check_index(rank, "rank")
+    source = _flush(run)
+    if source is None:
+        return reduce_columns(stored_key, Columns.empty(MetricRecord.KIND), bound)
+    reader, run_id = source
+    return read_series(reader, run_id, stored_key, bound, bool(all_attempts), wanted)
+
+
+def iterate_run(run: OpenRun, kind: str, query: Query, rows: int = PART_ROWS) -> Iterator[Columns]:
+    """Flush now, then return the rows that fit in parts; see `quark_core.runs.reading.iterate`."""
+    size = check_rows(rows)
+    source = _flush(run)
+    if source is None:
+        return iter(())
+    reader, run_id = source
+    return iterate(reader, run_id, kind, query, size)
+
+
+def encode_key(name: str, argument: str) -> str:
+    """The stored form of a metric's name, of which either form may be given.
+
+    Raises:
+        SchemaValidationError: Not a str, empty or too long.
+    """
+    checked = check_name(name, argument)
+    # A name that decodes to something else is itself a stored form.
+    return checked if decode_name(checked) != checked else encode_name(checked)
+
+
+def _flush(run: OpenRun) -> tuple[SupportsRead, str] | None:
+    """Bring what was logged to the primary; returns it, or None where nothing is kept."""
+    if run.forked:
+        raise SessionStoreError(
+            "a forked process can log to its parent's run but not read it: read in the "
+            "parent, or in a process that was spawned"
+        )
+    # What is read is in the primary then; the mirrors' share need not be on the disk for it.
+    run.stream.flush(settings.persistence_timeout_s(), sync=False)
+    if run.reader is None or run.context.run_id is None:
+        return None
+    return run.reader, run.context.run_id

@@ -1,0 +1,486 @@
+"""Finds the journals that processes left behind, and delivers them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from quark_core.delivery.attempt_starts import order_journals
+from quark_core.delivery.black_box_recovery import (
+    find_orphan_boxes,
+    recover_black_box,
+    revive_journals,
+    sweep_black_boxes,
+)
+from quark_core.delivery.generation_journal import split_generation
+from quark_core.delivery.journal_folder import (
+    JournalFolder,
+    find_damaged,
+    find_folders,
+    journal_directory,
+)
+from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.segments import Origin
+from quark_core.delivery.shared_lanes import SharedLanes
+from quark_core.delivery.sync import (
+    LaneSync,
+    OpenLane,
+    SyncLog,
+    count_boxed,
+    count_waiting,
+    sync_folder,
+)
+from quark_core.hosting.stopped_helpers import end_stopped_helpers
+from quark_core.runs.composition import open_lane
+from quark_core.runs.output_delivery import OutputDelivery, find_owner
+
+__all__ = [
+    "ChildDelivery",
+    "DamagedJournal",
+    "QuarantinedCount",
+    "adopt_orphans",
+    "adopt_run",
+    "clear_leftovers",
+    "count_quarantined",
+    "count_unstored",
+    "has_journals",
+    "journal_black_boxes",
+    "list_lost",
+    "survey",
+    "sync",
+]
+
+_log = logging.getLogger("quark")
+
+_WRITERS_POLL_S = 0.02
+_LONGEST_WAIT_S = 10.0
+_LEFTOVERS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedCount:
+    """Records of one run that one backend refused for one reason."""
+
+    run_id: str
+    backend: str
+    reason: str
+    batches: int
+    records: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedJournal:
+    """A journal that damage has cost something.
+
+    Attributes:
+        run_id, writer_id: Whose it is.
+        path: Its folder, whose files stay.
+        found_at: When that was found.
+        missing: What is gone, by lane.
+        damage: What is wrong with which file.
+    """
+
+    run_id: str
+    writer_id: str
+    path: str
+    found_at: str
+    missing: tuple[str, ...]
+    damage: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def list_lost(storage_dir: Path) -> list[DamagedJournal]:
+    """The journals of a storage root that damage has cost something, as far as they were synced."""
+    return [
+        DamagedJournal(
+            note.run_id,
+            note.writer_id,
+            str(folder.path),
+            note.found_at,
+            tuple(f"{lost.lane}: {lost.describe()}" for lost in note.lost),
+            note.damage,
+        )
+        for folder, note in find_damaged(storage_dir)
+    ]
+
+
+def survey(storage_dir: Path) -> list[LaneSync]:
+    """What waits in each journal of a storage root, for each lane; touches nothing."""
+    found = []
+    for folder in find_folders(storage_dir):
+        manifest = folder.read_manifest()
+        if manifest is not None:
+            found += count_waiting(folder, manifest)
+    for folder, manifest in find_orphan_boxes(storage_dir):
+        found += count_waiting(folder, manifest)
+    return found
+
+
+def has_journals(storage_dir: Path) -> bool:
+    """Whether there is any journal of a storage root, whatever is in it."""
+    found = chain(find_folders(storage_dir), find_orphan_boxes(storage_dir))
+    return next(found, None) is not None
+
+
+def count_unstored(storage_dir: Path, run_id: str, *, keeps_journal: bool = False) -> int:
+    """How many records of a run its primary store lacks, with nobody at work to deliver them.
+
+    Reads the run's own journals only, and touches nothing.
+
+    Args:
+        storage_dir: The storage root.
+        run_id: The run.
+        keeps_journal: The journals are the store, which then lacks only what
+            a killed process left in its black box.
+    """
+    run_path = storage_dir / ".quark" / "runs" / run_id
+    directories = {run_path / "journal", journal_directory(run_path, run_id)}
+    waiting = 0
+    for path in sorted(path for directory in directories for path in directory.glob("*/")):
+        folder = JournalFolder(path)
+        manifest = folder.read_manifest()
+        if manifest is None or manifest.run_id != run_id or folder.is_written(manifest):
+            continue
+        if keeps_journal:
+            waiting += count_boxed(folder, manifest)[0]
+            continue
+        primaries = {entry.name for entry in manifest.lanes if entry.primary}
+        waiting += sum(
+            lane.waiting
+            for lane in count_waiting(folder, manifest)
+            if lane.backend in primaries and lane.state == "pending"
+        )
+    return waiting
+
+
+def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None) -> list[LaneSync]:
+    """Deliver every journal of a storage root, as far as the backends take it.
+
+    Lanes that a living process drives are left to it. May be repeated, and run
+    at any time, by several processes at once.
+
+    Args:
+        storage_dir: The storage root.
+        on_progress: Told of each number of records that are done with.
+    """
+    found: list[LaneSync] = []
+    revive_journals(storage_dir)
+    lanes = SharedLanes(open_lane)
+    try:
+        for folder, manifest in order_journals(find_folders(storage_dir)):
+            _close_others(lanes, manifest.run_id, found)
+            owner = find_owner(folder.path.parent) if manifest.generation else None
+            if owner is None:
+                found += sync_folder(
+                    folder, manifest, lanes.open, on_progress=on_progress, keep_lane=lanes.keep
+                )
+                continue
+            # A second process beside the one that has the mirrors open would only be in its way.
+            held = count_waiting(folder, manifest)
+            for lane in held:
+                lane.state = "held"
+                lane.reason = f"process {owner.process.pid} has the run open, and delivers it"
+            found += held
+    finally:
+        _close_others(lanes, None, found)
+    clear_leftovers(timeout_s=_LEFTOVERS_S)
+    return found
+
+
+def _close_others(lanes: SharedLanes, run_id: str | None, results: list[LaneSync]) -> None:
+    """Close the mirrors of runs that are through, and say with them what could not be finished."""
+    failures = lanes.close(but_run_id=run_id)
+    for result in results if failures else ():
+        failure = failures.get((result.run_id, result.backend))
+        result.reason = result.reason or failure
+
+
+def journal_black_boxes(storage_dir: Path) -> None:
+    """Journal what killed processes left in shared memory, which does not outlive the machine."""
+    revive_journals(storage_dir)
+    for folder in find_folders(storage_dir):
+        manifest = folder.read_manifest()
+        if manifest is not None:
+            recover_black_box(folder, manifest, open_lane)
+
+
+def adopt_orphans(storage_dir: Path) -> threading.Thread | None:
+    """Deliver, in the background, what processes that are gone have left behind.
+
+    Returns:
+        The thread that does it, or None where there is nothing to adopt.
+    """
+    revive_journals(storage_dir)
+    orphans = [folder for folder in find_folders(storage_dir) if _is_orphan(folder)]
+    if not orphans:
+        return None
+    return _start(_adopt, orphans, "quark-adopt")
+
+
+def adopt_run(storage_dir: Path, run_id: str, timeout_s: float) -> None:
+    """Deliver what processes that are gone have left of one run; waits for so long at most."""
+    revive_journals(storage_dir)
+    orphans = [
+        folder
+        for folder in find_folders(storage_dir)
+        if (manifest := folder.read_manifest()) is not None
+        and manifest.run_id == run_id
+        and _is_orphan(folder)
+    ]
+    thread = _start(_adopt, orphans, "quark-adopt") if orphans else None
+    if thread is not None:
+        thread.join(timeout_s)
+
+
+class ChildDelivery:
+    """Delivers, from a run's own process, what its forked children and its analyzers journal.
+
+    Args:
+        directory: Where the run's journals lie.
+        origin: The process's own writer, whose journal its lanes deliver;
+            writers of earlier attempts are not waited for.
+        leads: Whether the process ends the run, which comes after what the
+            other ranks have journaled; until then each delivers its own.
+        open_lane: Opens backends.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        origin: Origin,
+        *,
+        leads: bool = True,
+        open_lane: OpenLane = open_lane,
+    ) -> None:
+        self.open_lane = open_lane
+        self._directory = directory
+        self._origin = origin
+        self._leads = leads
+        self._ranks: dict[str, int] = {}
+        self._thread: threading.Thread | None = None
+        self._lanes = SharedLanes(open_lane, rests=True)
+        self._log = SyncLog()
+        # When a journal that waits for a mirror is tried again, and how long that wait is.
+        self._waits: dict[str, tuple[float, float]] = {}
+        # Mirrors may be out of reach for long, and what children log must not wait for that.
+        self._outputs = OutputDelivery(directory, origin.writer_id, open_lane)
+
+    def poll(self) -> None:
+        """Begin to deliver what is there, on threads of its own, if none is at it already."""
+        names = self._list_names()
+        found = self._find(names, own_rank=True)
+        now = time.monotonic()
+        due = [f for f in found if self._waits.get(f.path.name, (now, 0.0))[0] <= now]
+        if due or not found:
+            self._deliver(due)
+        if self._leads:
+            self._outputs.poll(names)
+
+    def poll_outputs(self) -> None:
+        """Begin to deliver what analyzers have journaled now, without waiting for it."""
+        if self._leads:
+            self._outputs.poll(self._list_names())
+
+    def _deliver(self, folders: list[JournalFolder]) -> None:
+        """Have a thread deliver journals, or with none of them close the mirrors."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if folders or self._lanes.is_open:
+            self._thread = _start(self._run, folders, "quark-children")
+
+    def _run(self, folders: list[JournalFolder]) -> None:
+        """The thread."""
+        if not folders:
+            self._lanes.close()
+        for folder, results in _deliver_journals(folders, self._lanes, self._log):
+            name = folder.path.name
+            if all(result.state != "waiting" for result in results):
+                self._waits.pop(name, None)
+                continue
+            # To count what waits, all of the journal is read.
+            wait_s = min(2.0 * self._waits.get(name, (0.0, 0.5))[1], _LONGEST_WAIT_S)
+            self._waits[name] = time.monotonic() + wait_s, wait_s
+
+    def finish(self, timeout_s: float, *, writers_timeout_s: float) -> None:
+        """Deliver all that the run's other writers have journaled, before the run's end does.
+
+        Args:
+            timeout_s: How long delivery may take.
+            writers_timeout_s: How long, within that, to wait for writers of
+                this attempt that still have the run open; what they log later
+                comes after the run's end.
+        """
+        deadline = time.monotonic() + timeout_s
+        writers_deadline = time.monotonic() + min(timeout_s, writers_timeout_s)
+        self._lanes.hurry()
+        if self._leads:
+            self._outputs.hurry(self._list_names())
+        while self._count_writing() and time.monotonic() < writers_deadline:
+            self._deliver(self._find_all())
+            time.sleep(_WRITERS_POLL_S)
+        for _ in range(2):  # what was under way may have missed what came last
+            if self._thread is not None:
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+            self._deliver(self._find_all())
+        for _ in range(2):
+            if self._thread is not None:
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+            self._deliver([])
+        # Half of what is left is for the run's own records, with its end among them.
+        self._outputs.join(max(0.0, deadline - time.monotonic()) / 2)
+
+    def finish_outputs(self, timeout_s: float) -> None:
+        """Try once more what analyzers found and a mirror has not taken, after the run's end.
+
+        One that had not got the run itself before has it now.
+
+        Args:
+            timeout_s: How long that may take; what is left is said on the log.
+        """
+        if not self._leads:
+            return
+        left = self._outputs.finish(self._list_names, timeout_s)
+        if left:
+            _log.warning(
+                "run %s: %d analyses wait for its mirrors; deliver them with: quark sync",
+                self._origin.run_id,
+                left,
+            )
+
+    def _count_writing(self) -> int:
+        """How many other writers of this attempt may still journal something."""
+        found = self._find_all()
+        manifests = [(folder, folder.read_manifest()) for folder in found]
+        return sum(
+            manifest is not None
+            and manifest.attempt == self._origin.attempt
+            and folder.is_written(manifest)
+            for folder, manifest in manifests
+        )
+
+    def _list_names(self) -> list[str]:
+        try:
+            return os.listdir(self._directory)
+        except OSError:
+            return []
+
+    def _find_all(self) -> list[JournalFolder]:
+        return self._find(self._list_names(), own_rank=not self._leads)
+
+    def _find(self, names: list[str], *, own_rank: bool) -> list[JournalFolder]:
+        others = {
+            name: JournalFolder(self._directory / name)
+            for name in names
+            if name != self._origin.writer_id and split_generation(name) is None
+        }
+        if not own_rank:
+            return list(others.values())
+        return [
+            f for name, f in others.items() if self._find_rank(name, f) in (None, self._origin.rank)
+        ]
+
+    def _find_rank(self, name: str, folder: JournalFolder) -> int | None:
+        """Whose journal it is, or None; read once, since there may be one for each rank."""
+        if name not in self._ranks:
+            manifest = folder.read_manifest()
+            if manifest is None:
+                return None
+            self._ranks[name] = manifest.rank
+        return self._ranks[name]
+
+
+def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:
+    """What the backends have refused, by run, backend and reason."""
+    found = []
+    for directory in sorted((storage_dir / ".quark" / "runs").glob("*/quarantine/*")):
+        counts: dict[tuple[str, str], list[int]] = {}
+        for item in Quarantine(directory, directory.name).load():
+            counts.setdefault((item.backend, item.reason), []).append(item.batch.count)
+        run_id = directory.parent.parent.name
+        found += [
+            QuarantinedCount(run_id, backend, reason, len(records), sum(records))
+            for (backend, reason), records in counts.items()
+        ]
+    return found
+
+
+def _start(
+    deliver: Callable[[list[JournalFolder]], None], folders: list[JournalFolder], name: str
+) -> threading.Thread | None:
+    thread = threading.Thread(target=deliver, args=(folders,), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _log.debug("journals are not delivered now: %s", error)
+        return None
+    return thread
+
+
+def _is_orphan(folder: JournalFolder) -> bool:
+    manifest = folder.read_manifest()
+    if manifest is None or (manifest.generation and find_owner(folder.path.parent) is not None):
+        return False
+    return all(folder.lease(entry.name).is_stale() for entry in manifest.lanes)
+
+
+def _adopt(orphans: list[JournalFolder]) -> None:
+    lanes = SharedLanes(open_lane)
+    for _ in _deliver_journals(orphans, lanes, SyncLog()):
+        pass
+    lanes.close()
+
+
+def _deliver_journals(
+    folders: list[JournalFolder], lanes: SharedLanes, log: SyncLog
+) -> Iterator[tuple[JournalFolder, list[LaneSync]]]:
+    for folder, manifest in order_journals(folders):
+        try:
+            results = sync_folder(folder, manifest, lanes.open, keep_lane=lanes.keep)
+        except Exception:  # noqa: BLE001 - this must not reach the run
+            _log.exception("the journal %s could not be delivered", folder.path)
+            continue
+        log.note(f"journal {manifest.writer_id} of run {manifest.run_id}", results)
+        yield folder, results
+
+
+def clear_leftovers(*, after: threading.Thread | None = None, timeout_s: float = 0.0) -> None:
+    """End stopped helpers and delete black boxes that nobody can need; never raises.
+
+    Done on a thread, since a path of another store may lie on a disk that hangs.
+
+    Args:
+        after: Delivers what was left in this store, which may have been moved: its boxes
+            look like those of a store that is gone until that has been done.
+        timeout_s: How long to wait for all of it.
+    """
+    thread = threading.Thread(target=_clear, args=(after,), name="quark-leftovers", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _log.debug("nothing is cleared now: %s", error)
+        return
+    if timeout_s > 0.0:
+        thread.join(timeout_s)
+
+
+def _clear(after: threading.Thread | None) -> None:
+    if after is not None:
+        after.join()
+    ended = end_stopped_helpers()
+    if ended:
+        _log.info("stopped helpers of trainings that are gone were ended: %s", ended)
+    sweep_black_boxes()

@@ -1,0 +1,424 @@
+"""TrainingSession: a run's life, from start to end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self, get_args
+
+import msgspec
+
+from quark_core.backends.delivery_report import DeliveryReport
+from quark_core.backends.registry import default_registry
+from quark_core.config import settings
+from quark_core.config.arguments import check_tag
+from quark_core.config.objective import ObjectiveMode
+from quark_core.delivery.stream import FlushLevel
+from quark_core.errors import InvalidRunStateError, SchemaValidationError
+from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time
+from quark_core.records.query import check_index
+from quark_core.records.runs import RunContext
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION, TERMINAL_STATUSES
+from quark_core.records.times import now_us
+from quark_core.runs import opening, resumed_runs
+from quark_core.runs.known_runs import note_run
+from quark_core.runs.open_run import OpenRun, open_runs
+from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
+from quark_core.system.exit_status import read_exit_code
+from quark_core.writers.events import LogLines
+from quark_core.writers.records import write_records
+
+__all__ = ["TrainingSession"]
+
+_log = logging.getLogger("quark")
+_JOURNAL_TIMEOUT_S = 1.0
+
+
+class TrainingSession(LogLines):
+    """One run, open in this process.
+
+    Made by `start_run`, `resume_run` or `open_run`. As a context manager it
+    ends the run as completed, as failed on an exception, or as interrupted on
+    KeyboardInterrupt and SystemExit, and never replaces the exception.
+
+    Every method may be called from any thread.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+
+    @classmethod
+    def start_run(
+        cls,
+        *,
+        project: str,
+        config: object = None,
+        tags: Iterable[str] | None = None,
+        parent_run_id: str | None = None,
+        storage_dir: str | Path | None = None,
+        strict_mode: bool = False,
+        backends: str | Sequence[str] | None = None,
+        name: str | None = None,
+        notes: str | None = None,
+        ranks: str | Iterable[int] | None = None,
+        objective: str | None = None,
+        mode: ObjectiveMode | None = None,
+    ) -> TrainingSession:
+        """Start a new run.
+
+        Args:
+            project: Name of the project that the run belongs to.
+            config: A dict or another mapping, an argparse Namespace, a
+                SimpleNamespace, a NamedTuple, an instance of a dataclass, an
+                attrs class or a pydantic model, or an OmegaConf DictConfig,
+                and any mix of them; taken as it is now, with secrets
+                redacted and interpolations resolved (their raw form is kept
+                as well).
+            tags: Labels to find the run by.
+            parent_run_id: The run that this one descends from; it must exist.
+            storage_dir: Storage root; the working directory by default.
+            strict_mode: Fail on what only data can cause (non-finite values,
+                odd metric names) and on the primary's first delivery error.
+            backends: What is added to the primary: names or URIs, such as
+                "csv" or ["csv:./out"]; "none" keeps nothing. QUARK_BACKENDS
+                by default.
+            name: A name for people.
+            notes: Free text.
+            ranks: Which ranks keep records: "zero", "all" or a list; the lowest
+                begins and ends the run. QUARK_RANKS, else "zero" by default.
+            objective: The metric that says how well the run does, such as
+                "val/loss": its health is judged by it. Kept in the run's
+                configuration. QUARK_OBJECTIVE, else what names say.
+            mode: Whether the objective is better when lower ("min") or higher
+                ("max"); by its name by default, "min" where that does not say.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            UnknownBackendError: `backends` names what is not installed.
+            RunNotFoundError: There is no run `parent_run_id`.
+            SessionStoreError: The primary store cannot be opened or does not
+                acknowledge within QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a
+                service within 5 s. Where the launcher has restarted the run, or
+                QUARK_OFFLINE is "allow", it begins within 2 s without a service
+                that is out of reach, unless QUARK_REQUIRE_SERVICE is set or the
+                run is strict.
+        """
+        run = opening.start(
+            project=project,
+            config=config,
+            tags=tags,
+            parent_run_id=parent_run_id,
+            storage_dir=storage_dir,
+            strict_mode=strict_mode,
+            backends=backends,
+            name=name,
+            notes=notes,
+            ranks=ranks,
+            objective=objective,
+            mode=mode,
+        )
+        return cls._opened(run)
+
+    @classmethod
+    def resume_run(
+        cls,
+        *,
+        run_id: str,
+        storage_dir: str | Path | None = None,
+        backends: str | Sequence[str] | None = None,
+        reopen: bool = False,
+        from_step: int | None = None,
+        state: Mapping[str, Any] | None = None,
+        ranks: str | Iterable[int] | None = None,
+    ) -> TrainingSession:
+        """Continue a run that was interrupted, has failed or was lost.
+
+        Starts a new attempt and emits `run_resumed`. To look at a run without
+        continuing it, use `quark.open_run`.
+
+        Args:
+            run_id: The run.
+            storage_dir: Storage root; the working directory by default.
+            backends, ranks: As in `start_run`.
+            reopen: Let a completed run be continued too.
+            from_step: The first step that is done again, such as that of the
+                checkpoint plus one. Readers then leave out what earlier
+                attempts have from there on, unless asked for all attempts.
+            state: What `state_dict` gave, out of the checkpoint that training
+                goes on from. It must be of this run; its step, where it has
+                one, sets `from_step` to the step after it.
+
+        Raises:
+            SchemaValidationError: A bad argument, or the state of another run.
+            RunNotFoundError: The store has no such run.
+            InvalidRunStateError: The run is completed, or alive.
+            SessionStoreError: The primary store cannot serve the call; a service
+                within 5 s. A run that this machine has led before is continued
+                within 2 s without a service that is out of reach, as in `start_run`.
+        """
+        run = resumed_runs.resume(
+            run_id=run_id,
+            storage_dir=storage_dir,
+            backends=backends,
+            reopen=reopen,
+            from_step=_find_first_step(state, run_id, from_step),
+            ranks=ranks,
+        )
+        return cls._opened(run)
+
+    @classmethod
+    def _opened(cls, run: OpenRun) -> Self:
+        session = cls(run)
+        open_runs.add(session)
+        watch_process()
+        default_registry().notify("quark_run_started", context=run.context)
+        return session
+
+    @property
+    def open_run(self) -> OpenRun:
+        """The run as this process holds it; for writers and readers."""
+        return self._run
+
+    @property
+    def context(self) -> RunContext:
+        """The run's context: plain data that other processes can hold."""
+        return self._run.context
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id; None only on a rank that cannot know it."""
+        return self._run.context.run_id
+
+    @property
+    def run_path(self) -> Path | str:
+        """The run's directory; a URI where the primary is remote."""
+        return self._run.context.run_path
+
+    @property
+    def project_name(self) -> str:
+        """Name of the project."""
+        return self._run.context.project_name
+
+    @property
+    def status(self) -> str:
+        """The run's status as this process knows it."""
+        return self._run.context.status
+
+    def reload(self) -> RunContext:
+        """Read the run from the primary again and return the refreshed context.
+
+        Raises:
+            SessionStoreError: The primary cannot serve the call.
+        """
+        run = self._run
+        if run.reader is not None and run.context.run_id is not None:
+            run.flush()
+            stored = run.reader.load_run(run.context.run_id)
+            with run.lock:
+                run.context = msgspec.structs.replace(
+                    run.context, project=stored.project, run=stored.run
+                )
+        return run.context
+
+    def add_tag(self, tag: str) -> RunContext:
+        """Add a tag to the run and return the refreshed context.
+
+        Raises:
+            SchemaValidationError: Not a str, empty or too long.
+            InvalidRunStateError: The run has ended.
+        """
+        run = self._run
+        checked = check_tag(tag, "tag")
+        self._check_open("add_tag")
+        with run.lock:
+            tags = tuple(sorted({*run.context.run.tags, checked}))
+            self._change_run(tags=tags, updated_at=format_time(now_us()))
+        run.emit_lifecycle("tag", {"tag": checked})
+        run.stream.hand_over(_JOURNAL_TIMEOUT_S)
+        return run.context
+
+    def _check_open(self, call: str) -> None:
+        if self._run.refusal is not None:
+            self._run.refuse(call)
+
+    def _keep_log(self, record: EventRecord) -> None:  # noqa: ARG002
+        self._run.stream.hand_over(_JOURNAL_TIMEOUT_S)
+
+    def write(self, records: Iterable[StreamRecord]) -> int:
+        """Write records of any type of the stream, mixed as they come; returns how many.
+
+        Each is validated. Who wrote it (run, writer, attempt, rank, sequence)
+        becomes this session; its time and content are kept. However fast
+        records come, none is dropped: this waits for the journal. Of a
+        collection none is accepted unless all are good; of a generator the
+        same is true of each slice of at most 10,000 records.
+
+        Raises:
+            SchemaValidationError: A record that does not fit, with its place.
+            InvalidRunStateError: The run has ended or is open for reading only.
+            SessionStoreError: The journal took too long; nothing is lost.
+        """
+        return write_records(self._run, records)
+
+    def end_run(self, status: RunStatus = "completed") -> RunContext:
+        """End the run and return its last context.
+
+        Waits for delivery as long as it gets on: until nothing has for
+        QUARK_EXIT_TIMEOUT_SECONDS (10), or for 12 times as long in all. Then
+        says on the log what waits where. Where other processes (forked
+        workers, holders of the context) still have the run open, its end waits
+        for them for QUARK_WRITERS_TIMEOUT_SECONDS (2) of that; what they log
+        later is kept too, and comes after the end.
+
+        Raises:
+            SchemaValidationError: `status` is not completed, failed or interrupted.
+            InvalidRunStateError: The run has ended already, or is open for
+                reading only.
+        """
+        run = self._run
+        if status not in TERMINAL_STATUSES:
+            raise SchemaValidationError(
+                f"status must be one of {', '.join(TERMINAL_STATUSES)}, got {status!r}"
+            )
+        timeout_s = run.measure_budget()
+        deadline = time.monotonic() + timeout_s
+        with run.lock:
+            if self not in open_runs.sessions:
+                raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
+            open_runs.remove(self)
+        run.settle_writers()
+        if run.children is not None:
+            # What the run's other writers have logged comes before its end.
+            half_s = max(0.0, (deadline - time.monotonic()) / 2)
+            run.children.finish(half_s, writers_timeout_s=settings.writers_timeout_s())
+        ended_us = now_us()
+        emit_end(run, status, ended_us)
+        report = run.end_stream(
+            f"the run has ended ({status})", max(0.0, deadline - time.monotonic())
+        )
+        with run.lock:
+            moment = format_time(ended_us)
+            self._change_run(status=status, updated_at=moment, ended_at=moment)
+        if run.is_noted:
+            note_run(run.context)
+        say_what_is_left(run, report)
+        default_registry().notify("quark_run_ended", context=run.context, report=report)
+        return run.context
+
+    def flush(self, level: FlushLevel = "stored", timeout_s: float | None = None) -> None:
+        """Wait until everything that this process logged so far is as safe as `level` says.
+
+        Args:
+            level: "journaled": it survives the death of this process;
+                "durable": it survives the loss of power of this machine;
+                "stored": the primary store has acknowledged it.
+            timeout_s: How long; QUARK_PERSISTENCE_TIMEOUT_SECONDS (15) by default.
+
+        Raises:
+            SchemaValidationError: An unknown level.
+            SessionStoreError: It took longer; nothing is lost.
+        """
+        if level not in get_args(FlushLevel):
+            raise SchemaValidationError(
+                f"level must be one of {', '.join(get_args(FlushLevel))}, got {level!r}"
+            )
+        self._run.flush(timeout_s, level)
+
+    def report_delivery(self) -> DeliveryReport:
+        """What each backend has got so far, what waits, and what was refused and why."""
+        return self._run.stream.report()
+
+    def state_dict(self, *, step: int | None = None) -> dict[str, Any]:
+        """What to put into a checkpoint, so that a resumed run goes on where it is.
+
+        Args:
+            step: The last step that the checkpoint has seen; with it
+                `resume_run(..., state=...)` hides what was logged after it.
+
+        Returns:
+            Plain values: `run_id`, `attempt`, `step`, `schema_version`.
+
+        Raises:
+            SchemaValidationError: `step` is no non-negative integer.
+        """
+        return _make_state(self._run.context, step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole context, project and run included, as JSON-like values."""
+        return self._run.context.to_dict()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a TrainingSession belongs to its process and cannot be pickled or copied: give the "
+            "other process session.context, and make writers of it there"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self not in open_runs.sessions:
+            return
+        if error is None:
+            self.end_run("completed")
+            return
+        stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
+        status: RunStatus = "interrupted" if stopped else "failed"
+        if isinstance(error, SystemExit):
+            self._run.exit_code = read_exit_code(error)
+        try:
+            self.log_error(error, status)
+            self.end_run(status)
+        except Exception:  # noqa: BLE001
+            # The user's exception is on its way; ours must not take its place.
+            _log.exception("the end of run %s could not be recorded", self.run_id)
+
+    def log_error(self, error: BaseException, status: RunStatus) -> None:
+        """Write the exception that ends the run into it; see `run_ending.log_error`."""
+        log_error(self._run, error, status)
+
+    def _change_run(self, **changes: Any) -> None:
+        context = self._run.context
+        self._run.context = msgspec.structs.replace(
+            context, run=msgspec.structs.replace(context.run, **changes)
+        )
+
+
+def _make_state(context: RunContext, step: int | None) -> dict[str, Any]:
+    """Plain values that name a run and the last step that a checkpoint has seen.
+
+    Raises:
+        SchemaValidationError: `step` is no non-negative integer.
+    """
+    return {
+        "run_id": context.run_id,
+        "attempt": context.run.attempt,
+        "step": check_index(step, "step"),
+        "schema_version": CURRENT_SCHEMA_VERSION,
+    }
+
+
+def _find_first_step(state: object, run_id: object, from_step: int | None) -> int | None:
+    """The step that a resumed run begins with: the given one, or the one after its checkpoint's.
+
+    Raises:
+        SchemaValidationError: `state` is not what `state_dict` gave, or of another run.
+    """
+    if state is None:
+        return from_step
+    if not isinstance(state, Mapping) or "run_id" not in state:
+        raise SchemaValidationError("state must be what session.state_dict() gave")
+    if state["run_id"] != run_id:
+        raise SchemaValidationError(
+            f"state is of run {state['run_id']!r:.60}, not of run_id {run_id!r:.60}"
+        )
+    step = check_index(state.get("step"), "state['step']")
+    return from_step if from_step is not None or step is None else step + 1

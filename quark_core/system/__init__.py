@@ -1,0 +1,1 @@
+"""This process and the machine it is on: what lives, what links where, which hardware."""

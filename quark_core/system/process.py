@@ -1,0 +1,175 @@
+"""Which process this is, whether another one is alive, and so whether its run is lost.
+
+Also keeps forks away from imports that threads of ours are at. A lock that
+Python holds for a module while one thread imports it is held for ever in a
+child that is forked meanwhile, so that the child's own import of the module
+never returns. Training forks (data loaders do), and our threads import late, so
+a fork waits for the import.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+__all__ = [
+    "LOST_AFTER_S",
+    "ProcessIdentity",
+    "current_process",
+    "find_age_s",
+    "find_lost_reason",
+    "importing",
+    "is_alive",
+]
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True):
+    """A process, told apart from any other that ever had its pid.
+
+    Attributes:
+        host: Host, boot and pid namespace: where `pid` means something.
+        pid: Process id.
+        started: Start time of the process as the system counts it, "" if unknown.
+        image: Where its program lies in memory, "" if unknown: `os.execv` keeps pid and
+            start time, and leaves nothing of the process that was.
+    """
+
+    host: str
+    pid: int
+    started: str
+    image: str = ""
+
+
+def current_process() -> ProcessIdentity:
+    """Identity of this process."""
+    pid = os.getpid()
+    state = _read_state(pid)
+    return ProcessIdentity(_host(), pid, *(state[1:] if state else ("", "")))
+
+
+def is_alive(identity: ProcessIdentity) -> bool | None:
+    """Whether the process runs; None where it lies on a host that cannot be asked from here."""
+    if identity.host != _host():
+        return None
+    state = _read_state(identity.pid)
+    if state is None or state[0] == "Z" or state[1] != identity.started:
+        return False
+    return "" in (state[2], identity.image) or state[2] == identity.image
+
+
+def find_age_s() -> float:
+    """How long ago this process was started, in seconds; of no clock that anybody can set."""
+    state = _read_state(os.getpid())
+    uptime = _read_text("/proc/uptime").partition(" ")[0]
+    try:
+        if state is not None and uptime:
+            return max(0.0, float(uptime) - int(state[1]) / os.sysconf("SC_CLK_TCK"))
+    except (ValueError, OSError):
+        pass
+    import psutil
+
+    return max(0.0, time.time() - float(psutil.Process().create_time()))
+
+
+@lru_cache(maxsize=1)
+def _host() -> str:
+    boot_id = _read_text("/proc/sys/kernel/random/boot_id")
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return "|".join((platform.node(), boot_id, namespace))
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _read_state(pid: int) -> tuple[str, str, str] | None:
+    """State letter, start time and image of a process, or None if there is none."""
+    if os.path.exists("/proc/self/stat"):
+        text = _read_text(f"/proc/{pid}/stat")
+        # The command's name stands in parentheses and may hold anything.
+        fields = text.rpartition(")")[2].split()
+        if len(fields) <= 25:
+            return None
+        # Of another user's process both addresses read as 0 or 1.
+        addresses = fields[23], fields[25]
+        known = all(int(address) > 1 for address in addresses)
+        return fields[0], fields[19], "-".join(addresses) if known else ""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        state = "Z" if process.status() == psutil.STATUS_ZOMBIE else "R"
+        return state, f"{process.create_time():.2f}", ""
+    except psutil.Error:
+        return None
+
+
+LOST_AFTER_S = 60.0
+"""A run of another host is lost after this long without a heartbeat; they come every 10 s."""
+
+
+def find_lost_reason(status: str, process: ProcessIdentity | None, heartbeat_us: int) -> str | None:
+    """Why a run whose status says running is lost, or None where it is not.
+
+    On this host the process is looked at; a pid of another host means
+    nothing here, so there the age of the heartbeat decides.
+    """
+    if status != "running":
+        return None
+    age_s = time.time() - heartbeat_us / 1e6
+    alive = None if process is None else is_alive(process)
+    if alive:
+        return None
+    if alive is None:
+        return None if age_s <= LOST_AFTER_S else f"no heartbeat from its host for {age_s:.0f} s"
+    assert process is not None
+    return f"process {process.pid} is gone; last heartbeat {max(0.0, age_s):.0f} s ago"
+
+
+# A fork in the middle of an import of its own must not wait for ever.
+_FORK_TIMEOUT_S = 5.0
+
+_guard = threading.Lock()
+_held = threading.local()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around late imports on threads of ours; forks of this process wait for its end."""
+    with _guard:
+        yield
+
+
+def _before() -> None:
+    _held.guard = _guard.acquire(timeout=_FORK_TIMEOUT_S)
+
+
+def _after_in_parent() -> None:
+    if _held.guard:
+        _guard.release()
+
+
+def _after_in_child() -> None:
+    # Whoever held the lock has not come along.
+    global _guard
+    _guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(
+        before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+    )

@@ -1,0 +1,1 @@
+"""What the layers of a model give, and the gradients in them."""

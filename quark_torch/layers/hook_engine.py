@@ -1,0 +1,661 @@
+"""HookEngine: what the layers of a model give, and the gradients in them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_core.errors import SchemaValidationError
+from quark_core.records.query import check_index
+from quark_torch.closing import do_each
+from quark_torch.layer_filter import (
+    LayerFilterConfig,
+    SelectedModule,
+    list_types,
+    name_modules,
+    select_modules,
+)
+from quark_torch.layers.compiled_hooks import CompiledHooks
+from quark_torch.layers.config import HookEngineConfig
+from quark_torch.layers.evaluation_watch import EvaluationWatch
+from quark_torch.layers.probes import ProbedStep
+from quark_torch.layers.recording import (
+    MAX_LISTED,
+    GradientScale,
+    LayerRecording,
+    StepScale,
+    read_gradient_scale,
+)
+from quark_torch.layers.site import Site
+from quark_torch.layers.traits import UnitRule, find_saturation, find_unit_rules
+from quark_torch.parameters.listing import list_optimizers
+from quark_torch.parameters.optimizers import (
+    OptimizerFinder,
+    OptimizerMembership,
+    describe_foreign,
+    list_foreign,
+)
+from quark_torch.schedule import HookScheduleConfig
+
+__all__ = ["HookEngine", "HookEngineConfig", "HookScheduleConfig", "LayerFilterConfig"]
+
+_INT64_MAX = 2**63 - 1
+_LISTED = 8
+# Their records may be made later, by a device that is behind.
+_KEPT_EVALUATIONS = 16
+
+
+class HookEngine(LayerRecording):
+    """Records summaries of activations and of the gradients in them, at the steps that are due.
+
+    Hooks are in the model during a probed step only, so that the other steps
+    run none of this; in a compiled model they stay, and cost nothing there at
+    the other steps. Where dropout or batch normalisation is instrumented, one on
+    the model itself stays until the next step begins, and until eight evaluations
+    were seen one is there after the optimizer's step in other steps too: it
+    notes in which mode an evaluation is made, and the next probed step's records
+    of those modules have it as `evaluation` in their metadata. The hooks change no
+    output and no gradient, and reduce every tensor at once, without keeping it.
+
+    A model that is given as a wrapper (DDP, FSDP, `torch.compile`) is looked at
+    under the names that it has without it. A copy or a pickle of the model
+    carries inert hooks at most. `begin_step`, `end_step` and `step` are called
+    from one thread; the model may be called from any.
+
+    What fails in here switches off the module at fault, is told once as an
+    event `instrumentation_failed`, and never reaches the model's forward or
+    backward, unless `raise_on_error` (by default the session's `strict_mode`) says so.
+
+    Attributes:
+        finder: What sees other optimizers take the place of those given, and a GradScaler.
+
+    Args:
+        session: A TrainingSession, or the RunContext of one.
+        model: The model; its modules are chosen now.
+        optimizer: The optimizer (or several); a module whose trainable parameters it
+            does not have gets `in_optimizer: false` into its records' metadata. One
+            that has no parameter of the model is told of by an event.
+        config: What is looked at, and when.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+    """
+
+    def __init__(
+        self,
+        session: object,
+        model: nn.Module,
+        optimizer: Any = None,
+        *,
+        config: HookEngineConfig | None = None,
+    ) -> None:
+        if config is None:
+            config = HookEngineConfig()
+        elif not isinstance(config, HookEngineConfig):
+            raise SchemaValidationError(
+                f"config must be a HookEngineConfig, not a {type(config).__name__}"
+            )
+        if not isinstance(model, nn.Module):
+            raise SchemaValidationError(
+                f"model must be a torch.nn.Module, not a {type(model).__name__}"
+            )
+        optimizers = list_optimizers(optimizer)
+        self._config = config
+        self._is_due: Callable[[int], bool] = config.schedule.is_due
+        self._probed: ProbedStep | None = None
+        # The last one that was probed, whose gradients may come too late.
+        self._ended: tuple[int, Any] | None = None
+        self._probes = 0
+        self._is_closing = False
+        self._overhead = Overhead()
+        selected = select_modules(model, config.filters)
+        rules = find_unit_rules(model)
+        self._sites = [self._make_site(chosen, rules[id(chosen.module)]) for chosen in selected]
+        self._membership = OptimizerMembership(optimizers)
+        self._scaler = config.grad_scaler
+        self.finder = OptimizerFinder(
+            model,
+            optimizers,
+            self._membership.follow,
+            self._take_scaler if config.grad_scaler is None else None,
+        )
+        # Of a wrapped model it is what is wrapped that has its mode set in any case.
+        trained = next(place.module for place in name_modules(model))
+        self._model = weakref.ref(model)
+        self._trained = None if config.include_eval else weakref.ref(trained)
+        self._evaluations = EvaluationWatch(
+            trained, [(chosen.name, chosen.module) for chosen in selected]
+        )
+        self._first_parameter = next(model.parameters(), None)
+        self._compiled: CompiledHooks | None = None
+        super().__init__(session, batch_size=config.batch_size)
+        raises = config.raise_on_error
+        self._raises = self._run.strict if raises is None else raises
+        try:
+            self._instrument(model, selected)
+        except Exception:
+            # The run counts its writers.
+            do_each(self.finder.detach, self._remove_compiled, super().close)
+            raise
+
+    def _instrument(self, model: nn.Module, selected: Sequence[SelectedModule]) -> None:
+        """Begin to look at the model and its optimizers, and tell what is odd about them."""
+        config = self._config
+        self.finder.attach()
+        is_compiled = [
+            chosen.is_compiled if config.compiled is None else config.compiled
+            for chosen in selected
+        ]
+        pairs = list(zip(self._sites, is_compiled, strict=True))
+        self._eager = [site for site, is_it in pairs if not is_it]
+        later = [site for site, is_it in pairs if is_it]
+        if later:
+            self._compiled = CompiledHooks(
+                self,
+                later,
+                forward=config.capture_forward,
+                backward=config.capture_backward,
+                trained=self._trained,
+            )
+            # A hook on a compiled model would have it compiled again.
+            self._evaluations.end()
+        if self._evaluations.is_waiting:
+            self.finder.on_step = self._note_optimizer_step
+        self._warn_of_setup(model, has_parameters=self._first_parameter is not None)
+
+    @property
+    def instrumented_module_names(self) -> tuple[str, ...]:
+        """Names of the instrumented modules, in the model's order, without prefixes of wrappers."""
+        return tuple(site.name for site in self._sites)
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizers that are followed now, as a tuple; set it where others take their place.
+
+        One that is made anew is found by itself at its first step, too, unless
+        that is compiled.
+        """
+        return tuple(self.finder.optimizers)
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self.finder.name(list_optimizers(optimizer))
+
+    def should_probe(self, step: int) -> bool:
+        """Whether the schedule has a step probed.
+
+        Raises:
+            SchemaValidationError: `step` is no non-negative integer.
+        """
+        return self._is_due(_check_step(step))
+
+    def follow(self, is_due: Callable[[int], bool]) -> None:
+        """Ask this from now on, in place of the schedule, whether a step is probed."""
+        self._is_due = is_due
+
+    def begin_step(self, step: int, *, epoch: int | None = None) -> bool:
+        """Begin a step: if it is due, put the hooks in place until `end_step`.
+
+        A step that was begun before and not ended is ended, with one event
+        `probe_left_open`.
+
+        Args:
+            step: Step counter; it may go backwards.
+            epoch: Epoch counter, or None.
+
+        Returns:
+            Whether the step is probed.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            InvalidRunStateError: The engine is closed or the run has ended.
+        """
+        if self._closed or self._run.refusal is not None:
+            self._check_open("begin_step")
+        if type(step) is not int or step < 0 or step > _INT64_MAX:
+            step = _check_step(step)
+        if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
+            epoch = check_index(epoch, "epoch")
+        if self._probed is not None:
+            self._end_left_open()
+        if self._ended is not None:
+            self._check_late_gradients()
+        if self._evaluations.is_active:
+            self._evaluations.begin_step(step)
+        if self._compiled is not None:
+            self._compiled.prepare(self._choose_device())
+        if not self._is_due(step):
+            return False
+        # Where nothing is kept, as on the other ranks, the answer is the same: what a
+        # caller does on it may be a collective.
+        if self._run.stream.active:
+            self._open_probe(step, epoch)
+        return True
+
+    def end_step(self) -> None:
+        """End the step: take the hooks out. Does nothing where none is open."""
+        probed = self._probed
+        if probed is None:
+            return
+        began = perf_counter_ns()
+        self._probed = None
+        compiled = self._compiled
+        try:
+            if compiled is not None:
+                compiled.close()
+                compiled.collect(
+                    probed.moment,
+                    probed.scale,
+                    self._check_compiled,
+                    self._tell_of_late_gradients,
+                )
+        except Exception as error:
+            self._tell_failure("reading what a compiled model wrote", error)
+            if self._raises:
+                raise
+        finally:
+            probed.close()
+            self._tell_failures()
+            self._tell_unread(probed.moment[0])
+        self._ended = probed.moment[0], probed.tape
+        self._evaluations.end_step()
+        self._probes += 1
+        self._tell_of_left_out(probed)
+        if compiled is None and not probed.tape.calls and not self._is_closing:
+            self._tell_of_no_calls(probed)
+        if probed.measurements.dropped:
+            self._tell(
+                "probe_dropped",
+                "warning",
+                f"{probed.measurements.dropped} tensors of step {probed.moment[0]} were not "
+                "measured: the device was still busy with the ones before",
+            )
+        self._overhead.end_probe(probed.tape.spent_ns + perf_counter_ns() - began)
+        self._check_overhead()
+
+    def step(self, step: int, *, epoch: int | None = None) -> _StepScope:
+        """A context manager around a step: `begin_step`, whose answer it yields, and `end_step`.
+
+        Args:
+            step: Step counter; it may go backwards.
+            epoch: Epoch counter, or None.
+        """
+        return _StepScope(self, step, epoch)
+
+    def settle(self) -> None:
+        """Record what a device is still working out; waits for it for a moment at most."""
+        if self._compiled is not None:
+            self._compiled.poll(must_wait=True)
+        super().settle()
+
+    def close(self) -> None:
+        """Take the hooks out and take no more steps; reading still works.
+
+        Modules that no probed step has called are told in one event
+        `modules_never_called`. What fails on the way is told of as any failure
+        is, and leaves the rest closed. A second call does nothing.
+
+        Raises:
+            SessionStoreError: In strict mode, the primary's first delivery error.
+        """
+        if self._closed:
+            return
+        # After others, a step that nothing was called in is one that never took place.
+        self._is_closing = self._probes > 0
+        failure = do_each(
+            self.finder.detach,
+            self.end_step,
+            self._evaluations.end,
+            self._check_late_gradients,
+            self.settle,
+            self._remove_compiled,
+            self._tell_of_never_called,
+        )
+        if failure is not None:
+            self._tell_failure("closing the HookEngine", failure)
+        super().close()
+        if failure is not None and self._raises:
+            raise failure
+
+    def _remove_compiled(self) -> None:
+        if self._compiled is not None:
+            self._compiled.remove()
+
+    def _tell_of_never_called(self) -> None:
+        never = [site.name for site in self._sites if site.is_missing]
+        if self._probes and never and len(never) < len(self._sites):
+            self._tell(
+                "modules_never_called",
+                "info",
+                f"{len(never)} of {len(self._sites)} instrumented modules were never called in a "
+                "probed step in training, so that there are no summaries of them; such is the "
+                "out_proj of a MultiheadAttention, whose weights are used without it",
+                modules=never[:MAX_LISTED],
+                module_count=len(never),
+            )
+
+    def _make_site(self, chosen: SelectedModule, units: UnitRule) -> Site:
+        config = self._config
+        saturation = None
+        if config.saturation_threshold is not None:
+            kinds = list_types(chosen.module)
+            fitting = [kind for kind in config.saturation_module_types if kind in kinds]
+            if fitting:
+                kind = fitting[0].rpartition(".")[2]
+                saturation = find_saturation(chosen.module, kind, config.saturation_threshold)
+        return Site(chosen, units, config.dead_unit_epsilon, saturation)
+
+    def _open_probe(self, step: int, epoch: int | None) -> None:
+        began = perf_counter_ns()
+        self._overhead.begin_probe(began)
+        config = self._config
+        outside = self._membership.find_outside(self._sites)
+        if outside != self.outside:
+            # Records of earlier steps are still being made, and have what held then.
+            self.settle()
+            self.outside = outside
+        self.finder.look_again()
+        scale = StepScale(self._read_scale())
+        probed = ProbedStep(
+            self,
+            (step, epoch),
+            forward=config.capture_forward,
+            backward=config.capture_backward,
+            every_output=config.capture_all_outputs,
+            scale=scale,
+            raises=self._raises,
+            trained=self._trained,
+            max_calls=config.max_calls_per_step,
+            is_sharded=self._has_shards(),
+        )
+        probed.install(self._eager)
+        if self._compiled is not None:
+            self._compiled.poll(must_wait=False)
+            self._compiled.open()
+        else:
+            self._listen(step)
+        self._probed = probed
+        probed.tape.spent_ns += perf_counter_ns() - began
+
+    def _listen(self, step: int) -> None:
+        """Keep what was seen of evaluations for this step's records, and look for the next one."""
+        seen = self._evaluations.take()
+        if seen:
+            self.evaluations[step] = seen
+            for old in list(self.evaluations)[:-_KEPT_EVALUATIONS]:
+                del self.evaluations[old]
+        try:
+            self._evaluations.probe()
+        except Exception as error:  # noqa: BLE001 - such as a scripted model, which takes no hook
+            self._evaluations.end()
+            self._tell_failure("listening for evaluations", error)
+
+    def _note_optimizer_step(self) -> None:
+        """In a step that is not probed, evaluations are looked for from the optimizer's on."""
+        evaluations = self._evaluations
+        if not evaluations.is_waiting:
+            self.finder.on_step = None
+            return
+        try:
+            evaluations.note_step()
+        except Exception as error:  # noqa: BLE001 - the user's step must go on
+            evaluations.end()
+            self._tell_failure("listening for evaluations", error)
+
+    def _read_scale(self) -> GradientScale | None:
+        try:
+            return read_gradient_scale(self._scaler)
+        except Exception as error:
+            self._tell_failure("reading the scale of the gradients", error)
+            if self._raises:
+                raise
+            return None
+
+    def _take_scaler(self, scaler: Any) -> None:
+        """A GradScaler makes a step; the gradients that have come in this one are of its scale."""
+        was_known, self._scaler = self._scaler is not None, scaler
+        probed, before = self._probed, self._probes
+        if probed is not None:
+            try:
+                probed.scale.source = read_gradient_scale(scaler)
+            except Exception as error:  # noqa: BLE001 - the user's step must go on
+                self._tell_failure("reading the scale of the gradients", error)
+            before += self._raises
+        if before and not was_known:
+            self._tell(
+                "grad_scaler_found",
+                "warning",
+                f"a {type(scaler).__name__} was seen after {before} probed steps, whose gradients "
+                "of layers are multiplied by its scale, without a mark; later ones are divided by "
+                "it. Give it as grad_scaler, and none are",
+                probes_before=before,
+            )
+
+    def _end_left_open(self) -> None:
+        probed = self._probed
+        assert probed is not None
+        self.end_step()
+        self._tell(
+            "probe_left_open",
+            "warning",
+            f"step {probed.moment[0]} was begun and not ended, so it was ended when the next one "
+            "began; `with hooks.step(...)` ends it whatever happens",
+            step=probed.moment[0],
+        )
+
+    def _has_shards(self) -> bool:
+        """Whether the model has distributed parameters now; it may have been given them lately."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return False
+        model = self._model()
+        return model is not None and any(hasattr(p, "placements") for p in model.parameters())
+
+    def _choose_device(self) -> torch.device:
+        first = self._first_parameter
+        return torch.device("cpu") if first is None else first.device
+
+    def _check_compiled(self, calls: int) -> None:
+        if calls:
+            return
+        self._tell(
+            "compiled_without_hooks",
+            "warning",
+            "a probed step of the compiled model gave nothing: it was compiled before the hooks "
+            "came, or was not called, or in evaluation only, which include_eval=True records. Make "
+            "the HookEngine before the first call of the compiled "
+            "model, or call torch._dynamo.reset() after making it",
+        )
+
+    def _check_late_gradients(self) -> None:
+        """Tell of gradients that came after the step that was probed last."""
+        if self._ended is None:
+            return
+        (step, tape), self._ended = self._ended, None
+        if tape.late:
+            self._tell_of_late_gradients(step, tape.late)
+
+    def _tell_of_late_gradients(self, step: int, count: int) -> None:
+        self._tell(
+            "backward_outside_step",
+            "warning",
+            f"{count} gradients of outputs of step {step} came after the step had ended and are "
+            "not recorded, nor are those of other steps: call backward() between begin_step and "
+            "end_step, or inside of `with hooks.step(...)`",
+            step=step,
+            gradient_count=count,
+        )
+
+    def _tell_of_left_out(self, probed: ProbedStep) -> None:
+        tape, step = probed.tape, probed.moment[0]
+        if tape.evaluations:
+            self._tell(
+                "evaluation_left_out",
+                "info",
+                f"{tape.evaluations} calls of modules in step {step} were no training (the model "
+                "was in eval() mode, or there were no gradients) and are left out, here and in "
+                "other steps; include_eval=True records them",
+                step=step,
+                call_count=tape.evaluations,
+            )
+        if tape.surplus:
+            most = self._config.max_calls_per_step
+            self._tell(
+                "calls_left_out",
+                "warning",
+                f"modules were called more than {most} times in step {step}: {tape.surplus} calls "
+                "are left out, and so are those of other steps; a larger max_calls_per_step of "
+                "the HookEngineConfig records more",
+                step=step,
+                call_count=tape.surplus,
+            )
+
+    def _tell_of_no_calls(self, probed: ProbedStep) -> None:
+        if not self._eager:
+            return
+        if probed.tape.evaluations:
+            self._tell(
+                "probe_without_training",
+                "warning",
+                "a probed step called the model in eval() mode or without gradients only, so that "
+                "it gave nothing: call model.train() before the step, or give include_eval=True",
+                step=probed.moment[0],
+            )
+            return
+        self._tell(
+            "probe_empty",
+            "warning",
+            "a probed step called none of the instrumented modules: call the model between "
+            "begin_step and end_step. If torch.compile is applied after the HookEngine is made, "
+            "give HookEngineConfig(compiled=True)",
+        )
+
+    def _check_overhead(self) -> None:
+        percent = self._overhead.percent_too_much()
+        if percent is None:
+            return
+        every = self._config.schedule.every_n_steps
+        self._tell(
+            "instrumentation_overhead",
+            "warning",
+            f"probing takes {percent:.1f} % of the training time at every_n_steps={every}; a "
+            "larger every_n_steps, or a filter on fewer modules, takes less",
+            overhead_percent=round(percent, 1),
+            every_n_steps=every,
+        )
+
+    def _warn_of_setup(self, model: nn.Module, *, has_parameters: bool) -> None:
+        config = self._config
+        if config.schedule.never_fires:
+            self._tell(
+                "schedule_never_fires",
+                "warning",
+                "the HookEngine probes no step: its schedule has every_n_steps=None and no "
+                "explicit_steps",
+            )
+        for index, optimizer in list_foreign(model, self.finder.optimizers):
+            self._tell(
+                "optimizer_of_another_model",
+                "warning",
+                describe_foreign(index, optimizer),
+                key=("optimizer_of_another_model", index),
+            )
+        if not self._sites:
+            there = [
+                f"{place.name or '(model)'}: {type(place.module).__name__}"
+                for place in name_modules(model)
+            ]
+            few = ", ".join(there[:_LISTED]) + (", …" if len(there) > _LISTED else "")
+            self._tell(
+                "filter_matches_nothing",
+                "warning",
+                f"the HookEngine instruments nothing: no module fits {config.filters.describe()}. "
+                f"The model has {len(there)} modules: {few}",
+                modules=there[:_LISTED],
+            )
+        elif not has_parameters:
+            self._tell(
+                "model_without_parameters",
+                "warning",
+                f"the model, a {type(model).__name__}, has no parameters: there are no gradients "
+                "to record, unless its input requires some",
+            )
+
+
+class _StepScope:
+    """A step in a `with`; yields whether it is probed."""
+
+    __slots__ = ("_engine", "_epoch", "_step")
+
+    def __init__(self, engine: HookEngine, step: int, epoch: int | None) -> None:
+        self._engine = engine
+        self._step = step
+        self._epoch = epoch
+
+    def __enter__(self) -> bool:
+        return self._engine.begin_step(self._step, epoch=self._epoch)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._engine.end_step()
+        except Exception:
+            # The user's exception must not be replaced by ours.
+            if error is None:
+                raise
+
+
+def _check_step(step: object) -> int:
+    number = check_index(step, "step")
+    if number is None:
+        raise SchemaValidationError("step must be a non-negative integer, not None")
+    return number
+
+
+_WARM_UP_PROBES = 3
+_COUNTED_PROBES = 20
+_LIMIT_PERCENT = 5.0
+
+
+class Overhead:
+    """Holds the time that probes took against the time that went by.
+
+    The first probes are left out, which load and compile things. What is
+    between two probes counts, so that it is the share at the cadence used.
+    """
+
+    def __init__(self) -> None:
+        self._probes = 0
+        self._began_ns = 0
+        self._spent_ns = 0
+        self._is_news = False
+        self._percent: float | None = None
+
+    def begin_probe(self, now_ns: int) -> None:
+        """A probe begins: what went by since an earlier one began is training and probing."""
+        if self._probes == _WARM_UP_PROBES:
+            self._began_ns = now_ns
+        elif self._probes >= _WARM_UP_PROBES + _COUNTED_PROBES and self._percent is None:
+            training_ns = now_ns - self._began_ns - self._spent_ns
+            self._percent = 100.0 * self._spent_ns / max(1, training_ns)
+            self._is_news = True
+
+    def end_probe(self, spent_ns: int) -> None:
+        """A probe has ended, and took so long."""
+        if self._percent is None and self._probes >= _WARM_UP_PROBES:
+            self._spent_ns += spent_ns
+        self._probes += 1
+
+    def percent_too_much(self) -> float | None:
+        """The share of the training time in percent where it is over 5; told once."""
+        percent, self._is_news = (self._percent if self._is_news else None), False
+        return percent if percent is not None and percent > _LIMIT_PERCENT else None

@@ -1,0 +1,452 @@
+"""The part of HookEngine that makes records, and tells once what went wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from time import time_ns
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+
+from quark_core.config.redaction import cut_text
+from quark_core.errors import SchemaValidationError
+from quark_core.records import LayerSummaryRecord
+from quark_core.records.json_object import JsonObject, normalize_object
+from quark_core.records.query import Query, ReadBounds, spell_out
+from quark_core.writers.base import BufferedWriter
+from quark_torch.measuring.statistics import TensorStatistics, wait_for_probes
+
+__all__ = [
+    "MAX_LISTED",
+    "Failure",
+    "GradientScale",
+    "LayerReading",
+    "LayerRecording",
+    "StepScale",
+    "list_names",
+    "read_gradient_scale",
+]
+
+_SETTLE_TIMEOUT_S = 5.0
+_SCOPE = "scope: "
+_MESSAGE_LENGTH = 500
+_NAMED = 8
+MAX_LISTED = 200
+"""Names of modules in the payload of an event."""
+
+GradientScale = Callable[[], float | None]
+
+_log = logging.getLogger("quark")
+
+
+class Failure(NamedTuple):
+    """What switched a module off."""
+
+    where: str
+    module: str
+    error: Exception
+    step: int
+
+
+def list_names(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    few = ", ".join(names[:_NAMED])
+    return few if len(names) <= _NAMED else f"{few} and {len(names) - _NAMED} more"
+
+
+class StepScale:
+    """The scale of the gradients of one probed step, which may be learned late in it.
+
+    Attributes:
+        source: What tells the scale, or None while none is known.
+    """
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: GradientScale | None) -> None:
+        self.source = source
+
+    def __call__(self) -> float | None:
+        """The scale, or None where there is none."""
+        return None if self.source is None else self.source()
+
+
+class LayerReading:
+    """One tensor of one call of a module, until its statistics are known.
+
+    Attributes:
+        recording: Who makes the record.
+        name, kind, aliases: Of the module.
+        direction: forward for an activation, backward for a gradient.
+        call_index: The module's call in its step.
+        step, epoch: Counters.
+        shape: Of the tensor.
+        path: Where it is in the output, or None where it is the output.
+        micro_batch: How many backward passes of the step came before the call.
+        backward_index: How many earlier ones went through the same call.
+        scale: What tells the scale of the gradients, or None.
+        time_us: When it was read.
+        scope: Which part of the whole it is, where it is a part that does not say so itself.
+    """
+
+    __slots__ = (
+        "aliases",
+        "backward_index",
+        "call_index",
+        "direction",
+        "epoch",
+        "kind",
+        "micro_batch",
+        "name",
+        "path",
+        "recording",
+        "scale",
+        "scope",
+        "shape",
+        "step",
+        "time_us",
+    )
+
+    def __init__(
+        self,
+        recording: LayerRecording,
+        module: tuple[str, str, tuple[str, ...]],
+        direction: Literal["forward", "backward"],
+        moment: tuple[int, int | None],
+        call_index: int,
+        shape: tuple[int, ...] | None,
+        path: str | None = None,
+        micro_batch: int = 0,
+        backward_index: int = 0,
+        scale: GradientScale | None = None,
+        time_us: int | None = None,
+        scope: str | None = None,
+    ) -> None:
+        self.recording = recording
+        self.name, self.kind, self.aliases = module
+        self.direction = direction
+        self.step, self.epoch = moment
+        self.call_index = call_index
+        self.shape = shape
+        self.path = path
+        self.micro_batch = micro_batch
+        self.backward_index = backward_index
+        self.scale = scale
+        self.time_us = time_ns() // 1000 if time_us is None else time_us
+        self.scope = scope
+
+    def __call__(self, statistics: TensorStatistics) -> None:
+        """Make the record; from the training thread or a background one."""
+        self.recording._put(self, statistics)
+
+
+class LayerRecording(BufferedWriter[LayerSummaryRecord]):
+    """Puts layer summaries into the stream.
+
+    Attributes:
+        outside: Names of modules that no optimizer has.
+        evaluations: Probed step -> module -> the step before it at which the
+            module was seen in an evaluation, and whether in training mode.
+    """
+
+    KIND: ClassVar[str] = LayerSummaryRecord.KIND
+
+    def __init__(self, session: object, *, batch_size: int) -> None:
+        self._told: set[object] = set()
+        self._failures: list[Failure] = []
+        self._unread: dict[str, str] = {}
+        self._told_unread: set[str] = set()
+        self.outside: frozenset[str] = frozenset()
+        self.evaluations: dict[int, dict[str, tuple[int, bool]]] = {}
+        super().__init__(session, batch_size=batch_size)
+
+    def bind(self) -> None:
+        """Take up the run's stream, and what its records begin with."""
+        super().bind()
+        origin = self._run.origin
+        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+        self._take_sequence = self._channel.take_sequence
+
+    def flush(self) -> tuple[LayerSummaryRecord, ...]:
+        """Wait for what is still being measured, and deliver it; see `BufferedWriter.flush`."""
+        self.settle()
+        return super().flush()
+
+    @spell_out(ReadBounds, before="limit")
+    def read(
+        self,
+        *,
+        module_name: str | None = None,
+        module_type: str | None = None,
+        summary_type: str | None = None,
+        hook_direction: str | None = None,
+        limit: int | None = None,
+        **bounds: Unpack[ReadBounds],
+    ) -> tuple[LayerSummaryRecord, ...]:
+        """Flush, then return the run's layer summaries that fit, in persistence order.
+
+        Args:
+            module_name: Only of this module.
+            module_type: Only of modules of this class.
+            summary_type: activation or gradient.
+            hook_direction: forward or backward.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+            limit: The newest N.
+
+        Raises:
+            SchemaValidationError: A bound is no non-negative integer, or a name no str.
+            SessionStoreError: The store cannot be read.
+        """
+        equals = {
+            "module_name": module_name,
+            "module_type": module_type,
+            "summary_type": summary_type,
+            "hook_direction": hook_direction,
+        }
+        for name, value in equals.items():
+            if value is not None and not isinstance(value, str):
+                raise SchemaValidationError(f"{name} must be a str, not a {type(value).__name__}")
+        self.settle()
+        query = Query.build(
+            equals=equals,
+            **bounds,
+            limit=limit,
+        )
+        return self._run.read(self.KIND, query).to_records()  # type: ignore[return-value]
+
+    def settle(self) -> None:
+        """Record what a device is still working out; waits for five seconds at most."""
+        wait_for_probes(_SETTLE_TIMEOUT_S)
+
+    def _put(self, reading: LayerReading, found: TensorStatistics) -> None:
+        if self._run.is_over:
+            return
+        mean, variance, norm = found.mean, found.variance, found.norm
+        std, low, high = found.std, found.minimum, found.maximum
+        scale = None
+        if reading.scale is not None:
+            scale = reading.scale()
+            if scale is not None and scale not in (0.0, 1.0):
+                mean, std, norm = _divide(mean, scale), _divide(std, scale), _divide(norm, scale)
+                low, high = _divide(low, scale), _divide(high, scale)
+                variance = _divide(_divide(variance, scale), scale)
+        read = found.finite_count + found.nan_count + found.inf_count
+        is_forward = reading.direction == "forward"
+        units = found.unit_count
+        record = LayerSummaryRecord(
+            *self._origin,
+            self._take_sequence(),
+            reading.time_us,
+            reading.name,
+            reading.kind,
+            "activation" if is_forward else "gradient",
+            reading.direction,
+            reading.call_index,
+            found.element_count,
+            reading.step,
+            reading.epoch,
+            reading.shape,
+            mean,
+            std,
+            norm,
+            variance,
+            _share(found.dead_unit_count, units) if units else None,
+            _share(found.saturated_count, read),
+            _make_metadata(
+                reading.path,
+                reading.aliases,
+                reading.micro_batch,
+                reading.backward_index,
+                scale,
+                found.notes,
+                found.density,
+                reading.name in self.outside,
+                reading.scope,
+                self.evaluations[reading.step].get(reading.name)
+                if reading.step in self.evaluations
+                else None,
+            ),
+            low,
+            high,
+            _share(found.near_zero_count, read),
+            found.nan_count,
+            found.inf_count,
+            found.sample_variation,
+        )
+        record = self._put_record(record)
+        self._remember(record, 1)
+
+    def _tell(
+        self,
+        event_type: str,
+        severity: str,
+        message: str,
+        *,
+        key: object = None,
+        step: int | None = None,
+        **payload: Any,
+    ) -> None:
+        """Say something once: in the run's events and in the log."""
+        key = event_type if key is None else key
+        if key in self._told:
+            return
+        self._told.add(key)
+        run = self._run
+        if severity != "info":
+            _log.warning("run %s: %s", run.context.run_id, message)
+        if not run.is_over:
+            body = {
+                "component": "HookEngine",
+                "message": cut_text(message, _MESSAGE_LENGTH),
+                **payload,
+            }
+            told = normalize_object(body, "payload")
+            run.emit_event(event_type, severity, step=step, payload=told)
+
+    def _tell_failure(self, where: str, error: BaseException) -> None:
+        """Say once for each reason that a part of the instrumentation has failed."""
+        reason = _describe_error(error)
+        self._tell(
+            "instrumentation_failed",
+            "error",
+            f"{where} failed and is switched off; training goes on: {reason}",
+            key=("instrumentation_failed", where, type(error)),
+            where=where,
+            module=None,
+            reason=reason,
+        )
+
+    def _note_failure(self, failure: Failure) -> None:
+        """Have it said that a module was switched off, with those that fail alike in the step."""
+        self._failures.append(failure)
+
+    def _note_unread(self, module: str, reason: str) -> None:
+        """Have it said that a tensor of a module could not be read."""
+        self._unread.setdefault(module, reason)
+
+    def _tell_unread(self, step: int) -> None:
+        """Say which modules gave what could not be read, each once."""
+        if not self._unread:
+            return
+        unread, self._unread = self._unread, {}
+        names = [name for name in unread if name not in self._told_unread]
+        if not names:
+            return
+        self._told_unread.update(names)
+        reason = cut_text(unread[names[0]], _MESSAGE_LENGTH)
+        self._tell(
+            "outputs_unread",
+            "warning",
+            f"{list_names(names)} gave tensors that cannot be read, of which there are no "
+            f"summaries: {reason}",
+            key=("outputs_unread", *names),
+            step=step,
+            modules=names[:MAX_LISTED],
+            module_count=len(names),
+            reason=reason,
+        )
+
+    def _tell_failures(self) -> None:
+        """Say which modules were switched off: once for each reason, naming all of them."""
+        if not self._failures:
+            return
+        failures, self._failures = self._failures, []
+        alike: dict[tuple[str, type], list[Failure]] = {}
+        for failure in failures:
+            alike.setdefault((failure.where, type(failure.error)), []).append(failure)
+        for (where, _), same in alike.items():
+            names = list(dict.fromkeys(failure.module for failure in same))
+            reason = _describe_error(same[0].error)
+            self._tell(
+                "instrumentation_failed",
+                "error",
+                f"{where} of {list_names(names)} failed and is switched off; training goes on: "
+                f"{reason}",
+                key=("instrumentation_failed", where, *names),
+                step=same[0].step,
+                where=where,
+                module=names[0],
+                modules=names[:MAX_LISTED],
+                module_count=len(names),
+                reason=reason,
+            )
+
+
+def read_gradient_scale(scaler: Any) -> GradientScale | None:
+    """What gives the scale that a scaler has now, later and without waiting for a device now."""
+    if scaler is None:
+        return None
+    held = getattr(scaler, "_scale", None)
+    if isinstance(held, Tensor) and held.device.type != "cpu" and scaler.is_enabled():
+        with torch.no_grad():
+            return _HeldScale(held.detach().clone())
+    value = float(scaler.get_scale() if hasattr(scaler, "get_scale") else scaler())
+    return lambda: value
+
+
+class _HeldScale:
+    """A scale on a device, fetched when it is first asked for: in the background."""
+
+    def __init__(self, held: Tensor) -> None:
+        self._held = held
+        self._value: float | None = None
+
+    def __call__(self) -> float:
+        if self._value is None:
+            self._value = float(self._held)
+        return self._value
+
+
+def _describe_error(error: BaseException) -> str:
+    return cut_text(f"{type(error).__name__}: {error}", _MESSAGE_LENGTH)
+
+
+@lru_cache(maxsize=1024)
+def _make_metadata(
+    path: str | None,
+    aliases: tuple[str, ...],
+    micro_batch: int,
+    backward_index: int,
+    scale: float | None,
+    notes: tuple[str, ...],
+    density: float | None,
+    is_outside: bool,
+    scope: str | None,
+    evaluation: tuple[int, bool] | None,
+) -> JsonObject | None:
+    items: dict[str, Any] = {}
+    if path is not None:
+        items["output_path"] = path
+    if micro_batch:
+        items["micro_batch"] = micro_batch
+    if backward_index:
+        items["backward_index"] = backward_index
+    if scale is not None:
+        items["grad_scale"] = scale
+    scopes = [note.removeprefix(_SCOPE) for note in notes if note.startswith(_SCOPE)]
+    if scopes or scope is not None:
+        items["scope"] = scopes[0] if scopes else scope
+    if aliases:
+        items["aliases"] = list(aliases)
+    if is_outside:
+        items["in_optimizer"] = False
+    if density is not None:
+        items["density"] = density
+    if evaluation is not None:
+        items["evaluation"] = {"step": evaluation[0], "training": evaluation[1]}
+    others = [note for note in notes if not note.startswith(_SCOPE)]
+    if others:
+        items["notes"] = others
+    return JsonObject(items) if items else None
+
+
+def _divide(value: float | None, scale: float) -> float | None:
+    return None if value is None else value / scale
+
+
+def _share(count: int | None, total: int | None) -> float | None:
+    return None if count is None or not total else count / total

@@ -1,0 +1,285 @@
+"""What is to be known of a module to read its output: its range and where its units are.
+
+Units are channels or features. Convolutions and what belongs to them have them
+in dimension 1; linear layers, embeddings, layer norms, attention and recurrent
+layers in the last one. Any other module, such as an activation function, has
+those of what was given to it: of the layer that made it, by the autograd
+graph. Where the graph does not say (without gradients, in compiled code), they
+are those of the layer before it in its `nn.Sequential`, else those that the
+sizes fit: dimension 1 where a convolution of the model has so many channels,
+the last one where a linear layer has so many features, none where both do.
+Where nothing is known it is dimension 1 of a tensor of four dimensions or
+more, else the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from quark_torch.layer_filter import name_modules
+from quark_torch.layers.producers import LOST, trace_units
+
+__all__ = ["Layout", "UnitRule", "find_layout", "find_saturation", "find_unit_rules"]
+
+_log = logging.getLogger("quark.torch")
+
+_CHANNELS = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+)
+_FEATURES = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
+)
+_DIMENSIONS = re.compile(r".*([123])d")
+_RANGES = {
+    "Sigmoid": (0.0, 1.0),
+    "Hardsigmoid": (0.0, 1.0),
+    "Softmax": (0.0, 1.0),
+    "Softmax2d": (0.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+    "Softsign": (-1.0, 1.0),
+    "Hardtanh": (-1.0, 1.0),
+    "ReLU6": (0.0, 6.0),
+}
+_INACTIVE_AT_ZERO = ("ReLU6", "Hardtanh")
+
+
+class Layout(NamedTuple):
+    """Where the units of a layer's output are.
+
+    Attributes:
+        kind: channels for dimension 1, features for the last one.
+        dims: The only number of dimensions for which that holds; 0 for any.
+            A convolution takes one unbatched image too, which has one less.
+    """
+
+    kind: Literal["channels", "features"]
+    dims: int = 0
+
+    def find_dim(self, dims: int) -> int | None:
+        """The dimension of the units of a tensor of so many dimensions."""
+        if self.dims and dims != self.dims:
+            return None
+        return 1 if self.kind == "channels" else dims - 1
+
+
+@dataclass(slots=True)
+class _Sizes:
+    """How many channels (by number of dimensions, 0 for any) and features a model's layers give."""
+
+    channels: set[tuple[int, int]] = field(default_factory=set)
+    features: set[int] = field(default_factory=set)
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether an unbatched tensor of channels has two dimensions."""
+        return any(dims == 3 for dims, _ in self.channels)
+
+    def has_channels(self, dims: int, size: int) -> bool:
+        return (dims, size) in self.channels or (0, size) in self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRule:
+    """Where the output of one module has its units.
+
+    Attributes:
+        layout: That of the module, or of the layer known to come before it; or None.
+        is_own: Whether it is the module's.
+        is_plain: Whether a tensor of two dimensions has samples and units; an
+            unbatched sequence has channels and places instead.
+    """
+
+    layout: Layout | None
+    is_own: bool
+    is_plain: bool
+    _sizes: _Sizes
+
+    @property
+    def code(self) -> int | None:
+        """The rule for compiled hooks; None where `choose` is to be asked."""
+        if self.layout is None or not self.is_own:
+            return None
+        return (1 if self.layout.kind == "channels" else 2) + 4 * self.layout.dims
+
+    def choose(self, tensor: Tensor) -> int | None:
+        """The dimension of the units, or None where there are none or fewer than two samples."""
+        dims = tensor.dim()
+        if dims == 2 and self.is_plain:
+            return 1 if tensor.shape[0] > 1 else None
+        if dims < 2:
+            return None
+        if self.is_own and self.layout is not None:
+            return _require_samples(tensor, self.layout.find_dim(dims))
+        try:
+            traced = trace_units(tensor)
+        except Exception as error:  # noqa: BLE001 - a graph that nobody foresaw; there is another way
+            _log.debug("The graph behind a %s was not followed: %s", type(tensor).__name__, error)
+            traced = None
+        if traced is not None and traced != LOST:
+            return _require_samples(tensor, traced)
+        found = self._choose_by_model(tensor, dims)
+        if found is None and traced is None:
+            found = 1 if dims > 3 else dims - 1
+        return None if found is None or found == LOST else _require_samples(tensor, found)
+
+    def choose_static(self, tensor: Tensor) -> int | None:
+        """As `choose`, in code that is being compiled, where there is no graph.
+
+        A size is looked at only where a layer of the model makes it a constant,
+        since the compiler would make code for each size that is compared.
+        """
+        dims = tensor.dim()
+        if dims < 2:
+            return None
+        if self.layout is not None:
+            return _require_samples(tensor, self.layout.find_dim(dims))
+        if dims == 2:
+            return _require_samples(tensor, 1)
+        if dims > 3:
+            is_last = bool(self._sizes.features) and not self._sizes.has_channels(
+                dims, tensor.shape[1]
+            )
+        else:
+            is_last = not self._sizes.channels or tensor.shape[-1] in self._sizes.features
+        return _require_samples(tensor, dims - 1 if is_last else 1)
+
+    def _choose_by_model(self, tensor: Tensor, dims: int) -> int | None:
+        """As the model's layers say; `LOST` where they disagree, None where they do not say."""
+        if self.layout is not None:
+            found = self.layout.find_dim(dims)
+            return LOST if found is None else found
+        fits_channels = self._sizes.has_channels(dims, tensor.shape[1])
+        fits_features = tensor.shape[-1] in self._sizes.features
+        if fits_channels and fits_features:
+            return LOST
+        if fits_channels:
+            return 1
+        return dims - 1 if fits_features else None
+
+
+def find_layout(module: nn.Module) -> Layout | None:
+    """Where a module's output has its units, or None where its class does not say."""
+    if isinstance(module, _CHANNELS):
+        return Layout("channels", _find_dims(module))
+    if isinstance(module, _FEATURES) or type(module).__name__ == "RMSNorm":
+        return Layout("features")
+    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
+        return Layout("features")
+    return None
+
+
+def find_unit_rules(model: nn.Module) -> dict[int, UnitRule]:
+    """Module, by its `id` -> where its output has its units."""
+    sizes = _Sizes()
+    modules = [place.module for place in name_modules(model)]
+    for module in modules:
+        _note_sizes(module, sizes)
+    before: dict[int, Layout | None] = {}
+    for module in modules:
+        if isinstance(module, nn.Sequential):
+            _follow(module, None, before)
+    rules = {}
+    for module in modules:
+        own = find_layout(module)
+        layout = before.get(id(module)) if own is None else own
+        is_plain = own is None and not sizes.has_sequences
+        rules[id(module)] = UnitRule(layout, own is not None, is_plain, sizes)
+    return rules
+
+
+def find_saturation(module: nn.Module, kind: str, threshold: float) -> tuple[float, float]:
+    """At or below which value, and at or above which, an output of a module is saturated."""
+    low, high = _RANGES.get(kind, (-1.0, 1.0))
+    if isinstance(module, nn.Hardtanh):
+        low, high = float(module.min_val), float(module.max_val)
+    if low < 0.0 < high:
+        return low * threshold, high * threshold
+    upper = low + (high - low) * threshold
+    if low == 0.0 and kind in _INACTIVE_AT_ZERO:
+        return float("-inf"), upper
+    return low + (high - low) * (1.0 - threshold), upper
+
+
+def _require_samples(tensor: Tensor, dim: int | None) -> int | None:
+    """The dimension, unless the tensor has fewer than two samples, or none but units."""
+    if dim is None or dim == 0:
+        return None
+    if dim < tensor.dim() - 1 or tensor.dim() == 2:
+        return dim if tensor.shape[0] > 1 else None
+    size = tensor.shape[dim]
+    return dim if size and tensor.numel() // size > 1 else None
+
+
+def _follow(
+    sequence: nn.Sequential, last: Layout | None, before: dict[int, Layout | None]
+) -> Layout | None:
+    """Note of the modules of a sequence which layout they are given; which one it gives."""
+    for module in sequence:
+        own = find_layout(module)
+        if own is not None:
+            last = own
+        elif isinstance(module, nn.Sequential):
+            last = _follow(module, last, before)
+        elif not module._modules and _keeps_places(module):
+            known = before.setdefault(id(module), last)
+            # In several sequences, or twice in one, it is given several things.
+            before[id(module)] = last if known == last else None
+        else:
+            last = None
+    return last
+
+
+def _keeps_places(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Identity, nn.modules.dropout._DropoutNd)) or (
+        type(module).__module__ == "torch.nn.modules.activation"
+    )
+
+
+def _find_dims(module: nn.Module) -> int:
+    """How many dimensions a module's batched output has; 0 where its class does not say."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return len(module.kernel_size) + 2
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        # That for sequences also takes plain features.
+        return 0
+    for kind in type(module).__mro__:
+        found = _DIMENSIONS.fullmatch(kind.__name__)
+        if found is not None:
+            return int(found[1]) + 2
+    return 0
+
+
+def _note_sizes(module: nn.Module, sizes: _Sizes) -> None:
+    """Note how many units a layer gives."""
+    if isinstance(module, nn.modules.conv._ConvNd):
+        sizes.channels.add((_find_dims(module), module.out_channels))
+    elif isinstance(module, (nn.modules.batchnorm._NormBase, nn.GroupNorm)):
+        given = module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features
+        sizes.channels.add((0, int(given)))
+    elif isinstance(module, (nn.Linear, nn.Bilinear)):
+        sizes.features.add(module.out_features)
+    elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        sizes.features.add(module.embedding_dim)
+    elif isinstance(module, nn.MultiheadAttention):
+        sizes.features.add(module.embed_dim)
+    elif isinstance(module, nn.RNNBase):
+        sizes.features.add(module.hidden_size * (2 if module.bidirectional else 1))
+    elif isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
+        sizes.features.add(module.normalized_shape[0])

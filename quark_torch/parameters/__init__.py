@@ -1,0 +1,1 @@
+"""What parameters, their gradients and their updates are like."""

@@ -1,0 +1,151 @@
+"""What ParameterDiagnostics looks at, and when."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, get_args
+
+from quark_core.errors import SchemaValidationError
+from quark_core.records.kinds.diagnostics import ParameterDistributionType, ParameterRole
+from quark_core.records.query import check_index
+from quark_core.writers.scalars import to_float
+from quark_torch.schedule import HookScheduleConfig
+
+__all__ = ["ParameterDiagnosticsConfig"]
+
+_MAX_BINS = 4096
+_TYPES = get_args(ParameterDistributionType)
+_ROLES = get_args(ParameterRole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterDiagnosticsConfig:
+    """What ParameterDiagnostics looks at, and when.
+
+    Attributes:
+        schedule: At which steps a snapshot is taken.
+        batch_size: Bounds what `flush()` returns of either kind of record, and
+            how many are written together.
+        capture_summaries: Whether ParameterSummaryRecords are made.
+        capture_distributions: Whether ParameterDistributionRecords are made.
+        distribution_types: Of what: value, gradient, update.
+        histogram_bins: Bins of a histogram, 1 to 4096.
+        near_zero_epsilon: Elements whose magnitude does not exceed it are near zero.
+        max_histogram_values: A histogram counts at most so many elements,
+            evenly spaced over the tensor.
+        include_parameter_patterns: Regular expressions searched for in the full
+            names of parameters, without the prefixes of wrappers; where some
+            are given, one of them must be found. Of a tied parameter every
+            name counts.
+        exclude_parameter_patterns: None of these may be found.
+        include_parameter_roles: Only these of weight, bias and other; all where empty.
+        grad_scaler: The GradScaler in use, or a function that returns its
+            scale: gradients that are still scaled are divided by it, and a
+            step that it skipped is told from one that changed nothing. Needs
+            the optimizer. For None a GradScaler is found by itself when it
+            first makes a step.
+
+    Raises:
+        SchemaValidationError: A bad value; the message names the field.
+    """
+
+    schedule: HookScheduleConfig = field(default_factory=HookScheduleConfig)
+    batch_size: int = 100
+    capture_summaries: bool = True
+    capture_distributions: bool = False
+    distribution_types: tuple[str, ...] = ("value",)
+    histogram_bins: int = 32
+    near_zero_epsilon: float = 1e-8
+    max_histogram_values: int = 100_000
+    include_parameter_patterns: tuple[str, ...] = ()
+    exclude_parameter_patterns: tuple[str, ...] = ()
+    include_parameter_roles: tuple[str, ...] = ()
+    grad_scaler: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, HookScheduleConfig):
+            raise SchemaValidationError(
+                f"schedule must be a HookScheduleConfig, not a {type(self.schedule).__name__}"
+            )
+        for name in ("capture_summaries", "capture_distributions"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise SchemaValidationError(
+                    f"{name} must be True or False, not a {type(value).__name__}"
+                )
+        for name in ("batch_size", "histogram_bins", "max_histogram_values"):
+            number = check_index(getattr(self, name), name)
+            if not number:
+                raise SchemaValidationError(f"{name} must be a positive integer, got {number}")
+            object.__setattr__(self, name, number)
+        if self.histogram_bins > _MAX_BINS:
+            raise SchemaValidationError(
+                f"histogram_bins must be from 1 to {_MAX_BINS}, got {self.histogram_bins}"
+            )
+        epsilon = to_float(
+            self.near_zero_epsilon, "near_zero_epsilon", "ParameterDiagnosticsConfig"
+        )
+        if not isfinite(epsilon) or epsilon < 0:
+            raise SchemaValidationError(
+                f"near_zero_epsilon must be a finite number, 0 or more, got {epsilon}"
+            )
+        object.__setattr__(self, "near_zero_epsilon", epsilon)
+        for name in ("include_parameter_patterns", "exclude_parameter_patterns"):
+            object.__setattr__(self, name, _check_patterns(getattr(self, name), name))
+        for name, known in (("distribution_types", _TYPES), ("include_parameter_roles", _ROLES)):
+            object.__setattr__(self, name, _check_words(getattr(self, name), name, known))
+        if self.capture_distributions and not self.distribution_types:
+            raise SchemaValidationError(
+                "distribution_types must name one of value, gradient and update at least where "
+                "capture_distributions is True"
+            )
+        scaler = self.grad_scaler
+        if scaler is not None and not callable(getattr(scaler, "get_scale", scaler)):
+            raise SchemaValidationError(
+                "grad_scaler must be a GradScaler, a function that returns its scale, or None, "
+                f"not a {type(scaler).__name__}"
+            )
+
+    @property
+    def captures_updates(self) -> bool:
+        """Whether anything is wanted of what the optimizer did."""
+        return self.capture_summaries or (
+            self.capture_distributions and "update" in self.distribution_types
+        )
+
+
+def _check_texts(values: object, name: str) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise SchemaValidationError(
+            f"{name} must be a tuple of str, not one {type(values).__name__}"
+        )
+    found = tuple(values)
+    for value in found:
+        if not isinstance(value, str):
+            raise SchemaValidationError(f"{name} must hold str only, not {type(value).__name__}")
+    return found
+
+
+def _check_patterns(values: object, name: str) -> tuple[str, ...]:
+    found = _check_texts(values, name)
+    for pattern in found:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise SchemaValidationError(
+                f"{name}: {pattern!r:.80} is no regular expression: {error}"
+            ) from error
+    return found
+
+
+def _check_words(values: object, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(_check_texts(values, name)))
+    for word in found:
+        if word not in known:
+            raise SchemaValidationError(
+                f"{name} must be out of {', '.join(known)}, got {word!r:.60}"
+            )
+    return found

@@ -1,0 +1,573 @@
+"""ParameterDiagnostics: what parameters, their gradients and their updates are like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import time_ns
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
+from quark_core.records import ParameterDistributionRecord, ParameterSummaryRecord
+from quark_core.records.json_object import JsonObject, normalize_object
+from quark_core.records.query import check_index
+from quark_core.runs.opening import resolve_target
+from quark_torch.closing import do_each
+from quark_torch.layer_filter import name_modules
+from quark_torch.module_modes import is_left_in_evaluation
+from quark_torch.notices import InstrumentationNotices
+from quark_torch.parameters.config import ParameterDiagnosticsConfig
+from quark_torch.parameters.gradients import GradientScale, MicroBatches
+from quark_torch.parameters.listing import (
+    ListedParameter,
+    ParameterList,
+    list_optimizers,
+    locate_parameters,
+    may_change,
+)
+from quark_torch.parameters.measuring import (
+    EarlyGradient,
+    EarlyUpdate,
+    MissingUpdates,
+    ParameterReading,
+    measure_early_updates,
+    measure_gradients,
+    read_parameters,
+)
+from quark_torch.parameters.optimizer_pace import OptimizerPace
+from quark_torch.parameters.optimizer_steps import OptimizerSteps
+from quark_torch.parameters.optimizers import OptimizerFinder, describe_foreign, list_foreign
+from quark_torch.parameters.reading import ParameterReadback
+from quark_torch.parameters.recording import DistributionWriter, SummaryWriter, merge_metadata
+from quark_torch.parameters.replica_digest import digest_tensors, has_replicas
+
+__all__ = ["ParameterDiagnostics", "ParameterDiagnosticsConfig"]
+
+Snapshot = tuple[tuple[ParameterSummaryRecord, ...], tuple[ParameterDistributionRecord, ...]]
+
+_NOTHING: Snapshot = ((), ())
+_INT64_MAX = 2**63 - 1
+_LISTED_NAMES = 20
+
+
+class ParameterDiagnostics(ParameterReadback):
+    """Records what parameters, their gradients and their last updates are like.
+
+    Call `snapshot(step)` once a step, right after `optimizer.step()`: off
+    schedule it takes microseconds and does nothing. On schedule every
+    parameter and gradient is read once and nothing of them is kept. A tied
+    parameter is recorded once, under its first name, with `aliases` in the
+    metadata.
+
+    Updates are true differences: before the optimizer's step that is expected
+    to be the last one before a snapshot that is due, its parameters are
+    copied into buffers, and the snapshot compares. The expectation follows
+    the steps that were given to `snapshot`, due or not. Where it was wrong, or
+    the optimizer made no step, the update's fields are None and the metadata
+    has `update_missing` with the reason: `no_optimizer_step`,
+    `step_not_foreseen`, `optimizer_step_failed`, `not_copied`, `copy_failed`,
+    `cannot_be_measured`, `optimizer_has_no_step_hooks`; three such snapshots in
+    a row are told of by an event `updates_missing`. Where a GradScaler
+    left the step out, the update is 0, with `skipped` in the metadata.
+
+    What changes a parameter between the end of its optimizer's step and the
+    snapshot, such as clipping weights, is no part of the update. It is seen by
+    the parameter's version, and through `.data` by a sample of 256 elements.
+    The first snapshot that sees it has `changed_after_step` as the reason for
+    no update; from then on updates are read at the end of the step, and the
+    metadata has `changed_after_step` with them. The value is that of the snapshot.
+
+    The buffers take as much memory as the parameters that are both chosen and
+    in an optimizer, on their devices; they are kept from the first copy to
+    `close`, so that no step pays for allocation twice.
+
+    Gradients are those of the snapshot: after the optimizer's step, as it left
+    them, summed over micro-batches, unscaled. Where they sum up several, the
+    metadata has `accumulated` with their number, if the snapshot was foreseen
+    and nothing else changed gradients in between, such as clipping after each.
+    It is counted by the last trained parameter of each optimizer. A loop that clears gradients
+    before the snapshot is noticed at the first one, which has
+    `gradient_missing` in its metadata; from then on gradients are read at the
+    end of the optimizer's step.
+
+    Gradients that a step has used, and that the next one uses again because
+    nothing cleared them, have `carried_over` in the metadata; it is looked at
+    as `accumulated` is. `evaluation_mode` says that the optimizer stepped while
+    the model was in evaluation mode and has dropout or batch normalisation in
+    what it trains. Where several ranks write to the run, `digest` is what the
+    bits of the parameter add up to, the same on ranks whose copies are the same.
+
+    Of a sharded parameter (DTensor) the statistics, shape and element count
+    are of the local shard, with `scope` and `global_shape` in the metadata;
+    nothing is gathered. What cannot be read (meta tensors, for example) has a
+    record without statistics, and is told of once by an event.
+
+    Nothing that fails in here reaches the training loop: it is told of once,
+    by an event `instrumentation_failed`. In strict mode it is raised. Every
+    method may be called from any thread, but not while another one runs the
+    backward pass of the same model: PyTorch guards no gradient against that.
+    On a GPU a due snapshot waits for it.
+
+    Attributes:
+        finder: What sees other optimizers take the place of those given, and a GradScaler.
+
+    Args:
+        session: A TrainingSession, or the RunContext of one.
+        model: The model, wrapped or not. Parameters that come and go are seen
+            at the next snapshot.
+        optimizer: Its optimizer, a sequence of them, or None. A wrapper such as
+            SAM is one with what it wraps.
+        config: What is looked at, and when; the defaults for None.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+    """
+
+    def __init__(
+        self,
+        session: object,
+        model: torch.nn.Module,
+        optimizer: Any = None,
+        *,
+        config: ParameterDiagnosticsConfig | None = None,
+    ) -> None:
+        if config is None:
+            config = ParameterDiagnosticsConfig()
+        elif not isinstance(config, ParameterDiagnosticsConfig):
+            raise SchemaValidationError(
+                f"config must be a ParameterDiagnosticsConfig or None, not {type(config).__name__}"
+            )
+        if not isinstance(model, torch.nn.Module):
+            raise SchemaValidationError(
+                f"model must be a torch.nn.Module, not a {type(model).__name__}"
+            )
+        # One list, which changes where the optimizers do.
+        optimizers = list(list_optimizers(optimizer))
+        self._run = run = resolve_target(session)
+        self._config = config
+        self._model = model
+        self._optimizers = optimizers
+        self._notices = InstrumentationNotices(run, "ParameterDiagnostics")
+        self._closed = False
+        self._parameters = ParameterList(model, config)
+        self._listed: list[ListedParameter] | None = None
+        self._early: dict[int, EarlyGradient] = {}
+        self._early_updates: dict[int, EarlyUpdate] = {}
+        self._clears_gradients = self._changes_weights = False
+        self._in_evaluation = False
+        self._scale = GradientScale(config.grad_scaler, optimizers)
+        self._steps = OptimizerSteps(
+            optimizers,
+            copies=config.captures_updates,
+            choose=self._choose,
+            is_due=config.schedule.is_due,
+            is_over=lambda: run.is_over,
+            on_failure=self._notices.fail,
+            on_end=self._measure_early,
+            guard=lambda: self._summaries.lock,
+        )
+        self._micro_batches = MicroBatches(
+            optimizers, self._parameters, self._notices.fail, self._steps.find_steps
+        )
+        self.finder = OptimizerFinder(
+            model,
+            optimizers,
+            self._take_up,
+            self._take_scaler if config.grad_scaler is None else None,
+        )
+        self._missing = MissingUpdates(self._notices)
+        self._summaries = SummaryWriter(session, batch_size=config.batch_size)
+        self._distributions = DistributionWriter(session, batch_size=config.batch_size)
+        try:
+            self._check_what_is_given()
+            self._steps.attach()
+            self.finder.attach()
+            self._micro_batches.begin()
+        except Exception:
+            # The run counts its writers.
+            self.close()
+            raise
+
+    @property
+    def config(self) -> ParameterDiagnosticsConfig:
+        """As it was given, or the defaults."""
+        return self._config
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizers that are followed now, as a tuple; set it where others take their place.
+
+        One that is made anew is found by itself at its first step, too, unless
+        that is compiled.
+        """
+        return tuple(self._optimizers)
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self.finder.name(list_optimizers(optimizer))
+        self._tell_of_foreign()
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer has ended a step since the last snapshot was asked for."""
+        return any(self._steps.has_stepped(index) for index in range(len(self._optimizers)))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that the copies of parameters take now."""
+        return self._steps.kept_bytes
+
+    def snapshot(
+        self, step: int, *, epoch: int | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> Snapshot:
+        """Record every chosen parameter as it is now, where the schedule says so.
+
+        Args:
+            step: Step counter; it may go backwards.
+            epoch: Epoch counter, or None.
+            metadata: JSON values for every record, taken as they are now; a key
+                of theirs wins over one of ours. Not looked at off schedule.
+
+        Returns:
+            The summaries and the histograms; both empty off schedule.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            InvalidRunStateError: This object is closed or the run has ended.
+        """
+        step, epoch = self._check(step, epoch)
+        if not self._config.schedule.is_due(step):
+            self._foresee(step)
+            return _NOTHING
+        own = normalize_object(metadata, "metadata") or None
+        if torch.compiler.is_compiling():
+            return _NOTHING
+        try:
+            return self._record(step, epoch, own)
+        finally:
+            self._foresee(step)
+
+    def keep_pace(
+        self,
+        pace: OptimizerPace,
+        step: int,
+        *,
+        epoch: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Snapshot:
+        """As `snapshot`, at the end of a loop's step that may be a part of the optimizer's.
+
+        Args:
+            pace: What says whether it is time, in place of the schedule.
+            step, epoch, metadata: As of `snapshot`, which raises as this does.
+        """
+        step, epoch = self._check(step, epoch)
+        was_waiting = pace.is_waiting
+        try:
+            if not pace.end(step, self._steps.totals, self._has_skipped):
+                return _NOTHING
+            own = normalize_object(metadata, "metadata") or None
+            return self._record(step, epoch, own)
+        finally:
+            is_soon = pace.is_soon
+            if is_soon and not (was_waiting and pace.is_waiting):
+                self._note_scale()
+            self._steps.prepare(copying=is_soon, is_waiting=pace.is_waiting)
+            self._count(is_wanted=is_soon)
+
+    def flush(self) -> Snapshot:
+        """Deliver every accepted record of this run to the primary store.
+
+        Returns:
+            This object's records since the last flush, or since `batch_size`
+            of the kind last filled. Nothing where no store is kept.
+
+        Raises:
+            SessionStoreError: The store did not acknowledge in time; the
+                records stay queued and are delivered later.
+        """
+        return self._summaries.flush(), self._distributions.flush()
+
+    def close(self) -> None:
+        """Leave the optimizers, free the copies and take no more snapshots.
+
+        Reading still works. What fails on the way is told of as any failure
+        is, and leaves the rest closed. A second call does nothing.
+
+        Raises:
+            SessionStoreError: In strict mode, the primary's first delivery error.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        failure = do_each(
+            self.finder.detach,
+            self._micro_batches.end,
+            self._steps.close,
+            self._parameters.forget,
+            self._early.clear,
+            self._early_updates.clear,
+            self._close_writers,
+        )
+        self._listed = None
+        if isinstance(failure, SessionStoreError):
+            raise failure
+        if failure is not None:
+            self._notices.fail("close", failure)
+
+    def _close_writers(self) -> None:
+        try:
+            self._summaries.close()
+        finally:
+            self._distributions.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except SessionStoreError:
+            # The user's exception must not be replaced by ours.
+            if error is None:
+                raise
+
+    def _check(self, step: int, epoch: int | None) -> tuple[int, int | None]:
+        if self._closed or self._run.refusal is not None:
+            self._check_open("snapshot")
+        if type(step) is not int or step < 0 or step > _INT64_MAX:
+            step = _require_step(step)
+        if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
+            epoch = check_index(epoch, "epoch")
+        return step, epoch
+
+    def _record(self, step: int, epoch: int | None, own: JsonObject | None) -> Snapshot:
+        with self._summaries.lock:
+            try:
+                return self._take(step, epoch, own)
+            except Exception as error:  # noqa: BLE001 - training must go on
+                self._notices.fail("snapshot_failed", error, step=step)
+                return _NOTHING
+            finally:
+                self._listed = None
+                self._in_evaluation = False
+                self._early.clear()
+                self._early_updates.clear()
+
+    def _take(self, step: int, epoch: int | None, own: JsonObject | None) -> Snapshot:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self._notices.warn(
+                "cuda_graph_capture",
+                "snapshot() was called while a CUDA graph is captured, and did nothing",
+                step=step,
+            )
+            return _NOTHING
+        config = self._config
+        time_us = time_ns() // 1000
+        with torch.no_grad():
+            readings = read_parameters(
+                self._parameters.find(),
+                locate_parameters(self._optimizers),
+                self._steps,
+                config,
+                self._early,
+                self._early_updates,
+                self._find_scale,
+                self._was_skipped,
+                self._micro_batches.find,
+                self._micro_batches.find_carried,
+            )
+            self._note_surroundings(readings)
+        self._scale.note()
+        if config.captures_updates:
+            self._missing.note(step, readings, self._optimizers)
+        if any(reading.is_cleared for reading in readings):
+            self._clears_gradients = True
+        if any("changed_after_step" in reading.metadata for reading in readings):
+            self._changes_weights = True
+        summaries: list[ParameterSummaryRecord] = []
+        distributions: list[ParameterDistributionRecord] = []
+        unread: list[str] = []
+        for reading in readings:
+            merged = merge_metadata(reading.metadata, own, own)
+            if config.capture_summaries:
+                if reading.value is None and reading.local.numel():
+                    unread.append(reading.listed.name)
+                summaries.append(
+                    self._summaries.add(
+                        reading,
+                        time_us,
+                        step,
+                        epoch,
+                        merged,
+                        has_optimizer=bool(self._optimizers),
+                    )
+                )
+            distributions.extend(
+                self._distributions.add(
+                    reading.listed, kind, reading.histograms[kind], time_us, step, epoch, merged
+                )
+                for kind in config.distribution_types
+                if kind in reading.histograms
+            )
+        if unread:
+            self._notices.warn(
+                "parameters_unread",
+                "parameters without statistics, because their elements cannot be read (such as "
+                "meta tensors and tensors of foreign libraries)",
+                step=step,
+                parameters=unread[:_LISTED_NAMES],
+                count=len(unread),
+            )
+        return tuple(summaries), tuple(distributions)
+
+    def _note_surroundings(self, readings: Sequence[ParameterReading]) -> None:
+        """Say in which mode the step was made, and what replicas are compared by."""
+        if self._in_evaluation:
+            for reading in readings:
+                reading.metadata["evaluation_mode"] = True
+        if has_replicas(self._run):
+            whole = [reading for reading in readings if "scope" not in reading.metadata]
+            digests = digest_tensors([reading.local for reading in whole])
+            for reading, digest in zip(whole, digests, strict=True):
+                if digest is not None:
+                    reading.metadata["digest"] = digest
+
+    def _foresee(self, step: int) -> None:
+        self._count(is_wanted=self._steps.foresee(step))
+
+    def _count(self, *, is_wanted: bool) -> None:
+        if is_wanted:
+            self.finder.look_again()
+            self._micro_batches.begin()
+        else:
+            self._micro_batches.end()
+
+    def _has_skipped(self) -> bool:
+        """Whether a GradScaler left a step out that was looked forward to."""
+        try:
+            return self._scale.has_fallen
+        except Exception as error:  # noqa: BLE001 - training must go on
+            self._notices.fail("scale_unread", error)
+            return False
+
+    def _note_scale(self) -> None:
+        try:
+            self._scale.note()
+        except Exception as error:  # noqa: BLE001 - training must go on
+            self._notices.fail("scale_unread", error)
+
+    def _take_up(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Other optimizers are followed from now on."""
+        with self._summaries.lock:
+            before = ", ".join(type(one).__name__ for one in self._optimizers) or "none"
+            self._optimizers[:] = optimizers
+            self._steps.follow(optimizers)
+            self._listed = None
+        now = ", ".join(type(one).__name__ for one in optimizers) or "none"
+        self._notices.warn(
+            "optimizers_changed",
+            f"the optimizers of the model are others from now on: {now}, before them {before}",
+            severity="info",
+        )
+
+    def _take_scaler(self, scaler: Any) -> None:
+        try:
+            self._scale.follow(scaler)
+        except Exception as error:  # noqa: BLE001 - the user's step must go on
+            self._notices.fail("scale_unread", error)
+
+    def _choose(self, optimizer_index: int) -> Sequence[torch.Tensor]:
+        """The parameters to copy before an optimizer's step."""
+        if self._listed is None:
+            self._listed = self._parameters.find()
+            self._places = locate_parameters(self._optimizers)
+        return [
+            listed.parameter
+            for listed in self._listed
+            if may_change(listed.parameter)
+            and (place := self._places.get(id(listed.parameter))) is not None
+            and place.optimizer_index == optimizer_index
+        ]
+
+    def _measure_early(self, optimizer_index: int) -> None:
+        """Read at the end of a step what a loop changes before the snapshot."""
+        self._in_evaluation |= is_left_in_evaluation(
+            next(place.module for place in name_modules(self._model))
+        )
+        if not (self._clears_gradients or self._changes_weights):
+            return
+        chosen = self._choose(optimizer_index)
+        with torch.no_grad():
+            if self._clears_gradients:
+                self._early.update(measure_gradients(chosen, self._config))
+            if self._changes_weights:
+                self._early_updates.update(
+                    measure_early_updates(chosen, self._steps, optimizer_index, self._config)
+                )
+
+    def _find_scale(self, optimizer_index: int) -> float:
+        if optimizer_index >= 0 and self._optimizers:
+            stepped = self._steps.has_stepped(optimizer_index)
+            return self._scale.find(optimizer_index, stepped=stepped)
+        return 1.0
+
+    def _was_skipped(self, readings: Sequence[ParameterReading]) -> bool:
+        return self._scale.has_fallen or any(
+            reading.gradient is not None and reading.gradient.nan_count + reading.gradient.inf_count
+            for reading in readings
+        )
+
+    def _check_what_is_given(self) -> None:
+        """Tell of a model, filter, schedule or optimizer that will give nothing."""
+        config, notices = self._config, self._notices
+        if config.schedule.never_fires:
+            notices.warn(
+                "schedule_never_fires",
+                "ParameterDiagnostics takes no snapshot: its schedule has every_n_steps=None and "
+                "no explicit_steps",
+            )
+        if not (config.capture_summaries or config.capture_distributions):
+            notices.warn(
+                "nothing_captured",
+                "ParameterDiagnostics records nothing: capture_summaries and "
+                "capture_distributions are both False",
+            )
+        identities = {id(parameter) for parameter in self._model.parameters()}
+        if not identities:
+            notices.warn(
+                "model_without_parameters",
+                f"the model, a {type(self._model).__name__}, has no parameters so far",
+            )
+        elif not self._parameters.find():
+            notices.warn(
+                "filter_matches_nothing",
+                "ParameterDiagnostics records nothing: its parameter patterns and roles choose "
+                f"none of the model's {len(identities)} parameters",
+            )
+        self._tell_of_foreign()
+
+    def _tell_of_foreign(self) -> None:
+        for index, optimizer in list_foreign(self._model, self._optimizers):
+            self._notices.warn(
+                "optimizer_of_another_model", describe_foreign(index, optimizer), key=index
+            )
+
+    def _check_open(self, call: str) -> None:
+        if self._run.refusal is not None:
+            self._run.refuse(call)
+        raise InvalidRunStateError(f"{call}: this ParameterDiagnostics is closed")
+
+
+def _require_step(step: object) -> int:
+    checked = check_index(step, "step")
+    if checked is None:
+        raise SchemaValidationError("step must be given")
+    return checked

@@ -1,0 +1,243 @@
+"""The gradients that are there now: how many micro-batches they sum up, and how they are scaled."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any
+
+import torch
+
+from quark_torch.parameters.listing import ParameterList
+
+__all__ = ["GradientScale", "MicroBatches"]
+
+_SAMPLED = 256
+
+
+class _Count:
+    """Called when a gradient has come to one parameter; holds it only weakly.
+
+    Autograd adds in place to a gradient that is there, which its version
+    tells from one that is new: one that an optimizer's step has used and that
+    is added to all the same was not cleared. What else changes gradients in place makes the
+    number unknown, except where it comes before the first one, when it is
+    taken for `zero_grad(set_to_none=False)`.
+    """
+
+    __slots__ = (
+        "_handle", "_is_carried", "_is_first", "_is_used", "_parameter", "_total", "_used",
+        "_version", "number",
+    )  # fmt: skip
+
+    def __init__(self, parameter: torch.Tensor, total: int | None, *, has_stepped: bool) -> None:
+        self.number: int | None = None
+        # Whether the gradient that is there was used by a step, and then added to.
+        self._is_used = self._is_carried = False
+        self._used: torch.Tensor | None = None
+        self._total: int | None = None
+        self._version = -1
+        self._parameter = weakref.ref(parameter)
+        self._handle: Any = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            self
+        )
+        self.begin(total, has_stepped=has_stepped)
+
+    def begin(self, total: int | None, *, has_stepped: bool) -> None:
+        """Another step begins: go on from the gradient that is there.
+
+        Args:
+            total: How many steps the optimizer has made; None where it is not known.
+            has_stepped: Whether it made one in the loop's step that has ended.
+        """
+        self._is_first = True
+        is_news = self._total is None or total != self._total
+        self._total = total
+        parameter = self._parameter()
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None:
+            self.number, self._version = 0, -1
+            self._forget_used()
+        elif gradient.is_inference():
+            self.number = None
+        else:
+            # It may have been clipped since the last one came, or set to zero.
+            if gradient._version != self._version:
+                self.number = None
+            self._version = gradient._version
+            if has_stepped and is_news and gradient.layout is torch.strided:
+                self._is_used = True
+                # It may have been set to zero, which a look at it would wait for a device to say.
+                self._used = _take_sample(gradient)
+
+    @property
+    def is_carried_over(self) -> bool:
+        """Whether the gradient still holds what a step of the optimizer has used; waits for it."""
+        used = self._used
+        return self._is_carried and used is not None and bool(used.any())
+
+    def _forget_used(self) -> None:
+        self._is_used = self._is_carried = False
+        self._used = None
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        gradient, is_first = parameter.grad, self._is_first
+        self._is_first = False
+        if gradient is None or gradient.requires_grad or gradient.layout is not torch.strided:
+            self.number = None
+            self._forget_used()
+            return
+        version, known = gradient._version, self._version
+        self._version = version
+        if version <= known:
+            self.number = 1
+            self._forget_used()
+        elif version == known + 1:
+            self.number = None if self.number is None else self.number + 1
+            self._is_carried |= self._is_used
+        else:
+            self.number = 1 if is_first else None
+            self._forget_used()
+
+    def is_of(self, parameter: torch.Tensor) -> bool:
+        """Whether it counts by this parameter."""
+        return self._parameter() is parameter
+
+    def remove(self) -> None:
+        """Take the hook off the parameter."""
+        self._handle.remove()
+
+
+class MicroBatches:
+    """Counts the backward passes of a step by one parameter of each optimizer.
+
+    The hooks are there only while they are wanted.
+
+    Args:
+        optimizers: The optimizers, as they are when it is looked; without one the index is -1.
+        parameters: The model's.
+        on_failure: Told of an exception, with the name of what went wrong.
+        find_steps: Of an optimizer's index, how many steps it has made (None where that is
+            not known), and whether one of them in the loop's step that has ended.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: ParameterList,
+        on_failure: Callable[[str, Exception], None],
+        find_steps: Callable[[int], tuple[int | None, bool]],
+    ) -> None:
+        self._optimizers = optimizers
+        self._find_steps = find_steps
+        self._parameters = parameters
+        self._on_failure = on_failure
+        self._counts: dict[int, _Count] = {}
+
+    def begin(self) -> None:
+        """Count from now on."""
+        try:
+            self._begin()
+        except Exception as error:  # noqa: BLE001 - training must go on
+            self.end()
+            self._on_failure("micro_batches_uncounted", error)
+
+    def _begin(self) -> None:
+        chosen: dict[int, torch.Tensor | None] = {}
+        if not self._optimizers:
+            chosen[-1] = _choose([listed.parameter for listed in self._parameters.known])
+        for index, optimizer in enumerate(self._optimizers):
+            held = [each for group in optimizer.param_groups for each in group["params"]]
+            chosen[index] = _choose([each for each in held if self._parameters.has(each)])
+        for index in self._counts.keys() - chosen.keys():
+            self._counts.pop(index).remove()
+        for index, parameter in chosen.items():
+            count = self._counts.get(index)
+            total, has_stepped = self._find_steps(index)
+            if count is not None and parameter is not None and count.is_of(parameter):
+                count.begin(total, has_stepped=has_stepped)
+                continue
+            if count is not None:
+                self._counts.pop(index).remove()
+            if parameter is not None:
+                self._counts[index] = _Count(parameter, total, has_stepped=has_stepped)
+
+    def end(self) -> None:
+        """Count no more."""
+        if self._counts:
+            for count in self._counts.values():
+                count.remove()
+            self._counts.clear()
+
+    def find_carried(self, index: int) -> bool:
+        """Whether an optimizer's gradients still hold what an earlier step of it has used."""
+        count = self._counts.get(index)
+        return count is not None and count.is_carried_over
+
+    def find(self, index: int) -> int | None:
+        """How many micro-batches an optimizer's gradients sum up; None where it is not known."""
+        count = self._counts.get(index)
+        return None if count is None or not count.number else count.number
+
+
+def _choose(parameters: list[torch.Tensor]) -> torch.Tensor | None:
+    """The last trained one: what is near the loss gets a gradient once in a backward pass."""
+    trained = [each for each in reversed(parameters) if each.requires_grad and each.is_leaf]
+    return next((each for each in trained if each.grad is not None), (*trained, None)[0])
+
+
+class GradientScale:
+    """Follows a GradScaler from one snapshot to the next.
+
+    Args:
+        scaler: A GradScaler, a function that returns its scale, or None.
+        optimizers: The optimizers, as they are when it is looked.
+    """
+
+    def __init__(self, scaler: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self.follow(scaler)
+
+    def follow(self, scaler: Any) -> None:
+        """Take this scaler from now on."""
+        self._scaler = scaler
+        self._get: Callable[[], Any] | None = None
+        if scaler is not None:
+            self._get = getattr(scaler, "get_scale", scaler)
+        self._last = self._read()
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether the scale is lower than at the last snapshot: a step was left out."""
+        return self._get is not None and self._read() < self._last
+
+    def note(self) -> None:
+        """A snapshot was taken."""
+        self._last = self._read()
+
+    def find(self, optimizer_index: int, *, stepped: bool) -> float:
+        """By what the gradients of an optimizer are multiplied now; 1.0 where they are not.
+
+        A GradScaler divides them before the optimizer's step, or when it is
+        told to; a step that it left out lowers its scale.
+        """
+        if self._get is None or stepped or self.has_fallen:
+            return 1.0
+        states = getattr(self._scaler, "_per_optimizer_states", None)
+        if states is not None:
+            # Asked with get(), because the mapping makes what it does not have.
+            state = states.get(id(self._optimizers[optimizer_index]))
+            if state is not None and getattr(state.get("stage"), "name", "READY") != "READY":
+                return 1.0
+        scale = self._read()
+        return scale if isfinite(scale) and scale > 0 else 1.0
+
+    def _read(self) -> float:
+        return 1.0 if self._get is None else float(self._get())
+
+
+def _take_sample(gradient: torch.Tensor) -> torch.Tensor:
+    """A copy of some elements of a gradient, evenly spaced."""
+    flat = gradient.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLED)].clone()

@@ -1,0 +1,168 @@
+"""Makes records of what was found of parameters, and hands them to the run's stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from quark_core.records import ParameterDistributionRecord, ParameterSummaryRecord
+from quark_core.records.json_object import JsonObject
+from quark_core.writers.base import BufferedWriter
+from quark_torch.measuring.statistics import Histogram, TensorStatistics
+from quark_torch.parameters.listing import ListedParameter
+from quark_torch.parameters.measuring import ParameterReading
+
+__all__ = ["DistributionWriter", "SummaryWriter", "merge_metadata"]
+
+_ABSENT = TensorStatistics(0, 0, 0, 0, None, None, None, None, None)
+
+
+class SummaryWriter(BufferedWriter[ParameterSummaryRecord]):
+    """Writes the summaries of snapshots."""
+
+    KIND: ClassVar[str] = ParameterSummaryRecord.KIND
+
+    def bind(self) -> None:
+        """Take up the run's stream, and what its records begin with."""
+        super().bind()
+        origin = self._run.origin
+        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+        # Guards snapshots and steps, and is new where a fork may have left it locked.
+        self.lock = threading.RLock()
+
+    def add(
+        self,
+        reading: ParameterReading,
+        time_us: int,
+        step: int,
+        epoch: int | None,
+        metadata: JsonObject | None,
+        *,
+        has_optimizer: bool,
+    ) -> ParameterSummaryRecord:
+        """Record what was found of one parameter."""
+        listed, place = reading.listed, reading.place
+        value = reading.value or _ABSENT
+        gradient = reading.gradient or _ABSENT
+        update = reading.update or _ABSENT
+        ratio = None
+        if update.norm is not None and reading.before_norm:
+            ratio = update.norm / reading.before_norm
+        record = ParameterSummaryRecord(
+            *self._origin,
+            sequence=self._channel.take_sequence(),
+            time_us=time_us,
+            module_name=listed.module_name,
+            module_type=listed.module_type,
+            parameter_name=listed.name,
+            parameter_role=listed.role,
+            dtype=str(listed.parameter.dtype).removeprefix("torch."),
+            element_count=reading.local.numel(),
+            requires_grad=listed.parameter.requires_grad,
+            in_optimizer=place is not None if has_optimizer else None,
+            step=step,
+            epoch=epoch,
+            shape=tuple(reading.local.shape),
+            value_mean=value.mean,
+            value_std=value.std,
+            value_min=value.minimum,
+            value_max=value.maximum,
+            value_norm=value.norm,
+            value_near_zero_ratio=_find_near_zero_ratio(value),
+            gradient_mean=gradient.mean,
+            gradient_std=gradient.std,
+            gradient_min=gradient.minimum,
+            gradient_max=gradient.maximum,
+            gradient_norm=gradient.norm,
+            gradient_near_zero_ratio=_find_near_zero_ratio(gradient),
+            update_mean=update.mean,
+            update_std=update.std,
+            update_min=update.minimum,
+            update_max=update.maximum,
+            update_norm=update.norm,
+            update_to_parameter_ratio=ratio,
+            non_finite_value_count=_count_non_finite(reading.value),
+            non_finite_gradient_count=_count_non_finite(reading.gradient),
+            optimizer_name=place.optimizer_name if place is not None else None,
+            optimizer_group_index=place.group_index if place is not None else None,
+            optimizer_group_name=place.group_name if place is not None else None,
+            learning_rate=place.find_number("lr") if place is not None else None,
+            weight_decay=place.find_number("weight_decay") if place is not None else None,
+            metadata=metadata,
+        )
+        record = self._put_record(record)
+        self._remember(record, 1)
+        return record
+
+
+class DistributionWriter(BufferedWriter[ParameterDistributionRecord]):
+    """Writes the histograms of snapshots."""
+
+    KIND: ClassVar[str] = ParameterDistributionRecord.KIND
+
+    def bind(self) -> None:
+        """Take up the run's stream, and what its records begin with."""
+        super().bind()
+        origin = self._run.origin
+        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+
+    def add(
+        self,
+        listed: ListedParameter,
+        distribution_type: str,
+        histogram: Histogram,
+        time_us: int,
+        step: int,
+        epoch: int | None,
+        metadata: JsonObject | None,
+    ) -> ParameterDistributionRecord:
+        """Record one histogram."""
+        record = ParameterDistributionRecord(
+            *self._origin,
+            sequence=self._channel.take_sequence(),
+            time_us=time_us,
+            module_name=listed.module_name,
+            module_type=listed.module_type,
+            parameter_name=listed.name,
+            parameter_role=listed.role,
+            distribution_type=distribution_type,
+            sample_count=histogram.sample_count,
+            total_count=histogram.total_count,
+            step=step,
+            epoch=epoch,
+            bin_edges=histogram.edges,
+            counts=histogram.counts,
+            metadata=metadata,
+        )
+        record = self._put_record(record)
+        self._remember(record, 1)
+        return record
+
+
+def merge_metadata(
+    found: Mapping[str, Any], own: Mapping[str, Any] | None, shared: JsonObject | None
+) -> JsonObject | None:
+    """What was found and the caller's metadata, which wins.
+
+    Args:
+        found: What was found of one parameter.
+        own: The caller's.
+        shared: The caller's as it is kept, for where nothing was found.
+    """
+    return JsonObject({**found, **(own or {})}) if found else shared
+
+
+def _count_non_finite(statistics: TensorStatistics | None) -> int | None:
+    return None if statistics is None else statistics.nan_count + statistics.inf_count
+
+
+def _find_near_zero_ratio(statistics: TensorStatistics) -> float | None:
+    if statistics.near_zero_count is None or not statistics.finite_count:
+        return None
+    near_zero = statistics.near_zero_count
+    if statistics.density is not None:
+        # What a sparse tensor does not store is zero.
+        stored = statistics.finite_count + statistics.nan_count + statistics.inf_count
+        near_zero += statistics.element_count - stored
+    return near_zero / statistics.element_count

@@ -1,0 +1,243 @@
+"""A real browser before a real server: one Chromium for a file of tests, one context for a test.
+
+Playwright keeps an event loop running in this thread for as long as it is open, beside which no
+other test could run one: so it is closed at the end of each file.
+"""
+
+import os
+import shutil
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from browser_runs import log_hostile, log_run, make_exploding, make_falling
+
+from quark.page.api.source import open_source
+from quark.page.server import PageServer, bind_socket
+
+DEADLINE_S = 60
+_STILL_LOOKS = 6
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+# What Chromium itself says of an answer that is no success, or of none.
+_LOADING = "Failed to load resource"
+
+
+def find_chromium():
+    """Where the browser is, or None."""
+    asked = os.environ.get("QUARK_CHROMIUM")
+    return asked or next((path for name in _NAMES if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    is_required = os.environ.get("QUARK_REQUIRE_BROWSER") == "1"
+    path = find_chromium()
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        if is_required:
+            raise
+        pytest.skip("needs playwright: pip install playwright")
+    if path is None:
+        if is_required:
+            pytest.fail("QUARK_REQUIRE_BROWSER=1, and there is no Chromium")
+        pytest.skip("needs Chromium: apt-get install chromium, or QUARK_CHROMIUM=PATH")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
+        yield browser
+        browser.close()
+
+
+class Server:
+    """A page's server in a thread; `stop` and `start` it as often as a test likes."""
+
+    def __init__(self, storage_dir, base=""):
+        self.storage_dir = storage_dir
+        self.base = base
+        self.port = 0
+        self._thread = None
+        self.start()
+
+    def start(self):
+        self._source = open_source(self.storage_dir)
+        bound = bind_socket("127.0.0.1", self.port)
+        self.port = bound.getsockname()[1]
+        self.page = PageServer(self._source, bound, base=self.base)
+        self._thread = threading.Thread(target=self.page.run, daemon=True)
+        self._thread.start()
+
+    def stop(self):
+        if self._thread is None:
+            return
+        self.page.end()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        self._thread = None
+        self._source.close()
+
+
+@pytest.fixture(scope="session")
+def serve_shared():
+    """Serves a folder to all tests of this process."""
+    servers = {}
+
+    def serve(storage_dir):
+        if storage_dir not in servers:
+            servers[storage_dir] = Server(storage_dir)
+        return servers[storage_dir]
+
+    yield serve
+    for server in servers.values():
+        server.stop()
+
+
+@pytest.fixture
+def serve():
+    """Serves a folder to this test alone."""
+    servers = []
+
+    def begin(storage_dir, base=""):
+        servers.append(Server(storage_dir, base))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.stop()
+
+
+class Visitor:
+    """A page of the browser, and what a test asks of it."""
+
+    def __init__(self, context, server):
+        self.server = server
+        self.context = context
+        self.page = context.new_page()
+        self.messages, self.errors, self.requests, self.refused = [], [], [], []
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
+
+    def sign_in(self):
+        # Without a page: what the browser's context holds is the cookie.
+        answer = self.context.request.get(self.server.page.make_link(), max_redirects=0)
+        assert answer.status == 303
+        return self
+
+    def go(self, path=""):
+        self.page.goto(self.server.page.url + path)
+        return self
+
+    def evaluate(self, script, argument=None):
+        return self.page.evaluate(script, argument)
+
+    def wait(self, script, argument=None):
+        """The first truthy value of a function; our own policy forbids to wait within the page."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not (value := self.evaluate(script, argument)):
+            assert time.monotonic() < deadline, (
+                f"{script} ({argument}) stayed {value!r}; {self.messages} {self.errors}\n"
+                + self.page.inner_text("body")[:2000]
+            )
+            self.page.wait_for_timeout(20)
+        return value
+
+    def wait_for_text(self, text):
+        self.wait("text => document.body.innerText.includes(text)", text)
+
+    def wait_for_chart(self, name):
+        return self.wait("name => window.quark?.charts.find(name)", name)
+
+    def find_place(self, selector, nth=0):
+        """Where an element is, once what comes in above it has moved it no more."""
+        places = []
+        deadline = time.monotonic() + DEADLINE_S
+        while len(places) < _STILL_LOOKS or any(
+            place != places[-1] for place in places[-_STILL_LOOKS:]
+        ):
+            assert time.monotonic() < deadline, places[-_STILL_LOOKS:]
+            self.page.wait_for_timeout(100)
+            places.append(self.page.locator(selector).nth(nth).bounding_box())
+        return places[-1]
+
+    def press(self, *keys):
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def check_axe(self):
+        """Whether axe finds something that keeps people out."""
+        self.evaluate((Path(__file__).parent / "axe" / "axe.min.js").read_text("utf-8"))
+        found = self.evaluate(
+            """() => axe.run(document, {runOnly: {type: "tag", values: ["wcag2a", "wcag2aa",
+            "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}}).then(result =>
+            result.violations.map(rule => [rule.id, rule.nodes.slice(0, 3).map(
+            node => node.html + node.failureSummary)]))"""
+        )
+        assert found == []
+
+    def check_quiet(self, *, may_be_lost=False):
+        """Nothing was said, nothing failed, and nobody but the server was asked."""
+        said = [text for text in self.messages if not (may_be_lost and _LOADING in text)]
+        assert (said, self.errors) == ([], [])
+        strangers = [
+            url
+            for url in self.requests
+            if not url.startswith((f"http://127.0.0.1:{self.server.port}/", "data:", "blob:"))
+        ]
+        assert strangers == []
+
+
+@pytest.fixture
+def visit(chromium, serve):
+    """Opens a page of a server; at the end of the test it must have been quiet.
+
+    It needs `serve` only to be closed before it: a page asks until it is closed.
+    """
+    visitors = []
+    lost = []
+
+    def begin(server, path=None, *, may_be_lost=False, **options):
+        options = {"viewport": {"width": 1280, "height": 900}, **options}
+        visitor = Visitor(chromium.new_context(**options), server)
+        visitors.append(visitor)
+        if may_be_lost:
+            lost.append(visitor)
+        if path is not None:
+            visitor.sign_in().go(path)
+        return visitor
+
+    yield begin
+    for visitor in visitors:
+        visitor.page.close()
+        visitor.context.close()
+    for visitor in visitors:
+        visitor.check_quiet(may_be_lost=visitor in lost)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Runs that tests only look at."""
+    root = tmp_path_factory.mktemp("runs")
+    log_run(root, "quiet", {"train/loss": make_falling(200), "val/loss": make_falling(200)[::4]},
+            name="quiet", tags=["baseline"], config={"lr": 0.05, "optimizer": {"name": "sgd"}},
+            notes="see https://quark.example/notes and nothing else", analyzes=False)  # fmt: skip
+    log_run(root, "exploding", {"train/loss": make_exploding(300), "system/cpu": [1.0] * 30},
+            name="exploding", config={"lr": 50.0})  # fmt: skip
+    with warnings.catch_warnings():
+        # Quark says that it stores odd names encoded.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        log_hostile(root)
+    log_run(root, "one-point", {"train/loss": [1.0]}, name="one point")
+    log_run(root, "only-nan", {"train/loss": [float("nan")] * 20}, name="only NaN")
+    return root

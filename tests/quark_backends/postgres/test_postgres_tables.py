@@ -1,0 +1,205 @@
+"""The migrations make in PostgreSQL the tables that are declared, in a schema, once."""
+
+import contextlib
+import threading
+import uuid
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from postgres_server import open_database
+from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.pool import NullPool
+
+from quark_backends.store.databases.postgres import PostgresDatabase, PostgresPool
+from quark_backends.store.databases.revisions import alembic_lock, upgrade_tables
+from quark_backends.store.databases.sqlite import SCHEMA_VERSION
+from quark_backends.store.databases.tables import METADATA
+from quark_core.errors import BackendUnavailable, SchemaMigrationError, SessionStoreError
+
+
+@contextlib.contextmanager
+def connect_core(url, schema):
+    engine = create_engine(
+        url, poolclass=NullPool, connect_args={"options": f"-c search_path={schema}"}
+    )
+    with engine.connect() as core:
+        yield core
+    engine.dispose()
+
+
+def describe_tables(core):
+    """What PostgreSQL knows of each table, whatever text made it."""
+    inspector = inspect(core)
+    columns = core.execute(
+        text(
+            "SELECT table_name, column_name, data_type, is_nullable, collation_name,"
+            " column_default, is_identity FROM information_schema.columns"
+            " WHERE table_schema = current_schema() AND table_name <> 'alembic_version'"
+            " ORDER BY table_name, ordinal_position"
+        )
+    )
+    tables = {}
+    for table, *column in columns:
+        tables.setdefault(table, {"columns": []})["columns"].append(tuple(column))
+    for table, found in tables.items():
+        found["key"] = inspector.get_pk_constraint(table)["constrained_columns"]
+        found["unique"] = sorted(c["column_names"] for c in inspector.get_unique_constraints(table))
+        found["indexes"] = sorted(
+            (index["name"], index["column_names"], index["unique"])
+            for index in inspector.get_indexes(table)
+        )
+        found["references"] = sorted(
+            (key["constrained_columns"], key["referred_table"], key["referred_columns"])
+            for key in inspector.get_foreign_keys(table)
+        )
+    return tables
+
+
+@pytest.mark.long
+def test_migrations_make_the_tables_that_are_declared(postgres_url, make_postgres_database):
+    migrated, declared = make_postgres_database(), make_postgres_database(create=False)
+    with connect_core(postgres_url, migrated.schema) as core:
+        assert compare_metadata(MigrationContext.configure(core), METADATA) == []
+        found = describe_tables(core)
+    with connect_core(postgres_url, declared.schema) as core:
+        core.execute(text(f"CREATE SCHEMA {declared.schema}"))
+        METADATA.create_all(core)
+        core.commit()
+        assert describe_tables(core) == found
+        sequences = core.scalar(
+            text(
+                "SELECT count(*) FROM pg_class WHERE relkind = 'S' AND relnamespace IN"
+                f" ('{migrated.schema}'::regnamespace, '{declared.schema}'::regnamespace)"
+            )
+        )
+    assert sequences == 0
+    columns = [column for table in found.values() for column in table["columns"]]
+    assert {column[3] for column in columns if column[1] == "text"} == {"C"}
+    assert {column[1] for column in columns} == {"text", "bigint", "double precision", "bytea"}
+    assert len(found) == len(METADATA.tables)
+
+
+def test_a_schema_gets_its_tables_once(make_postgres_database):
+    database = make_postgres_database(create=False)
+    assert database.read_version() is None
+    with pytest.raises(SessionStoreError, match=r"has no store.*quark db upgrade"):
+        database.connect()
+    assert database.create() == SCHEMA_VERSION == database.read_version()
+    with contextlib.closing(database.connect()) as connection:
+        connection.execute("INSERT INTO removed VALUES ('a', 1)")
+    assert database.create() == database.migrate() == SCHEMA_VERSION
+    with contextlib.closing(database.connect()) as connection:
+        assert connection.execute("SELECT * FROM removed").fetchall() == [("a", 1)]
+
+
+def test_an_older_store_is_refused_until_it_is_migrated(postgres_url, make_postgres_database):
+    database = make_postgres_database(create=False)
+    with connect_core(postgres_url, database.schema) as core, alembic_lock():
+        core.execute(text(f"CREATE SCHEMA {database.schema}"))
+        core.commit()
+        with core.begin():
+            upgrade_tables(core, "0001")
+            core.execute(text("INSERT INTO project VALUES ('p', 'p', '/', 0, 0)"))
+            core.execute(
+                text(
+                    "INSERT INTO run (pk, id, project_id, status, attempt, run_path, strict_mode,"
+                    " tags, process, created_us, updated_us, heartbeat_us)"
+                    " VALUES (7, 'r', 'p', 'completed', 2, '/', 0, '[]', '{}', 0, 5, 0)"
+                )
+            )
+            core.execute(text("INSERT INTO writer VALUES (8, 7, 'w', 1, 0, 3, 4)"))
+    assert database.read_version() == 1
+    with pytest.raises(SessionStoreError, match="schema version 1, this Quark needs version"):
+        database.connect()
+    with pytest.raises(BackendUnavailable, match="schema version 1"):
+        database.run(lambda connection: None)
+    assert database.migrate() == SCHEMA_VERSION
+    with contextlib.closing(database.connect()) as connection:
+        attempts = connection.execute("SELECT * FROM attempt ORDER BY number").fetchall()
+        assert attempts == [(7, 1, None, 3), (7, 2, None, 5)]
+
+
+def test_a_newer_store_is_refused_and_left_as_it_is(postgres_url, make_postgres_database):
+    made = make_postgres_database()
+    with contextlib.closing(made.connect()) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0041'")
+    with contextlib.closing(PostgresDatabase(postgres_url, schema=made.schema)) as database:
+        with pytest.raises(
+            SessionStoreError, match=rf"version 41.*knows {SCHEMA_VERSION}: upgrade"
+        ):
+            database.connect()
+        with pytest.raises(SchemaMigrationError, match="version 41"):
+            database.migrate()
+        with pytest.raises(SchemaMigrationError, match="version 41"):
+            database.create()
+        assert database.read_version() == 41
+
+
+def test_many_may_make_one_store_at_once(postgres_url):
+    schema = f"quark_test_{uuid.uuid4().hex}"
+    databases = [PostgresDatabase(postgres_url, schema=schema) for _ in range(4)]
+    ready, found = threading.Barrier(4), []
+
+    def create(database):
+        ready.wait()
+        found.append(database.create())
+
+    threads = [threading.Thread(target=create, args=(database,)) for database in databases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [SCHEMA_VERSION] * 4
+    with contextlib.closing(databases[0].take()) as connection:
+        connection.execute(f"DROP SCHEMA {schema} CASCADE")
+    for database in databases:
+        database.close()
+
+
+def test_stores_of_one_pool_do_not_see_each_other(postgres_url):
+    pool = PostgresPool(postgres_url, max_connections=1)
+    with (
+        open_database(postgres_url, pool=pool) as first,
+        open_database(postgres_url, pool=pool) as second,
+    ):
+        for name, database in (("a", first), ("b", second), ("c", first)):
+            with contextlib.closing(database.connect()) as connection:
+                connection.execute("INSERT INTO removed VALUES (?, 1)", (name,))
+        for names, database in ((["a", "c"], first), (["b"], second)):
+            with contextlib.closing(database.connect()) as connection:
+                rows = connection.execute("SELECT run_id FROM removed ORDER BY run_id").fetchall()
+            assert [row[0] for row in rows] == names
+            with database.begin_search() as core:
+                found = core.execute(text("SELECT run_id FROM removed ORDER BY run_id")).all()
+            assert [row[0] for row in found] == names
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "sqlite:///x.db", "mysql://u:secret@h/d", "postgresql+asyncpg://u:secret@h/d", "??"]
+)
+def test_a_url_of_something_else_is_refused_without_its_password(url):
+    with pytest.raises(SessionStoreError, match=r"postgresql\+psycopg://") as caught:
+        PostgresDatabase(url, schema="s")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("schema", ["", "A", "a-b", 'a"b', "1a", "a" * 64, "a.b"])
+def test_a_bad_name_of_a_schema_is_refused(schema):
+    with pytest.raises(SessionStoreError, match="schema must be"):
+        PostgresDatabase("postgresql://h/d", schema=schema)
+
+
+def test_a_database_out_of_reach_is_told_without_the_password():
+    # Nobody listens there.
+    url = "postgresql+psycopg://somebody:secret@127.0.0.1:1/d"
+    with contextlib.closing(PostgresDatabase(url, schema="s", wait_s=0.5)) as database:
+        for call in (database.connect, database.read_version, database.migrate):
+            with pytest.raises(SessionStoreError, match="cannot be reached") as caught:
+                call()
+            assert "secret" not in str(caught.value)
+        with pytest.raises(BackendUnavailable, match="cannot be reached") as caught:
+            database.run(lambda connection: None)
+        assert "secret" not in str(caught.value)
+        assert "secret" not in database.name

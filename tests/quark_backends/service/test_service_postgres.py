@@ -1,0 +1,158 @@
+"""The service over PostgreSQL: several servers on one database."""
+
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from postgres_server import new_database
+from service_fixtures import error_of, ingest, serving
+
+from quark_backends.service.server.config import ServiceConfig
+from quark_backends.service.server.workspaces.control_database import ControlDatabase
+from quark_backends.service.server.workspaces.deployment import Deployment
+from quark_backends.service.server.workspaces.keys import make_key
+from quark_core.errors import SessionStoreError
+from quark_core.records.times import now_us
+from quark_core.testing.batches import BatchMaker
+
+
+@pytest.fixture
+def store_url(postgres_service_url):
+    return postgres_service_url
+
+
+@pytest.mark.long
+def test_two_servers_serve_the_same_runs_of_several_workspaces(tmp_path, store_url):
+    payload = b"kept once"
+    sha256 = hashlib.sha256(payload).hexdigest()
+    with (
+        serving(tmp_path, store_url=store_url) as one,
+        serving(tmp_path, store_url=store_url) as two,
+    ):
+        key, other = one.make_key("team"), one.make_key("other_team")
+        with one.client(key=key) as first, two.client(key=key) as second:
+            maker = BatchMaker("run1")
+            start, metrics = maker.start(tags=["a"]), maker.metrics(("loss", 0, 1.0))
+            assert ingest(first, start).status_code == 200
+            assert ingest(second, metrics).status_code == 200
+            assert ingest(first, metrics).status_code == 200  # the same, elsewhere
+            read = second.post("/v1/runs/run1/records/metric/read", json={}).json()
+            assert read["count"] == 1
+            assert second.get("/v1/runs/run1/summary").json()["metrics"]["loss"]["last"] == 1.0
+            found = second.post("/v1/runs/search", json={"where": "'a' in tags"}).json()["runs"]
+            assert [run["run"]["id"] for run in found] == ["run1"]
+            assert first.put(f"/v1/runs/run1/payloads/{sha256}", content=payload).status_code == 201
+            assert second.get(f"/v1/runs/run1/payloads/{sha256}").content == payload
+            taken = ingest(second, BatchMaker("run1", writer_id="x").start())
+            assert (taken.status_code, error_of(taken)["code"]) == (409, "conflict")
+            assert first.get("/readyz").status_code == 200
+        with two.client(key=other) as stranger:
+            assert stranger.get("/v1/runs").json()["runs"] == []
+            assert stranger.get("/v1/runs/run1").status_code == 404
+            assert stranger.get(f"/v1/runs/run1/payloads/{sha256}").status_code == 404
+        control = ControlDatabase(store_url)
+        control.end_key(key.split("_")[1], revoked_us=now_us())
+        control.close()
+        for server in (one, two):
+            with server.client(key=key) as client:
+                assert client.get("/v1/runs").status_code == 401
+
+
+@pytest.mark.long
+def test_many_writers_at_once(tmp_path, store_url):
+    with serving(tmp_path, store_url=store_url) as server:
+        key = server.make_key("team")
+        refused = []
+
+        def write(index):
+            maker = BatchMaker(f"run{index % 3}", writer_id=f"w{index}")
+            with server.client(key=key) as client:
+                for step in range(20):
+                    reply = ingest(client, maker.metrics(("loss", step, 1.0)))
+                    if reply.status_code != 200:
+                        refused.append(reply.text)
+
+        with server.client(key=key) as client:
+            for index in range(3):
+                assert ingest(client, BatchMaker(f"run{index}", writer_id="s").start()).is_success
+            threads = [threading.Thread(target=write, args=(index,)) for index in range(9)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert refused == []
+            for index in range(3):
+                read = client.post(f"/v1/runs/run{index}/records/metric/read", json={})
+                assert read.json()["count"] == 60
+
+
+def test_databases_are_made_by_several_at_once_and_checked(tmp_path, store_url):
+    config = ServiceConfig(store_url=store_url, artifact_url=str(tmp_path))
+    deployments = [Deployment(config) for _ in range(4)]
+    with pytest.raises(SessionStoreError, match="is empty"):
+        deployments[0].check()
+    failures = []
+
+    def upgrade(deployment):
+        try:
+            deployment.upgrade()
+            deployment.add_workspace("team")
+            deployment.check()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=upgrade, args=(each,)) for each in deployments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failures == []
+    assert deployments[0].control.list_workspaces() == ["team"]
+    assert set(deployments[0].upgrade()) == {"", "team"}
+    for deployment in deployments:
+        deployment.close()
+
+
+@pytest.mark.long
+def test_what_is_on_one_machine_only_is_not_acknowledged(postgres_server, tmp_path):
+    with (
+        new_database(postgres_server.url) as url,
+        serving(tmp_path, store_url=url) as server,
+        server.client() as client,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        maker = BatchMaker("run1")
+        assert ingest(client, maker.start()).status_code == 200
+        batch = maker.metrics(("loss", 0, 1.0))
+        with postgres_server.missing_standby():
+            for _ in range(2):
+                sending = thread.submit(ingest, client, batch)
+                postgres_server.cancel(postgres_server.find_waiting())
+                reply = sending.result(30)
+                assert (reply.status_code, error_of(reply)["code"]) == (503, "unavailable")
+            assert client.get("/v1/runs/run1").status_code == 200
+        assert ingest(client, batch).status_code == 200
+        read = client.post("/v1/runs/run1/records/metric/read", json={}).json()
+        assert read["count"] == 1
+
+
+def test_a_key_that_may_not_be_revoked_everywhere_is_not_told_as_revoked(postgres_server, tmp_path):
+    with new_database(postgres_server.url) as url, ThreadPoolExecutor(1) as thread:
+        deployment = Deployment(ServiceConfig(store_url=url, artifact_url=str(tmp_path)))
+        deployment.upgrade()
+        control = deployment.control
+        _, stored = make_key(control, workspace="w", name="k", scopes=["read"])
+
+        def revoke():
+            control.end_key(stored.id, revoked_us=now_us())
+
+        with postgres_server.missing_standby():
+            for _ in range(3):
+                revoking = thread.submit(revoke)
+                postgres_server.cancel(postgres_server.find_waiting())
+                with pytest.raises(SessionStoreError, match="is not known"):
+                    revoking.result(30)
+        revoke()
+        assert control.find_key(stored.id).revoked_us is not None
+        deployment.close()

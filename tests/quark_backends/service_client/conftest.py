@@ -1,0 +1,63 @@
+"""A service on this machine, and runs that go to it."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from chaos_proxy import ChaosProxy
+from service_fixtures import serving
+
+from quark_backends.service.server.config import ServiceConfig
+from quark_backends.service.server.workspaces.deployment import Deployment
+from quark_core.records.times import now_us
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server of its own, in this process."""
+    with serving(tmp_path / "server") as running:
+        running.revoke = lambda key: _revoke(running.store_url, key)
+        yield running
+
+
+def _revoke(store_url, key):
+    deployment = Deployment(ServiceConfig(store_url=store_url, artifact_url="."))
+    try:
+        deployment.control.end_key(key.split("_")[1], revoked_us=now_us())
+    finally:
+        deployment.close()
+
+
+@pytest.fixture
+def service(server, monkeypatch):
+    """The server, and the environment says so."""
+    server.key = server.make_key("default")
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
+    monkeypatch.setenv("QUARK_USER_KEY", server.key)
+    return server
+
+
+@pytest.fixture
+def proxied(service, monkeypatch):
+    """A proxy before the service, which misbehaves when it is told to."""
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    with ChaosProxy((host, int(port))) as proxy:
+        monkeypatch.setenv("QUARK_PERSISTENCE_URL", proxy.url)
+        yield proxy
+
+
+@pytest.fixture
+def count_rows(tmp_path):
+    """Batches and metric rows of a run as the server's own database has them."""
+
+    def count(run_id):
+        path = tmp_path / "server" / "workspaces" / "default" / ".quark" / "quark.db"
+        with closing(sqlite3.connect(path)) as database:
+            return database.execute(
+                "SELECT count(*), coalesce(sum(b.count), 0) FROM batch AS b"
+                " JOIN writer AS w ON w.pk = b.writer_pk JOIN run AS r ON r.pk = w.run_pk"
+                " WHERE b.kind = 'metric' AND r.id = ?",
+                (run_id,),
+            ).fetchone()
+
+    return count

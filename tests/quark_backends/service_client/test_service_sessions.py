@@ -1,0 +1,344 @@
+"""Sessions whose runs go to a service: the whole life of a run, from any machine."""
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from service_fixtures import serving
+
+import quark
+from quark_backends.service.server.workspaces import read_routes
+from quark_core.errors import (
+    ArtifactNotFoundError,
+    InvalidRunStateError,
+    RunNotFoundError,
+    SessionStoreError,
+)
+from quark_core.testing.batches import BatchMaker
+
+
+def train(folder, *, steps=20, **arguments):
+    session = quark.start_run(project="p", storage_dir=folder, **arguments)
+    with session, quark.MetricsLogger(session) as metrics:
+        for step in range(steps):
+            metrics.log("train/loss", 1.0 / (step + 1), step=step)
+    return session
+
+
+@pytest.mark.long
+def test_a_run_goes_to_the_service_and_leaves_no_store_here(service, tmp_path):
+    session = train(tmp_path / "vision", config={"lr": 0.1}, tags=["a"])
+    assert session.status == "completed"
+    assert session.run_path == f"{service.url}/v1/runs/{session.run_id}"
+    assert session.context.store_root == f"{service.url}?store=vision"
+    assert session.context.db_path is None
+    assert not list((tmp_path / "vision").rglob("*.db"))
+    assert not list((tmp_path / "vision").rglob("journal/*"))
+    assert service.key not in repr(session.to_dict()) + repr(session.context)
+    assert service.key.encode() not in pickle.dumps(session.context)
+    opened = quark.open_run(session.run_id, tmp_path / "vision")
+    assert [r.step for r in quark.MetricsLogger(opened).read()] == list(range(20))
+    assert opened.context.run.tags == ("a",)
+    assert opened.to_dict()["run"]["run_path"] == session.run_path
+
+
+def test_tags_and_reloading(service, tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        assert session.add_tag("x").run.tags == ("x",)
+        quark.add_tag("y")
+        assert session.reload().run.tags == ("x", "y")
+        assert session.to_dict()["run"]["tags"] == ["x", "y"]
+
+
+@pytest.mark.long
+def test_stores_are_told_apart_and_runs_are_found_everywhere(service, tmp_path, monkeypatch):
+    first = train(tmp_path / "one")
+    second = train(tmp_path / "two")
+    assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path / "one")] == [first.run_id]
+    assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path / "two")] == [
+        second.run_id
+    ]
+    elsewhere = quark.open_run(first.run_id, tmp_path / "two")
+    assert elsewhere.run_id == first.run_id
+    compared = quark.ComparisonEngine(second).compare(elsewhere)
+    assert {diff.verdict for diff in compared.metric_diffs} <= {"equivalent", None}
+    monkeypatch.setenv("QUARK_STORE_NAME", "one")
+    assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path)] == [first.run_id]
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=two")
+    assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path)] == [second.run_id]
+    third = train(tmp_path / "three")
+    assert third.context.store_root == f"{service.url}?store=two"
+    assert len(quark.search_runs(storage_dir=tmp_path)) == 2
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=*")
+    assert len(quark.search_runs(storage_dir=tmp_path, project="p")) == 3
+    assert len(quark.search_runs(storage_dir=tmp_path, where="train/loss < 0")) == 0
+
+
+@pytest.mark.long
+def test_a_run_is_resumed_from_another_folder(service, tmp_path):
+    session = quark.start_run(project="p", storage_dir=tmp_path / "here")
+    with quark.MetricsLogger(session) as metrics:
+        metrics.log("m", 1.0, step=0)
+        session.end_run("interrupted")
+    resumed = quark.resume_run(run_id=session.run_id, storage_dir=tmp_path / "there")
+    with resumed, quark.MetricsLogger(resumed) as metrics:
+        metrics.log("m", 2.0, step=1)
+        assert [record.value for record in metrics.read()] == [1.0, 2.0]
+    assert resumed.context.run.resume_count == 1
+    assert resumed.run_path == session.run_path
+    assert (tmp_path / "there" / ".quark").is_dir()
+
+
+@pytest.mark.long
+def test_unknown_runs(service, tmp_path):
+    with pytest.raises(RunNotFoundError):
+        quark.open_run("absent", tmp_path)
+    with pytest.raises(RunNotFoundError):
+        quark.resume_run(run_id="absent", storage_dir=tmp_path)
+    session = train(tmp_path)
+    with pytest.raises(RunNotFoundError, match=f"{session.run_id} begins so"):
+        quark.open_run(session.run_id[:6], tmp_path)
+
+
+@pytest.mark.long
+def test_of_two_processes_that_resume_a_run_one_is_refused(service, tmp_path):
+    session = quark.start_run(project="p", storage_dir=tmp_path)
+    session.end_run("interrupted")
+    program = (
+        "import sys, quark\n"
+        "from pathlib import Path\n"
+        "try:\n"
+        "    s = quark.resume_run(run_id=sys.argv[1], storage_dir=sys.argv[2])\n"
+        "except quark.InvalidRunStateError:\n"
+        "    print('refused')\n"
+        "else:\n"
+        "    print('resumed', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "    s.end_run('interrupted')\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, session.run_id, str(tmp_path / name)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("a", "b")
+    ]
+    said = sorted(process.stdout.readline().strip() for process in processes)
+    for process in processes:
+        process.communicate(timeout=60)
+    assert said == ["refused", "resumed"]
+    assert all(process.returncode == 0 for process in processes)
+
+
+@pytest.mark.long
+def test_artifacts_both_ways(service, tmp_path):
+    (tmp_path / "big").write_bytes(os.urandom(3_000_000))
+    with quark.start_run(project="p", storage_dir=tmp_path / "runs") as session:
+        artifacts = quark.ArtifactStore(session)
+        record = artifacts.store("t", "a/b", {"x": 1}, step=1)
+        file = artifacts.log_file(tmp_path / "big")
+        empty = artifacts.store_file("t", "empty", _touch(tmp_path / "empty"))
+    opened = quark.ArtifactStore(quark.open_run(session.run_id, tmp_path / "elsewhere"))
+    assert opened.load(record.id) == {"x": 1}
+    target = opened.load_file(file.id, tmp_path / "copy")
+    assert target.read_bytes() == (tmp_path / "big").read_bytes()
+    with opened.open(file.id) as stream:
+        stream.seek(1_000_000)
+        assert stream.read(10) == (tmp_path / "big").read_bytes()[1_000_000:1_000_010]
+    with opened.open(empty.id) as stream:
+        assert stream.read() == b""
+    assert not list((tmp_path / "runs").rglob("artifacts/.objects/*/*"))
+    with pytest.raises(ArtifactNotFoundError):
+        session.open_run.reader.open_payload(session.run_id, "0" * 64)
+
+
+def _touch(path):
+    path.touch()
+    return path
+
+
+@pytest.mark.long
+def test_reads_in_parts_and_curves(service, tmp_path):
+    session = train(tmp_path, steps=1000)
+    metrics = quark.MetricsLogger(session)
+    parts = list(metrics.iterate(rows=300))
+    assert max(part.count for part in parts) <= 300
+    assert sum(part.count for part in parts) == 1000
+    curve = metrics.series("train/loss", max_points=10)
+    assert (len(curve), curve.points) == (10, 1000)
+    np.testing.assert_allclose(curve.high[0], 1.0)
+    assert metrics.columns(step_min=990).count == 10
+
+
+@pytest.mark.long
+def test_analysis_is_kept(service, tmp_path):
+    session = train(tmp_path, steps=300)
+    result = quark.AnalyzerEngine(session).analyze()
+    opened = quark.open_run(session.run_id, tmp_path)
+    scores = quark.AnalyzerEngine(opened).read_health_scores()
+    assert [s.score for s in scores] == [s.score for s in result.health_scores]
+    quark.AnalyzerEngine(opened).analyze(store=True)
+    quark.PhaseAnalyzer(opened).analyze(store=True)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_log_to_the_run(service, tmp_path, method):
+    with (
+        quark.start_run(project="p", storage_dir=tmp_path) as session,
+        quark.MetricsLogger(session) as metrics,
+    ):
+        metrics.log("m", 0.0, step=0)
+        metrics.flush()
+        context = multiprocessing.get_context(method)
+        process = context.Process(target=_work, args=(session.context,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        metrics.log("m", 2.0, step=2)
+    found = quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read()
+    assert sorted(record.value for record in found) == [0.0, 1.0, 2.0]
+
+
+def _work(context):
+    with quark.MetricsLogger(context) as metrics:
+        metrics.log("m", 1.0, step=1)
+
+
+@pytest.mark.long
+def test_the_backend_is_told_by_its_uri(service, tmp_path, monkeypatch):
+    url = service.url
+    monkeypatch.delenv("QUARK_PERSISTENCE_URL")
+    for number, text in enumerate((url, f"quark+{url}", f"service:{url}?timeout=9", f"{url}/")):
+        folder = tmp_path / str(number)
+        session = train(folder, backends=text)
+        opened = quark.open_run(session.run_id, folder, backend=text)
+        assert len(quark.MetricsLogger(opened).read()) == 20
+        assert not list(folder.rglob("*.db"))
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", url)
+    train(tmp_path / "more", backends="service")
+
+
+@pytest.mark.long
+def test_a_mirror_beside_the_service(service, tmp_path):
+    session = train(tmp_path, backends=f"csv:{tmp_path / 'mirror'}")
+    assert list((tmp_path / "mirror").rglob("metrics.csv"))
+    assert all(lane.delivered for lane in session.report_delivery().lanes)
+
+
+def test_a_run_that_is_alive_cannot_be_resumed(service, tmp_path):
+    with (
+        quark.start_run(project="p", storage_dir=tmp_path) as session,
+        pytest.raises(InvalidRunStateError, match="alive in this process"),
+    ):
+        quark.resume_run(run_id=session.run_id, storage_dir=tmp_path)
+
+
+def test_replay_gives_batches_back(service, tmp_path):
+    from quark_backends.service.client.backend import ServiceBackend
+    from quark_core.backends.contract import BackendConfig
+
+    backend = ServiceBackend(BackendConfig(storage_dir=tmp_path, location=service.url))
+    maker = BatchMaker("r")
+    batches = [maker.start(), *[maker.metrics(("m", i, 1.0)) for i in range(250)]]
+    backend.write_group(batches[:100])
+    backend.write_group(batches[100:])
+    assert backend.read_batches("r", "writer0", 3, 240) == batches[3:243]
+    assert backend.read_batches("r", "writer0", 250, 10) == batches[250:]
+    assert backend.read_batches("r", "writer0", 251, 10) == []
+    backend.close()
+    assert backend.load_run("r").run.id == "r"
+    backend.close()
+
+
+@pytest.mark.long
+def test_a_key_that_may_only_ingest_is_enough_for_a_training(tmp_path, monkeypatch):
+    with serving(tmp_path / "server") as server:
+        monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
+        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("ci", "ingest"))
+        with (
+            quark.TrainingSession.start_run(project="p", storage_dir=tmp_path / "a") as session,
+            quark.MetricsLogger(session) as metrics,
+        ):
+            metrics.log("loss", 0.5, step=1)
+            with pytest.raises(SessionStoreError, match="scope"):
+                metrics.read()
+        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("ci", "read"))
+        opened = quark.open_run(session.run_id, tmp_path / "b")
+        assert opened.context.run.status == "completed"
+        assert [record.value for record in quark.MetricsLogger(opened).read()] == [0.5]
+
+
+@pytest.mark.long
+def test_a_list_without_runs_says_which_store_was_asked(service, tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from quark.cli.main import cli
+
+    train(tmp_path / "vision")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    output = CliRunner().invoke(cli, ["runs"]).output
+    assert "No runs here fit." in output
+    assert "'elsewhere'" in output
+    monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=*")
+    assert "completed" in CliRunner().invoke(cli, ["runs"]).output
+
+
+@pytest.mark.long
+def test_a_server_older_than_ranks_is_read_right(service, tmp_path, monkeypatch):
+    """It passes over `rank`, and strings ranks together: its answers are looked at again."""
+    monkeypatch.setenv("QUARK_RUN_ID", "ranked")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sessions = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        session = quark.start_run(project="p", storage_dir=tmp_path, ranks="all")
+        metrics = quark.MetricsLogger(session)
+        for step in range(20):
+            metrics.log("loss", 100.0 * rank + step, step=step)
+        sessions.append(session)
+    for session in reversed(sessions):
+        session.end_run()
+
+    def read():
+        metrics = quark.MetricsLogger(quark.open_run("ranked", tmp_path))
+        across = metrics.series("loss", max_points=5)
+        return (
+            [record.value for record in metrics.read(rank=0, limit=2)],
+            [value for part in metrics.iterate(rank=1, limit=3) for value in part["value"]],
+            (across.ranks, across.low.tolist(), across.high.tolist()),
+            metrics.series("loss", max_points=4, rank=0).high.tolist(),
+            metrics.series("loss", rank=1).last.tolist(),
+        )
+
+    wanted = (
+        [18.0, 19.0],
+        [117.0, 118.0, 119.0],
+        ((0, 1), [0.0, 4.0, 8.0, 12.0, 16.0], [103.0, 107.0, 111.0, 115.0, 119.0]),
+        [4.0, 9.0, 14.0, 19.0],
+        [100.0 + step for step in range(20)],
+    )
+    assert read() == wanted
+    to_query, make_reply = read_routes._to_query, read_routes.SeriesReply
+    asked = []
+
+    def pass_over(kind, request):
+        asked.append(request.rank)
+        return to_query(kind, msgspec.structs.replace(request, rank=None))
+
+    monkeypatch.setattr(read_routes, "_to_query", pass_over)
+    monkeypatch.setattr(
+        read_routes, "SeriesReply", lambda **named: make_reply(**{**named, "ranks": None})
+    )
+    assert read() == wanted
+    assert asked.count(0) >= 2

@@ -1,0 +1,69 @@
+"""The W&B mirror passes the conformance kit."""
+
+import re
+from importlib.util import find_spec
+
+import pytest
+
+from quark_core.records.names import encode_name
+from quark_core.testing.conformance import BackendConformance
+from quark_core.testing.writing_conformance import ODD_KEYS
+
+if find_spec("wandb") is None:
+    pytest.skip("needs wandb", allow_module_level=True)
+
+PAIR = (("train/loss", 0.5), ("train/acc", 0.25))
+NO_ORDER = "points of one step are one row of W&B's, which keeps no order of its keys"
+
+
+def find_key(name):
+    """The key of a series, which is named as the user wrote it, but for `_`, and by its rank."""
+    return encode_name(re.sub("^key_", "_", re.sub("^rank[0-9]+/", "", name)))
+
+
+@pytest.mark.long
+class TestWandb(BackendConformance):
+    TITLE = "W&B mirror, offline"
+    EXPECTED_FAILURES = {
+        "test_a_written_batch_is_in_the_store": NO_ORDER,
+        "test_odd_names_are_kept_apart": NO_ORDER,
+    }
+
+    @pytest.fixture
+    def definition(self, definition):
+        return definition
+
+    @pytest.fixture
+    def config(self, config):
+        return config
+
+    @pytest.fixture
+    def observe(self, config, read_mirror):
+        def read():
+            mirrored = read_mirror(config.run_path)
+            return [
+                (find_key(key), row.get("quark/step"), row[key])
+                for row in mirrored.rows
+                for key in sorted(row)
+                if key in mirrored.keys
+            ]
+
+        return read
+
+    # What is expected to fail for the order of a row's keys alone, without that order.
+
+    def test_a_written_batch_is_in_the_rows(self, open_backend, maker, observe):
+        backend = open_backend()
+        backend.write(maker.start())
+        for step in range(3):
+            backend.write(maker.metrics(("train/loss", step, 0.5), ("train/acc", step, 0.25)))
+            expected = {(k, s, v) for s in range(step + 1) for k, v in PAIR}
+            found = observe()
+            assert (len(found), set(found)) == (2 * step + 2, expected)
+
+    def test_names_that_look_alike_are_kept_apart(self, open_backend, maker, observe):
+        rows = [(key, 1, float(index)) for index, key in enumerate(dict.fromkeys(ODD_KEYS))]
+        backend = open_backend()
+        backend.write(maker.start())
+        backend.write(maker.metrics(*rows))
+        assert sorted(observe()) == sorted(rows)

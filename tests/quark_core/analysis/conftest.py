@@ -1,0 +1,25 @@
+"""What the tests of outputs on their way to mirrors share."""
+
+import os
+
+import pytest
+
+from quark_core.backends.registry import default_registry
+from quark_core.testing.faults import define_scripted
+
+
+@pytest.fixture
+def plain_environment(monkeypatch):
+    for name in [*os.environ]:
+        if name.startswith("QUARK_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def add_backend(monkeypatch):
+    def add(name, backend, **fields):
+        definition = define_scripted(name, backend, **fields)
+        monkeypatch.setitem(default_registry()._definitions, name, definition)
+        return backend
+
+    return add

@@ -1,0 +1,127 @@
+"""Curves and what came since, out of a backend that can do no more than read."""
+
+import math
+
+import pytest
+
+from quark_backends.csv.backend import CsvBackend
+from quark_core.backends.contract import BackendConfig, SupportsChanges
+from quark_core.errors import RunNotFoundError, SchemaValidationError
+from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
+from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+
+
+@pytest.fixture
+def backend(tmp_path):
+    opened = CsvBackend(BackendConfig(storage_dir=tmp_path, run_id="run0", location="out"))
+    assert not isinstance(opened, SupportsChanges)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def maker(backend):
+    maker = BatchMaker("run0")
+    backend.write(maker.start())
+    return maker
+
+
+def show(curve):
+    return list(zip(curve.step.tolist(), curve.last.tolist(), strict=True))
+
+
+def test_a_curve_and_what_came_since_meet(backend, maker):
+    backend.write(maker.metrics(("a", 0, 0.0), ("b", 0, 9.0), ("a", 1, 1.0)))
+    found = read_series_many(backend, "run0", ["a", "b", "none"], entries=None)
+    assert [(curve.key, show(curve)) for curve in found.curves] == [
+        ("a", [(0, 0.0), (1, 1.0)]),
+        ("b", [(0, 9.0)]),
+    ]
+    nothing = read_changes(backend, "run0", found.cursor, keys=["a", "b", "none"])
+    assert not nothing
+    assert nothing.cursor == found.cursor
+    other = BatchMaker("run0", rank=1, writer_id="rank1")
+    backend.write(maker.metrics(("a", 2, 2.0), ("c", 2, 7.0)))
+    backend.write(other.metrics(("a", 2, 5.0)))
+    changes = read_changes(backend, "run0", nothing.cursor, keys=["a", "b", "none"])
+    assert changes
+    assert changes.records["metric"]["value"].tolist() == [2.0, 5.0]
+    assert changes.records["metric"]["rank"].tolist() == [0, 1]
+    assert not read_changes(backend, "run0", changes.cursor, keys=["a", "b", "none"])
+
+
+def test_other_kinds_come_too(backend, maker):
+    backend.write(maker.events("begun"))
+    heads = read_heads(backend, "run0", kinds=["event", "metric"])
+    backend.write(maker.events("saved"))
+    backend.write(maker.metrics(("a", 0, math.nan)))
+    changes = read_changes(backend, "run0", heads.cursor, kinds=["event", "metric"])
+    assert changes.records["event"]["event_type"].tolist() == ["saved"]
+    assert changes.records["metric"]["step"].tolist() == [0]
+
+
+def test_what_another_attempt_hides_makes_the_rest_stale(backend, maker):
+    backend.write(maker.metrics(*[("m", step, float(step)) for step in range(6)]))
+    found = read_series_many(backend, "run0", ["m"], entries=None)
+    second = BatchMaker("run0", attempt=1, writer_id="writer1", started_us=FIRST_TIME_US + 999)
+    backend.write(second.start(from_step=4))
+    backend.write(second.metrics(("m", 4, 40.0)))
+    assert read_changes(backend, "run0", found.cursor, keys=["m"]).stale
+    again = read_series_many(backend, "run0", ["m"], entries=None)
+    assert [(curve.attempt, show(curve)) for curve in again.curves] == [
+        (0, [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]),
+        (1, [(4, 40.0)]),
+    ]
+    every = read_series_many(backend, "run0", ["m"], entries=None, all_attempts=True)
+    assert [curve.points for curve in every.curves] == [6, 1]
+
+
+def test_a_window_is_of_steps_epochs_or_times(backend, maker):
+    values = [("m", step, float(step)) for step in range(10)]
+    backend.write(maker.metrics(*values))
+    (curve,) = read_series_many(backend, "run0", ["m"], entries=5, low=3, high=6).curves
+    assert (curve.exact, curve.step.tolist()) == (True, [3, 4, 5, 6])
+    (whole,) = read_series_many(backend, "run0", ["m"], entries=3).curves
+    assert (whole.exact, whole.points, whole.low.min(), whole.high.max()) == (False, 10, 0.0, 9.0)
+    at_us = whole.time_us[0]
+    began = FIRST_TIME_US
+    for axis, low in (("time_us", at_us + 2), ("relative_us", at_us + 2 - began)):
+        asked = {"axis": axis, "low": int(low), "high": int(low) + 4}
+        (part,) = read_series_many(backend, "run0", ["m"], entries=10, **asked).curves
+        assert part.step.tolist() == [2, 3, 4, 5, 6], axis
+    assert not read_series_many(backend, "run0", ["m"], entries=3, low=50, high=60).curves
+
+
+def test_only_reading_tells_whether_anything_changed(backend, maker):
+    assert read_mark(backend, "run0") is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"axis": "loss"}, "relative_us"),
+        ({"entries": 0}, "entries"),
+        ({"keys": "m"}, "keys"),
+        ({"low": 5, "high": 4}, "low"),
+    ],
+)
+def test_a_bad_argument_is_named(backend, maker, wrong, named):
+    arguments = {"keys": ["m"], "entries": 5, **wrong}
+    with pytest.raises(SchemaValidationError, match=named):
+        read_series_many(backend, "run0", arguments.pop("keys"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [({"kinds": "metric"}, "kinds"), ({"kinds": ["no"]}, "kinds"), ({"max_rows": 0}, "rows")],
+)
+def test_a_bad_argument_of_changes_is_named(backend, maker, wrong, named):
+    with pytest.raises(SchemaValidationError, match=named):
+        read_changes(backend, "run0", {}, **wrong)
+
+
+def test_an_unknown_run_is_not_found(backend, maker):
+    with pytest.raises(RunNotFoundError):
+        read_series_many(backend, "absent", ["m"], entries=5)
+    with pytest.raises(RunNotFoundError):
+        read_changes(backend, "absent", {})

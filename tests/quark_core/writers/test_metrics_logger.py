@@ -1,0 +1,292 @@
+"""MetricsLogger: what is accepted, returned, kept and read back."""
+
+import math
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import quark
+from quark import EventLogger, MetricsLogger
+from quark_core.errors import InvalidRunStateError, SchemaValidationError
+from quark_core.records.query import Query
+
+
+@pytest.fixture
+def session(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        yield session
+
+
+@pytest.fixture
+def strict_session(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path, strict_mode=True) as session:
+        yield session
+
+
+def test_what_is_read_equals_what_log_returned(session):
+    metrics = MetricsLogger(session)
+    logged = tuple(metrics.log("a/b", step / 3, step=step, epoch=step // 2) for step in range(250))
+    assert metrics.read() == logged
+    assert logged[7].id.endswith("-7")
+
+
+def test_log_many_is_the_same_as_many_logs(session):
+    metrics = MetricsLogger(session)
+    values = {"train/loss": 0.5, "lr": 1e-3, "n/count": 3}
+    metrics.log_many(values, step=4, epoch=1)
+    metrics.log_many(values, epoch=2, namespace="ns")
+    metrics.log_many({}, step=5)
+    first, second = metrics.read(step=4), metrics.read(epoch=2)
+    assert [(r.metric_key, r.value, r.step, r.epoch) for r in first] == [
+        ("train/loss", 0.5, 4, 1),
+        ("lr", 1e-3, 4, 1),
+        ("n/count", 3.0, 4, 1),
+    ]
+    assert [r.metric_key for r in second] == ["ns/train/loss", "ns/lr", "ns/n/count"]
+    assert [r.sequence for r in first + second] == list(range(6))
+
+
+def test_flush_returns_what_came_since_batch_size_last_filled(session):
+    metrics = MetricsLogger(session, batch_size=3)
+    kept = [metrics.log("m", float(step), step=step) for step in range(4)]
+    assert metrics.flush() == (kept[3],)
+    assert metrics.flush() == ()
+    metrics.log_many({"a": 1.0, "b": 2.0}, step=9)
+    assert [record.metric_key for record in metrics.flush()] == ["a", "b"]
+    assert len(metrics.read()) == 6
+
+
+def test_batch_size_bounds_a_batch(session):
+    metrics = MetricsLogger(session, batch_size=10)
+    for step in range(95):
+        metrics.log("m", 0.0, step=step)
+    metrics.flush()
+    connection = session.open_run.reader._connect_reader()
+    counts = [n for (n,) in connection.execute("SELECT count FROM batch WHERE kind = 'metric'")]
+    connection.close()
+    assert sum(counts) == 95
+    assert max(counts) <= 10
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3, 3.0),
+        (np.float32(0.1), float(np.float32(0.1))),
+        (np.int64(7), 7.0),
+        (np.array(2.5), 2.5),
+    ],
+    ids=repr,
+)
+def test_numbers_of_any_library(session, value, expected):
+    assert MetricsLogger(session).log("m", value, step=0).value == expected
+
+
+@pytest.mark.long
+def test_columns_hold_what_read_holds(session):
+    metrics = MetricsLogger(session)
+    metrics.log("a", 1.0, step=3)
+    metrics.log("b", math.inf, epoch=2, metadata={"k": 1})
+    columns = metrics.columns()
+    assert columns["metric_key"].tolist() == ["a", "b"]
+    assert columns["step"].tolist() == [3, -1]
+    assert columns["epoch"].tolist() == [-1, 2]
+    assert columns["finite"].tolist() == [True, False]
+    assert columns["value"].tolist() == [1.0, math.inf]
+    assert columns["metadata"].tolist() == [None, {"k": 1}]
+    assert columns["time_us"].dtype == np.int64
+    assert metrics.columns(metric_key="absent").count == 0
+
+
+def test_values_that_are_not_finite_are_kept_and_told_of_once(session):
+    metrics, events = MetricsLogger(session), EventLogger(session)
+    values = [1.0, math.nan, math.inf, -math.inf, 2.0, 3.0, math.nan]
+    for step, value in enumerate(values):
+        returned = metrics.log("train/loss", value, step=step).value
+        assert returned == value or math.isnan(returned)
+    assert [r.value for r in metrics.read()] == [1.0, 2.0, 3.0]
+    assert len(metrics.read(include_non_finite=True)) == 7
+    kept = metrics.columns()["value"]
+    assert np.array_equal(kept, np.array(values), equal_nan=True)
+    told = events.read(event_types=["non_finite_metric", "metric_recovered"])
+    assert [(e.event_type, e.step) for e in told] == [
+        ("non_finite_metric", 1),
+        ("metric_recovered", 4),
+        ("non_finite_metric", 6),
+    ]
+    assert told[0].payload == {"metric_key": "train/loss", "value": "NaN"}
+    assert told[0].severity == "warning"
+    assert told[1].payload == {"metric_key": "train/loss", "non_finite_count": 3}
+
+
+def test_log_many_tells_of_the_metric_that_is_not_finite(session):
+    metrics, events = MetricsLogger(session), EventLogger(session)
+    metrics.log_many({"a": 1.0, "b": math.nan}, step=0)
+    metrics.log_many({"a": 1.0, "b": 1.0}, step=1)
+    told = events.read(event_types=["non_finite_metric", "metric_recovered"])
+    assert [(e.event_type, e.payload["metric_key"]) for e in told] == [
+        ("non_finite_metric", "b"),
+        ("metric_recovered", "b"),
+    ]
+
+
+def test_large_finite_values_are_no_false_alarm(session):
+    metrics = MetricsLogger(session)
+    metrics.log_many({"a": 1e308, "b": 1e308}, step=0)
+    assert EventLogger(session).read(event_type="non_finite_metric") == ()
+    assert [r.value for r in metrics.read()] == [1e308, 1e308]
+
+
+def test_names_outside_the_rule_are_encoded_with_one_warning(session):
+    metrics = MetricsLogger(session)
+    with pytest.warns(RuntimeWarning, match="mean_x40_1"):
+        metrics.log("val/mean@1", 0.5, step=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metrics.log("val/mean@1", 0.6, step=1)
+    assert [r.metric_key for r in metrics.read()] == ["val/mean_x40_1"] * 2
+    for name in ("val/mean@1", "val/mean_x40_1"):
+        assert len(metrics.read(metric_key=name)) == 2
+    assert len(metrics.read(metric_name="mean@1", namespace="val")) == 2
+
+
+def test_a_strict_run_refuses_what_only_data_can_cause(strict_session):
+    metrics = MetricsLogger(strict_session)
+    for call in (
+        lambda: metrics.log("m", math.nan, step=0),
+        lambda: metrics.log_many({"m": 1.0, "n": math.inf}, step=0),
+        lambda: metrics.log("mean@1", 1.0, step=0),
+        lambda: metrics.log_many({"mean@1": 1.0}, step=0),
+    ):
+        with pytest.raises(SchemaValidationError):
+            call()
+    assert metrics.read(include_non_finite=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"metric": "m", "value": 1.0}, "step or epoch"),
+        ({"metric": "m", "value": 1.0, "step": -1}, "step"),
+        ({"metric": "m", "value": 1.0, "step": 1.5}, "step"),
+        ({"metric": "m", "value": 1.0, "step": True}, "step"),
+        ({"metric": "m", "value": 1.0, "step": "3"}, "step"),
+        ({"metric": "m", "value": 1.0, "step": 2**63}, "step"),
+        ({"metric": "m", "value": 1.0, "epoch": -2}, "epoch"),
+        ({"metric": "m", "value": True, "step": 0}, "value"),
+        ({"metric": "m", "value": "0.5", "step": 0}, "value"),
+        ({"metric": "m", "value": None, "step": 0}, "value"),
+        ({"metric": "m", "value": np.ones(2), "step": 0}, "value"),
+        ({"metric": "m", "value": 1 + 2j, "step": 0}, "value"),
+        ({"metric": "m", "value": 10**400, "step": 0}, "value"),
+        ({"metric": "", "value": 1.0, "step": 0}, "metric"),
+        ({"metric": "//", "value": 1.0, "step": 0}, "metric"),
+        ({"metric": "x" * 251, "value": 1.0, "step": 0}, "metric"),
+        ({"metric": 7, "value": 1.0, "step": 0}, "metric"),
+        ({"metric": ["m"], "value": 1.0, "step": 0}, "metric"),
+        ({"metric": "m", "value": 1.0, "step": 0, "namespace": ""}, "namespace"),
+        ({"metric": "m", "value": 1.0, "step": 0, "description": 3}, "description"),
+        ({"metric": "m", "value": 1.0, "step": 0, "metadata": [1]}, "metadata"),
+        ({"metric": "m", "value": 1.0, "step": 0, "metadata": {"a": {1, 2}}}, r"metadata\.a"),
+        ({"metric": "m", "value": 1.0, "step": 0, "metadata": {"a": np.ones(2)}}, "tolist"),
+        ({"metric": "m", "value": 1.0, "step": 0, "timestamp": "yesterday"}, "timestamp"),
+        ({"metric": "m", "value": 1.0, "step": 0, "timestamp": 17}, "timestamp"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_bad_arguments_are_named(session, arguments, named):
+    metrics = MetricsLogger(session)
+    with pytest.raises(SchemaValidationError, match=named):
+        metrics.log(**arguments)
+    assert metrics.read(include_non_finite=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "named"),
+    [
+        ([("a", 1.0)], "metrics"),
+        (None, "metrics"),
+        ({"a": 1.0, "b": "x"}, r"metrics\['b'\]"),
+        ({"a": True}, r"metrics\['a'\]"),
+        ({1: 1.0}, "metric"),
+    ],
+)
+def test_bad_rows_are_refused_whole(session, metrics, named):
+    logger = MetricsLogger(session)
+    with pytest.raises(SchemaValidationError, match=named):
+        logger.log_many(metrics, step=0)
+    with pytest.raises(SchemaValidationError, match="step or epoch"):
+        logger.log_many({"a": 1.0})
+    assert logger.read() == ()
+
+
+def test_bad_filters_are_named(session):
+    metrics = MetricsLogger(session)
+    for name in ("step", "step_min", "step_max", "epoch", "epoch_min", "epoch_max", "limit"):
+        with pytest.raises(SchemaValidationError, match=name):
+            metrics.read(**{name: -1})
+    with pytest.raises(SchemaValidationError, match="batch_size"):
+        MetricsLogger(session, batch_size=0)
+    with pytest.raises(SchemaValidationError, match="session"):
+        MetricsLogger("run0")
+
+
+def test_metadata_is_taken_at_the_call(session):
+    metrics = MetricsLogger(session)
+    metadata = {"split": "train", "ids": [1, 2]}
+    record = metrics.log("m", 1.0, step=0, metadata=metadata)
+    metadata["split"] = "changed"
+    metadata["ids"].append(3)
+    record.metadata["ids"].append(4)
+    with pytest.raises(TypeError, match="immutable"):
+        record.metadata["split"] = "changed"
+    assert metrics.read()[0].metadata == {"split": "train", "ids": [1, 2]}
+
+
+def test_timestamps_are_kept_to_the_microsecond(session):
+    metrics = MetricsLogger(session)
+    record = metrics.log("m", 1.0, step=0, timestamp="2026-05-07T11:30:00.000001+02:00")
+    assert record.timestamp == "2026-05-07T09:30:00.000001Z"
+    assert metrics.read() == (record,)
+
+
+def test_a_closed_logger_reads_but_does_not_log(session):
+    with MetricsLogger(session) as metrics:
+        metrics.log("m", 1.0, step=0)
+    with pytest.raises(InvalidRunStateError, match="closed"):
+        metrics.log("m", 2.0, step=1)
+    with pytest.raises(InvalidRunStateError, match="closed"):
+        metrics.log_many({"m": 2.0}, step=1)
+    assert [r.value for r in metrics.read()] == [1.0]
+    metrics.close()
+
+
+def test_a_read_flushes_every_writer_of_the_run(session):
+    one, other = MetricsLogger(session), MetricsLogger(session)
+    one.log("a", 1.0, step=0)
+    assert [r.metric_key for r in other.read()] == ["a"]
+    assert session.open_run.read("event", Query()).count == 1
+
+
+@pytest.mark.long
+def test_threads_lose_nothing_and_share_no_number(session):
+    metrics = MetricsLogger(session)
+
+    def work(name):
+        for step in range(2000):
+            if step % 10:
+                metrics.log(name, float(step), step=step)
+            else:
+                metrics.log_many({name: float(step), f"{name}x": 0.0}, step=step)
+
+    threads = [threading.Thread(target=work, args=(f"t{i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = metrics.read()
+    assert len({record.sequence for record in records}) == len(records) == 4 * 2200
+    for i in range(4):
+        assert [r.value for r in metrics.read(metric_key=f"t{i}")] == list(map(float, range(2000)))

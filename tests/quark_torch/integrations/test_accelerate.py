@@ -1,0 +1,88 @@
+"""`QuarkTracker` in a real Accelerator."""
+
+import pytest
+from conftest import import_or_skip
+
+import quark
+from quark_core.errors import SchemaValidationError
+
+# What Accelerate and its libraries warn of is theirs.
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+torch = pytest.importorskip("torch")
+accelerate, module = import_or_skip("accelerate", "quark_torch.integrations.accelerate")
+
+
+@pytest.fixture(autouse=True)
+def one_accelerator():
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def train(tracker, steps=5, fails_at=None):
+    accelerator = accelerate.Accelerator(log_with=tracker, cpu=True)
+    accelerator.init_trackers("ignored", config={"lr": 0.1, "name": "adam"})
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    try:
+        for step in range(steps):
+            if step == fails_at:
+                raise ValueError("planted")
+            loss = model(torch.ones(2, 4)).pow(2).mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            accelerator.log({"train/loss": loss, "flag": True, "text": "no number"}, step=step)
+    finally:
+        accelerator.end_training()
+
+
+def test_a_training_is_logged_by_its_steps(tmp_path, runs, read, caplog):
+    train(module.QuarkTracker("vision", storage_dir=tmp_path))
+    (run,) = runs()
+    assert (run.status, run.project_name) == ("completed", "vision")
+    assert [step for step, _ in read(run, "train/loss")] == list(range(5))
+    assert read(run, "flag")[0] == (0, 1.0)
+    assert read(run, "text") == []
+    assert caplog.text.count("text is a str and no number") == 1
+    values = run.open_run.reader.load_run(run.run_id).config.values
+    assert values == {"lr": 0.1, "name": "adam"}
+
+
+def test_a_training_that_raises_has_failed(tmp_path, runs, read):
+    with pytest.raises(ValueError, match="planted"):
+        train(module.QuarkTracker("vision", storage_dir=tmp_path), fails_at=2)
+    (run,) = runs()
+    assert run.status == "failed"
+    assert [step for step, _ in read(run, "train/loss")] == [0, 1]
+
+
+def test_a_run_is_resumed_with_its_config(tmp_path, runs, read):
+    with pytest.raises(ValueError, match="planted"):
+        train(module.QuarkTracker("vision", storage_dir=tmp_path, config={"seed": 7}), fails_at=2)
+    (run,) = runs()
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    train(module.QuarkTracker(run_id=run.run_id, storage_dir=tmp_path, from_step=2))
+    (run,) = runs()
+    assert (run.status, run.context.run.attempt) == ("completed", 1)
+    assert [step for step, _ in read(run, "train/loss")] == [0, 1, 0, 1, 2, 3, 4]
+    config = run.open_run.reader.load_run(run.run_id).config.values
+    assert config == {"seed": 7, "lr": 0.1, "name": "adam"}
+
+
+def test_calls_without_a_step_count_on(tmp_path, runs, read):
+    tracker = module.QuarkTracker("vision", storage_dir=tmp_path)
+    accelerate.PartialState(cpu=True)
+    for value in (1.0, 2.0):
+        tracker.log({"m": value})
+    tracker.log({"m": 3.0}, step=10)
+    tracker.log({"m": 4.0})
+    tracker.finish()
+    (run,) = runs()
+    assert read(run, "m") == [(0, 1.0), (1, 2.0), (10, 3.0), (11, 4.0)]
+
+
+def test_a_session_and_its_arguments_are_not_both_given(tmp_path):
+    with (
+        quark.start_run(project="mine", storage_dir=tmp_path) as session,
+        pytest.raises(SchemaValidationError, match="project cannot be given"),
+    ):
+        module.QuarkTracker("vision", session=session)

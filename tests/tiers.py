@@ -1,0 +1,102 @@
+"""The two tiers of the tests: what `make test` runs, and what only the long tier does.
+
+A test that is marked `long` is left out by `make test`: mark those that cost more than a quarter
+of a second of the processor, so that all others are run in some minutes. Of one that is marked
+`sampled` the first case is in `make test`, as a witness, and the others are long. One with
+examples drawn by Hypothesis is in both: with a fifth of its examples in `make test`, and with all
+of them in the long tier, which loads the profile "full". At the end of a run those tests are named
+that cost much and are not marked, so that none grows unseen; the figure is of the processor, which
+a busy machine does not change, and it fails nothing.
+"""
+
+import os
+import re
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# From here on a test is named at the end of the run, unless it is of the long tier.
+DEAR_CPU_S = 1.5
+
+# No deadline and no bound on drawing, since a slow machine is no failure. One run or store may
+# serve all examples.
+for _profile, _examples in (("short", 20), ("full", 100)):
+    settings.register_profile(
+        _profile,
+        deadline=None,
+        max_examples=_examples,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+settings.load_profile("short")
+
+
+def count_examples(full):
+    """How many examples a test draws in this tier that draws `full` of them in the long one."""
+    return max(2, full * settings().max_examples // 100)
+
+
+def read_cpu_s():
+    """Seconds of the processor: this process and those children that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def pytest_ignore_collect(collection_path, config):
+    """A file that is long as a whole is not imported where no long test is run."""
+    if config.option.markexpr != "not long" or collection_path.suffix != ".py":
+        return None
+    return True if _LONG_FILE.search(collection_path.read_text()) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(items):
+    seen = set()
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            test = (item.parent.nodeid, item.originalname)
+            if test in seen:
+                item.add_marker(pytest.mark.long)
+            seen.add(test)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """A run that may take so long only skips by name what it does not come to."""
+    end = os.environ.get("TESTS_END_AT")
+    if end and time.time() > float(end):
+        pytest.skip("no time is left for it in this run (TESTS_END_AT)")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    before = read_cpu_s()
+    item.config.stash[_STARTED] = before
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "teardown" and not item.get_closest_marker("long"):
+        spent = read_cpu_s() - item.config.stash[_STARTED]
+        report.user_properties.append(("cpu_s", spent))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    spent = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "cpu_s":
+                    spent[report.nodeid] = value
+    dear = [(name, cpu_s) for name, cpu_s in spent.most_common() if cpu_s >= DEAR_CPU_S]
+    if dear:
+        terminalreporter.section(f"over {DEAR_CPU_S} s of the processor, and not marked long")
+        for name, cpu_s in dear:
+            terminalreporter.line(f"{cpu_s:6.1f} s  {name}")
+
+
+_LONG_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.long\b", re.MULTILINE)
+_STARTED = pytest.StashKey[float]()
