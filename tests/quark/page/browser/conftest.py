@@ -143,15 +143,27 @@ class Visitor:
         return self.page.evaluate(script, argument)
 
     def wait(self, script, argument=None):
-        """The first truthy value of a function; our own policy forbids to wait within the page."""
+        """The first truthy value of a function; our own policy forbids to wait within the page.
+
+        What the function asks may not be there yet, or be gone with the page before: a function
+        that fails is asked again as well.
+        """
         deadline = time.monotonic() + DEADLINE_S
-        while not (value := self.evaluate(script, argument)):
+        while not (found := self._try(script, argument))[0]:
             assert time.monotonic() < deadline, (
-                f"{script} ({argument}) stayed {value!r}; {self.messages} {self.errors}\n"
+                f"{script} ({argument}) stayed {found}; {self.messages} {self.errors}\n"
                 + self.page.inner_text("body")[:2000]
             )
             self.page.wait_for_timeout(20)
-        return value
+        return found[0]
+
+    def _try(self, script, argument):
+        from playwright.sync_api import Error
+
+        try:
+            return self.evaluate(script, argument), None
+        except Error as error:
+            return None, error
 
     def wait_for_text(self, text):
         self.wait("text => document.body.innerText.includes(text)", text)
