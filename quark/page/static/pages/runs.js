@@ -20,6 +20,7 @@ const MOST_SEEN = 50;
 const SETTLE_MS = 120;
 const LOOK_EVERY_MS = 2000;
 const MOST_LIVE = 20;
+const MOST_COMPARED = 50;
 
 /** @typedef {{ rows: any[], count: number | null, next: string | null, columns: any[] }} Found */
 
@@ -312,6 +313,8 @@ function Chosen({ chosen }) {
   const ids = [...chosen];
   const only = `id in (${ids.map((id) => `'${id.replace(/[\\']/g, "\\$&")}'`).join(", ")})`;
   return html`<p class="chosen"><b>${writeMany(ids.length, "run")} chosen</b>
+    <a class="button" href=${makeLink(["compare"], { run: ids.slice(0, MOST_COMPARED), group: ids.length > 2 ? "seed" : null })}>Compare${
+      ids.length > MOST_COMPARED ? ` the first ${MOST_COMPARED}` : ""}</a>
     <button class="plain" onClick=${() => change({ find: only })}>Show only these</button>
     <${CopyButton} text=${ids.join("\n")}>Copy their ids<//>
     <button class="plain" onClick=${() => change({ chosen: null }, { replace: true })}>Choose none</button></p>`;
