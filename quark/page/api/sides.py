@@ -283,10 +283,20 @@ def _list_settings(runs: Any) -> list[dict[str, str]]:
         for key, value in _flatten_config(run).items()
         if isinstance(value, (bool, float, str))
     }
-    return [
-        {"name": key, "written": write_name("config", key)}
-        for key in sorted(plain)[:_MOST_SETTINGS]
-    ]
+    written = ((key, write_name("config", key)) for key in sorted(plain))
+    found = [{"name": key, "written": text} for key, text in written if _can_be_asked(text)]
+    return found[:_MOST_SETTINGS]
+
+
+def _can_be_asked(written: str) -> bool:
+    """Whether the language has a form for a name: with a backtick in it there is none."""
+    from quark_core.search.parser import parse_column
+
+    try:
+        parse_column(written, "column")
+    except SchemaValidationError:
+        return False
+    return True
 
 
 def _list_group_keys(runs: Any) -> list[str]:

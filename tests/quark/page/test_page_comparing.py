@@ -284,3 +284,22 @@ def test_the_order_of_runs_changes_nothing():
     one, other = merge_runs(runs, 100), merge_runs(runs[::-1], 100)
     for name in ("x", "mean", "low", "high", "count"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_every_column_that_is_offered_can_be_asked_for(tmp_path, look):
+    odd = {"a`b": 1, "x y": 2, "__proto__": 3, "and": {"or": 4}, "": 5, "plain": {"lr": 0.1}}
+    session = quark.start_run(project="p", storage_dir=tmp_path, config=odd)
+    with session, quark.MetricsLogger(session) as metrics, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for name in ("a`b", "x y/z", "or", "step", "ü" * 200):
+            metrics.log(name, 1.0, step=0)
+    client = look(tmp_path)
+    said = client.json("/api/compare", run=session.run_id)
+    assert "plain.lr" in {each["name"] for each in said["settings"]}
+    columns = [each["written"] for each in said["settings"]]
+    columns += [f"last({row['written']})" for row in said["metrics"]]
+    assert len(said["metrics"]) == 5
+    standing = client.json("/api/standings", run=session.run_id, column=columns)["standings"]
+    values = standing[session.run_id]["values"]
+    assert values[len(said["settings"]) :] == [1.0] * 5
+    assert all(value is not None for value in values)
