@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     from quark_backends.store.reading.search import RunFinder
     from quark_core.backends.curves import (
         Cursor,
+        CurveQuery,
         CurveSet,
-        RankChoice,
         RunChanges,
         RunHeads,
-        Window,
     )
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
@@ -228,28 +227,9 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         for start in range(0, found.count, rows):
             yield found.take(slice(start, start + rows))
 
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """See `SupportsChanges`."""
-        return self._read(
-            run_id,
-            lambda: self._reader.read_series_many(
-                run_id,
-                keys,
-                entries=entries,
-                window=window,
-                ranks=ranks,
-                all_attempts=all_attempts,
-            ),
-        )
+        return self._read(run_id, lambda: self._reader.read_series_many(run_id, query))
 
     def read_heads(self, run_id: str) -> RunHeads:
         """See `SupportsChanges`."""
