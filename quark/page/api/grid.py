@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark.page.api.parameters import Parameters
 from quark.page.pack import encode_pack
-from quark_core.backends.grids import NOT_FINITE, Grid, GridQuery
+from quark_core.backends.grids import FINITE, NOT_FINITE, Grid, GridQuery
 from quark_core.errors import SchemaValidationError
 from quark_core.records import LayerSummaryRecord, ParameterSummaryRecord
 from quark_core.records.query import Query
@@ -199,8 +199,11 @@ def _measure_bases(grid: Grid) -> dict[str, float]:
     import numpy as np
 
     bases = {}
-    for name, values in zip(grid.names, grid.values, strict=True):
-        known = values[np.isfinite(values)][:_FIRST_VALUES]
+    for name, values, marks in zip(grid.names, grid.values, grid.marks, strict=True):
+        finite = np.isfinite(values)
+        # What there was of a tensor that is not finite is no beginning, unless there is no other.
+        whole = finite & (marks == FINITE)
+        known = values[whole if whole.any() else finite][:_FIRST_VALUES]
         bases[name] = float(np.median(known)) if len(known) else float("nan")
     return bases
 
