@@ -311,6 +311,8 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
             from quark_backends.store.reading.search import RunFinder
 
             self._finder = RunFinder(self._connect_reader)
+        if self._read_only:
+            self._finder.follow(self._readers.look())
         return self._finder
 
     def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:

@@ -23,7 +23,12 @@ from quark_backends.embedded.segment_index import LEAST_BYTES
 from quark_backends.removal import SupportsTrash
 from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
 from quark_backends.store.databases.layout import StoreLayout
-from quark_backends.store.databases.sqlite import ensure_marker, find_store, remake_store
+from quark_backends.store.databases.sqlite import (
+    ensure_marker,
+    find_store,
+    remake_store,
+    store_gone,
+)
 from quark_backends.store.reading.generations import Bodies, add_generation, encode_outputs
 from quark_backends.store.reading.reader import StoreReader, find_run
 from quark_backends.store.upkeep.trash import JournalTrash
@@ -155,6 +160,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         self._connection: SqliteConnection | None = None
         self._generations: set[Path] = set()
         self._finder: RunFinder | None = None
+        self._look: tuple[int, int, int] | None = None
         self._lock = threading.Lock()
         self._reader = StoreReader(self._connect)
 
@@ -335,6 +341,8 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
     def _read(self, run_id: str | None, read: Callable[[], T]) -> T:
         """Read of the journals of a run, or of all, as they are now."""
         with self._lock:
+            if self._read_only:
+                self._follow_marker()
             while True:
                 try:
                     self._player.play(run_id)
@@ -344,6 +352,22 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
                     # What an index that is damaged has spoilt is read without it.
                     if not self._player.forget_failed():
                         raise
+
+    def _follow_marker(self) -> None:
+        """Forget what was played of a store in whose place there is another one, or none.
+
+        Raises:
+            StoreUnavailableError: There is none.
+        """
+        try:
+            found = os.stat(self._layout.marker)
+        except OSError as error:
+            self._player.forget()
+            raise store_gone(self._layout) from error
+        look = found.st_dev, found.st_ino, found.st_mtime_ns
+        if look != self._look and self._look is not None:
+            self._player.forget()
+        self._look = look
 
     def _follow(self) -> None:
         """See that what is read is what was played."""

@@ -314,6 +314,8 @@ class RunStore:
             if self._finder is None:
                 # SQLAlchemy is loaded by who searches only.
                 self._finder = self._make_finder()
+            if self._compaction is None:
+                self._finder.follow(self._readers.look())
             return self._finder
 
 

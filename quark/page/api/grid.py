@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from quark.page.api.analyses import AnalysisDesk
     from quark.page.api.source import PageSource
+    from quark_core.backends.run_summary import RunSummary
 
 __all__ = ["MAP_FIELDS", "GridDesk"]
 
@@ -95,7 +96,7 @@ class GridDesk:
         )
         summary = self._source.summarize(run_id)
         grid = read_grid(self._source.reader, run_id, query)
-        base = self._find_base(run_id, query, grid)
+        base = self._find_base(summary, query, grid)
         marks = self._find_marks(summary, grid)
         starts = grid.starts
         head = {
@@ -125,11 +126,12 @@ class GridDesk:
             },
         )
 
-    def _find_base(self, run_id: str, query: GridQuery, grid: Grid) -> NDArray[Any]:
+    def _find_base(self, summary: RunSummary, query: GridQuery, grid: Grid) -> NDArray[Any]:
         """For each row its own beginning: of the whole run, however small the window is."""
         import numpy as np
 
-        key = (run_id, query.kind, query.field, query.summary_type or "", str(query.rows))
+        run_id, began = summary.run_id, summary.stored.run.created_at
+        key = (run_id, began, query.kind, query.field, query.summary_type or "", str(query.rows))
         if query.low is None:
             known = _measure_bases(grid)
             with self._lock:
@@ -154,7 +156,7 @@ class GridDesk:
             known = found
         return np.array([known.get(name, np.nan) for name in grid.names], dtype="f4")
 
-    def _find_marks(self, summary: Any, grid: Grid) -> list[dict[str, Any]]:
+    def _find_marks(self, summary: RunSummary, grid: Grid) -> list[dict[str, Any]]:
         """Where alerts lie: on the rows that they name, and on the module that holds these."""
         analysis = self._desk.find(summary)
         if analysis is None:
