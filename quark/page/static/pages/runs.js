@@ -150,8 +150,9 @@ function useRuns({ project, where, order, columns }) {
         }
       } catch (error) {
         if (!(error instanceof Refused) || turn !== current.current.turn) throw error;
-        if (error.status === 503) throw error;
         setMistake(error.message);
+        // What is busy or gone may be there again at the next look; what was shown stays.
+        if (error.status === 503) throw error;
         keep(NOTHING);
         return false;
       } finally {
