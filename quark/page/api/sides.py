@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -15,6 +15,7 @@ from quark.page.api.rows import describe_row, find_main
 from quark.page.api.run_details import place_metric
 from quark.page.api.standings import describe_standing
 from quark.page.pack import choose_floats, encode_pack
+from quark_core.backends.curves import CurveQuery
 from quark_core.errors import SchemaValidationError
 from quark_core.records import parse_time
 from quark_core.records.names import decode_name
@@ -324,14 +325,20 @@ def pack_group_curves(source: PageSource, parameters: Parameters) -> bytes:
     low, high = parameters.get_number("low"), parameters.get_number("high")
     if low is not None and high is not None and low > high:
         raise SchemaValidationError(f"low must not be above high, got {low:g} and {high:g}")
+    scale = 1e6 if axis == "relative" else 1.0
+    query = CurveQuery.build(
+        keys,
+        entries=entries,
+        axis="relative_us" if axis == "relative" else axis,
+        # Bounds are of whole steps: what lies between two of them is not outside.
+        low=None if low is None else -int(-low * scale // 1),
+        high=None if high is None else int(high * scale // 1),
+    )
     shows_runs = parameters.get_flag("members")
     listed: list[dict[str, Any]] = []
     columns: dict[str, NDArray[Any]] = {}
     for number, side in enumerate(sides):
-        read = [
-            _read_run(source, run, keys, axis=axis, entries=entries, low=low, high=high)
-            for run in side.runs
-        ]
+        read = [_read_run(source, run, query, axis) for run in side.runs]
         for key in keys:
             runs = {
                 run.run_id: found[key]
@@ -351,28 +358,14 @@ def pack_group_curves(source: PageSource, parameters: Parameters) -> bytes:
 def _read_run(
     source: PageSource,
     run: RunSummary,
-    keys: Sequence[str],
-    *,
+    query: CurveQuery,
     axis: Literal["step", "epoch", "relative"],
-    entries: int,
-    low: float | None,
-    high: float | None,
 ) -> dict[str, RunCurve]:
     """What a run has of the metrics within a window."""
-    scale = 1e6 if axis == "relative" else 1.0
-    logged = [key for key in keys if key in run.metrics]
+    logged = tuple(key for key in query.keys if key in run.metrics)
     if not logged:
         return {}
-    found = read_series_many(
-        source.reader,
-        run.run_id,
-        logged,
-        entries=entries,
-        # Bounds are of whole steps: what lies between two of them is not outside.
-        low=None if low is None else -int(-low * scale // 1),
-        high=None if high is None else int(high * scale // 1),
-        axis="relative_us" if axis == "relative" else axis,
-    )
+    found = read_series_many(source.reader, run.run_id, replace(query, keys=logged))
     curves: dict[str, list[Any]] = {}
     for curve in found.curves:
         curves.setdefault(curve.key, []).append(curve)

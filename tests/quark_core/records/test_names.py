@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import quark
+from quark_core.backends.curves import CurveQuery
 from quark_core.errors import SchemaValidationError
 from quark_core.records.names import (
     MAX_NAME_LENGTH,
@@ -157,6 +158,8 @@ def test_a_stored_name_may_be_longer_than_what_was_logged(tmp_path):
     for key in (name, stored):
         asked = encode_key(key, "key")
         with closing(open_reader(tmp_path)) as reader:
-            curves = read_series_many(reader, session.run_id, [asked], entries=10).curves
+            curves = read_series_many(
+                reader, session.run_id, CurveQuery.build([asked], entries=10)
+            ).curves
             assert [curve.mean.tolist() for curve in curves] == [[1.5]]
             assert read_series(reader, session.run_id, asked).mean.tolist() == [1.5]
