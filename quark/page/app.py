@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from quark.page.api.analyses import AnalysisDesk
+from quark.page.api.batches import describe_batches
 from quark.page.api.comparisons import ComparisonDesk
 from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
 from quark.page.api.evidence import pack_evidence
@@ -28,6 +29,7 @@ from quark.page.api.records import list_artifacts, list_events, open_payload
 from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
 from quark.page.api.sides import describe_sides, pack_group_curves
+from quark.page.api.system import pack_system
 from quark.page.guard import SANDBOX_POLICY, AsgiApp, make_error
 from quark.page.pack import PACK_TYPE, encode_json
 from quark.page.static_files import StaticFiles, load_static_files
@@ -275,6 +277,14 @@ def _events(page: PageApplication, request: Request, parameters: Parameters) -> 
     return _send_json(list_events(page.source, request.path_params["run_id"], parameters))
 
 
+def _batches(page: PageApplication, request: Request, _: Parameters) -> Response:
+    return _send_json(describe_batches(page.source, request.path_params["run_id"]))
+
+
+def _system(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
+    return _send_pack(pack_system(page.source, request.path_params["run_id"], parameters))
+
+
 def _artifacts(page: PageApplication, request: Request, parameters: Parameters) -> Response:
     return _send_json(list_artifacts(page.source, request.path_params["run_id"], parameters))
 
@@ -325,5 +335,7 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/evidence": _evidence,
     "/api/runs/{run_id}/events": _events,
     "/api/runs/{run_id}/artifacts": _artifacts,
+    "/api/runs/{run_id}/batches": _batches,
+    "/api/runs/{run_id}/system": _system,
     "/artifacts/{run_id}/{sha256}": _payload,
 }
