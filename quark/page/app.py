@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from quark.page.api.analyses import AnalysisDesk
+from quark.page.api.analysis_process import AnalysisProcess
 from quark.page.api.batches import describe_batches
 from quark.page.api.comparisons import ComparisonDesk
 from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
@@ -43,6 +44,7 @@ from quark_core.errors import (
 from quark_core.version import __version__
 
 if TYPE_CHECKING:
+    from quark.page.api.run_analysis import RunAnalyzer
     from quark.page.api.source import PageSource
 
 __all__ = ["PageApplication", "make_app"]
@@ -66,13 +68,14 @@ class PageApplication:
     Args:
         source: What is looked at.
         static: The page's files.
+        analyzer: Computes analyses that are not stored.
     """
 
-    def __init__(self, source: PageSource, static: StaticFiles) -> None:
+    def __init__(self, source: PageSource, static: StaticFiles, analyzer: RunAnalyzer) -> None:
         self.source = source
         self.static = static
-        self.desk = AnalysisDesk(source)
-        self.comparisons = ComparisonDesk(source)
+        self.desk = AnalysisDesk(source, analyzer)
+        self.comparisons = ComparisonDesk(source, self.desk)
         self.changes = ChangeDesk(source, self.desk)
         self.grids = GridDesk(source, self.desk)
         self._threads = CapacityLimiter(_THREADS)
@@ -123,21 +126,30 @@ class PageApplication:
         return turns
 
 
-def make_app(source: PageSource, *, static: StaticFiles | None = None, base: str = "") -> AsgiApp:
+def make_app(
+    source: PageSource,
+    *,
+    static: StaticFiles | None = None,
+    base: str = "",
+    analyzer: RunAnalyzer | None = None,
+) -> AsgiApp:
     """The application, without its guard.
 
     Args:
         source: What is looked at.
         static: The page's files; by default those that come with Quark.
         base: Path that every address begins with, such as `/quark`, or "".
+        analyzer: Computes analyses that are not stored; by default a process of its own.
     """
-    page = PageApplication(source, static or load_static_files())
+    page = PageApplication(
+        source, static or load_static_files(), analyzer or AnalysisProcess(source)
+    )
 
     @asynccontextmanager
     async def live(_: Starlette) -> AsyncIterator[None]:
+        page.desk.prepare()
         yield
         page.desk.close()
-        page.comparisons.close()
 
     routes = [Route(f"{base}{path}", _bind(page, handler)) for path, handler in _ANSWERS.items()]
     routes += [

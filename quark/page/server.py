@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import ipaddress
 import socket
 import threading
@@ -114,12 +113,11 @@ class PageServer:
 
 
 def _warm_up(source: PageSource) -> None:
-    """Load what reads lists, curves and analyses; what goes wrong is told by the answers."""
+    """Load what reads lists and curves; what goes wrong is told by the answers."""
     with contextlib.suppress(Exception):
         rows = list_rows(source, Parameters([("limit", "1")]))["rows"]
         if rows:
             source.summarize(rows[0]["id"])
-        importlib.import_module("quark_core.analysis.diagnosis")
 
 
 def bind_socket(host: str, port: int | None) -> socket.socket:

@@ -190,6 +190,9 @@ def make_alert_id(run_id: str, place: int, rule_id: str, finding: Finding, again
 def _ask(rule: Rule, case: Case) -> Verdict:
     try:
         verdict = _check_verdict(rule.check(case))
+    except MemoryError:
+        # The run's records are read by whichever rule needs them first: nor would the others work.
+        raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - one rule must not silence the others
         _log.warning("rule %s failed on run %s", rule.rule_id, case.run.run_id, exc_info=True)
         reason = f"the rule failed: {type(error).__name__}: {error}"

@@ -10,10 +10,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from quark_core.hosting.messages import read_frame, write_frame
 from quark_core.hosting.stopped_helpers import describe_helper
@@ -30,7 +30,19 @@ _Reply = TypeVar("_Reply")
 
 
 class ChildGone(Exception):
-    """The process ended, or was ended because it took too long."""
+    """The process ended, or was ended because it took too long.
+
+    Attributes:
+        exit_status: With which it ended, below 0 by a signal; None where it never was.
+        was_late: Whether it took too long.
+    """
+
+    def __init__(
+        self, message: str, *, exit_status: int | None = None, was_late: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+        self.was_late = was_late
 
 
 class ChildProcess:
@@ -42,7 +54,7 @@ class ChildProcess:
     Args:
         module: What it runs.
         title: How errors name it.
-        log_path: Where what it prints goes.
+        log_path: Where what it prints goes; None for where this process prints its errors.
         environment: Its environment variables; Python finds this Quark in any case.
 
     Raises:
@@ -51,14 +63,13 @@ class ChildProcess:
     """
 
     def __init__(
-        self, module: str, title: str, log_path: Path, environment: Mapping[str, str]
+        self, module: str, title: str, log_path: Path | None, environment: Mapping[str, str]
     ) -> None:
         self._title = title
         self._late = False
-        log_path.parent.mkdir(parents=True, exist_ok=True)
         if not sys.executable:
             raise ChildGone("Python's own program is not known (sys.executable is empty)")
-        with log_path.open("ab") as log, importing():
+        with _open_log(log_path) as log, importing():
             # A fork in the middle of this would keep our ends of the pipes open.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module],
@@ -146,10 +157,19 @@ class ChildProcess:
     def _explain(self, timeout_s: float | None) -> ChildGone:
         late = self._late
         self.end(wait_s=1.0)
-        if late:
-            return ChildGone(f"the process of {self._title} did not answer in {timeout_s:g} s")
         code = self._process.returncode
-        return ChildGone(f"the process of {self._title} ended (exit status {code})")
+        if late:
+            text = f"the process of {self._title} did not answer in {timeout_s:g} s"
+            return ChildGone(text, exit_status=code, was_late=True)
+        text = f"the process of {self._title} ended (exit status {code})"
+        return ChildGone(text, exit_status=code)
+
+
+def _open_log(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
+    if path is None:
+        return contextlib.nullcontext()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("ab")
 
 
 def _add_quark(environment: Mapping[str, str]) -> dict[str, str]:

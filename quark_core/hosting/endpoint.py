@@ -31,9 +31,13 @@ _TRIES = 8
 _TRY_EVERY_S = 0.11
 
 
-def lower_priority() -> None:
-    """Make this process nicer than the one that started it, and the first to go for its memory."""
-    if hasattr(os, "nice"):  # Windows has none
+def lower_priority(*, is_nice: bool = True) -> None:
+    """Make this process nicer than the one that started it, and the first to go for its memory.
+
+    Args:
+        is_nice: False for the latter alone.
+    """
+    if is_nice and hasattr(os, "nice"):  # Windows has none
         with contextlib.suppress(OSError):
             os.nice(_NICENESS)
         _set_session(os.getpid(), _NICENESS)
@@ -105,7 +109,7 @@ def _set_session(pid: int, niceness: int) -> None:
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 
 
-def serve_parent(serve: Callable[[RawIOBase, RawIOBase], int]) -> NoReturn:
+def serve_parent(serve: Callable[[RawIOBase, RawIOBase], int], *, is_nice: bool = True) -> NoReturn:
     """Run a helper process, and end it as soon as it has served.
 
     Signals are left to the process that started it. Standard input and output
@@ -114,11 +118,12 @@ def serve_parent(serve: Callable[[RawIOBase, RawIOBase], int]) -> NoReturn:
     Args:
         serve: Reads messages from its first argument and answers on its
             second; returns the exit status.
+        is_nice: Whether the process that started it goes first where cores are scarce.
     """
     for name in _IGNORED:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    lower_priority()
+    lower_priority(is_nice=is_nice)
     faulthandler.enable()
     source = os.fdopen(os.dup(0), "rb", buffering=0)
     target = os.fdopen(os.dup(1), "wb", buffering=0)

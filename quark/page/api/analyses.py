@@ -1,6 +1,6 @@
-"""What is known of runs by analysis: what their stores keep, else what is computed here.
+"""What is known of runs by analysis: what their stores keep, else what is computed for the page.
 
-Nothing that is computed here is stored. One thread computes, one run after the other.
+Nothing that is computed is stored. It is computed for one run after the other.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from quark.page.api.run_analysis import Analysis
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.errors import QuarkError, RunNotFoundError
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, format_time, parse_time
 from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
+    from quark.page.api.run_analysis import RunAnalyzer
     from quark.page.api.source import PageSource
-    from quark_core.analysis.rule import Verdict
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["Analysis", "AnalysisDesk"]
+__all__ = ["AnalysisDesk"]
 
 _log = logging.getLogger("quark")
 
@@ -34,36 +35,12 @@ _MOST_KEPT = 256
 _MOST_WAITING = 64
 # What is younger than this beside an analysis is on its way to the next one.
 _STALE_S = 60.0
+# Whoever goes from run to run asks again within that.
+_IDLE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
-    """What analyzers say of one run.
-
-    Attributes:
-        state: `stored`, `computed` here, or `failed`.
-        at: Time of the newest record that was looked at, or None.
-        alerts, scores, phases: The outputs.
-        phase_notes: Why there are no phases, and the like.
-        verdicts: What each rule said, by its id; None where that was not kept.
-        generation: Under which the alerts are stored, or None.
-        note: What a reader should know of it, or None.
-    """
-
-    state: Literal["stored", "computed", "failed"]
-    at: str | None = None
-    alerts: tuple[AlertRecord, ...] = ()
-    scores: tuple[HealthScoreRecord, ...] = ()
-    phases: tuple[PhaseRecord, ...] = ()
-    phase_notes: tuple[str, ...] = ()
-    verdicts: Mapping[str, Verdict] | None = None
-    generation: int | None = None
-    note: str | None = None
-
-    @property
-    def mark(self) -> str:
-        """Differs from that of any other analysis of the run."""
-        return f"{self.state}.{self.generation or 0}.{self.at}.{len(self.phases)}"
+# A run to analyze, "" to load what that needs, or what else is asked of the analyzer.
+_Job = str | Callable[["RunAnalyzer"], None]
 
 
 @dataclass(slots=True)
@@ -79,15 +56,17 @@ class AnalysisDesk:
 
     Args:
         source: What is looked at.
+        analyzer: Computes what is not stored; closed with the desk.
     """
 
-    def __init__(self, source: PageSource) -> None:
+    def __init__(self, source: PageSource, analyzer: RunAnalyzer) -> None:
         self._source = source
+        self._analyzer = analyzer
         self._lock = threading.Lock()
         self._computed: OrderedDict[str, _Computed] = OrderedDict()
         self._stored: OrderedDict[tuple[str, str], tuple[float, Analysis | None]] = OrderedDict()
         self._waiting: set[str] = set()
-        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -127,6 +106,18 @@ class AnalysisDesk:
                 self._queue.put(run_id)
         return found
 
+    def prepare(self) -> None:
+        """Have loaded what the first analysis needs; it is not waited for."""
+        with self._lock:
+            self._start()
+            self._queue.put("")
+
+    def submit(self, job: Callable[[RunAnalyzer], None]) -> None:
+        """Have something else asked of the analyzer, in its turn; the job itself never raises."""
+        with self._lock:
+            self._start()
+            self._queue.put(job)
+
     def is_computing(self, run_id: str) -> bool:
         """Whether a run waits for its analysis."""
         with self._lock:
@@ -139,6 +130,7 @@ class AnalysisDesk:
             self._waiting.clear()
             self._queue.put(None)
             thread = self._thread
+        self._analyzer.close()
         if thread is not None:
             thread.join(timeout_s)
 
@@ -152,14 +144,21 @@ class AnalysisDesk:
 
     def _run(self) -> None:
         """The thread."""
-        while (run_id := self._queue.get()) is not None and not self._closed:
+        while (job := self._take()) is not None and not self._closed:
+            if callable(job):
+                job(self._analyzer)
+                continue
+            if not job:
+                self._analyzer.prepare()
+                continue
+            run_id = job
             began = ""
             of: tuple[str, str | None] = ("", None)
             try:
                 summary = self._source.summarize(run_id)
                 began = _tell_begin(summary)
                 of = summary.state, summary.last_metric_at
-                analysis = self._compute(run_id)
+                analysis = self._analyzer.analyze(run_id)
             except RunNotFoundError:
                 analysis = Analysis(state="failed", note="the run is gone")
             except QuarkError as error:
@@ -174,25 +173,13 @@ class AnalysisDesk:
                     self._computed.popitem(last=False)
                 self._waiting.discard(run_id)
 
-    def _compute(self, run_id: str) -> Analysis:
-        from quark_core.analysis.diagnosis import analyze_run
-        from quark_core.analysis.outputs import AnalysisTarget
-        from quark_core.analysis.phases import analyze_phases
-
-        # Bounded in memory: of very long runs `RunData` keeps a sample.
-        data = AnalysisTarget(self._source.open_run(run_id)).load()
-        result = analyze_run(data)
-        phases = analyze_phases(data)
-        return Analysis(
-            state="computed",
-            at=format_time(data.newest_us) if data.newest_us else None,
-            alerts=result.alerts,
-            scores=result.health_scores,
-            phases=phases.phases,
-            phase_notes=phases.notes,
-            verdicts=result.verdicts,
-            note="analyzed for this page; `quark analyze` stores it with the run",
-        )
+    def _take(self) -> _Job | None:
+        """What is next, or None at the end; the analyzer rests meanwhile."""
+        try:
+            return self._queue.get(timeout=_IDLE_S)
+        except queue.Empty:
+            self._analyzer.rest()
+        return self._queue.get()
 
     def _find_computed(self, summary: RunSummary) -> _Computed | None:
         """What was computed of a run, and not of another one of its id; the lock is held."""

@@ -1,21 +1,23 @@
-"""What may be said of two sides: computed on a thread of its own, one pair after the other."""
+"""What may be said of two sides, computed in their turn among the analyses."""
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from quark.page.api.run_analysis import ComparedPair
 from quark.page.api.sides import read_sides
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
+    from quark.page.api.analyses import AnalysisDesk
     from quark.page.api.parameters import Parameters
+    from quark.page.api.run_analysis import RunAnalyzer
     from quark.page.api.sides import Side
     from quark.page.api.source import PageSource
 
@@ -30,39 +32,30 @@ _DIRECTIONS = ("at_least", "at_most")
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
-    """What is compared, as it was when it was asked for.
+class _Asked:
+    """What is compared, as it was when it was asked for: how far each run was."""
 
-    Attributes:
-        primary, reference: The ids of each side.
-        target: A metric, `at_least` or `at_most`, and a value, or None.
-        of: How far each run was.
-    """
-
-    primary: tuple[str, ...]
-    reference: tuple[str, ...]
-    target: tuple[str, str, float] | None
+    pair: ComparedPair
     of: tuple[tuple[str, str | None], ...]
 
 
 class ComparisonDesk:
-    """Compares sides for the page, and keeps what it found; any thread may call it.
+    """Has sides compared, and keeps what was found; every method may be called from any thread.
 
     Nothing is stored with the runs. Of a run that goes on it is computed anew when it is asked
     for and the run has gone on.
 
     Args:
         source: What is looked at.
+        desk: Whose analyzer compares.
     """
 
-    def __init__(self, source: PageSource) -> None:
+    def __init__(self, source: PageSource, desk: AnalysisDesk) -> None:
         self._source = source
+        self._desk = desk
         self._lock = threading.Lock()
-        self._found: OrderedDict[_Pair, dict[str, Any]] = OrderedDict()
-        self._waiting: set[_Pair] = set()
-        self._queue: queue.SimpleQueue[_Pair | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._found: OrderedDict[_Asked, dict[str, Any]] = OrderedDict()
+        self._waiting: set[_Asked] = set()
 
     def tell(self, parameters: Parameters) -> dict[str, Any]:
         """What `ComparisonEngine` says of the first side against the second, or that it computes.
@@ -74,72 +67,36 @@ class ComparisonDesk:
         sides = read_sides(self._source, parameters)
         if len(sides) != 2:
             raise SchemaValidationError(f"side must name two sides, got {len(sides)}")
-        pair = _Pair(sides[0].ids, sides[1].ids, _read_target(parameters), _mark(sides))
+        pair = ComparedPair(sides[0].ids, sides[1].ids, _read_target(parameters))
+        asked = _Asked(pair, _mark(sides))
         with self._lock:
-            found = self._found.get(pair)
+            found = self._found.get(asked)
             if found is not None:
-                self._found.move_to_end(pair)
+                self._found.move_to_end(asked)
                 return found
-            if pair not in self._waiting and len(self._waiting) < _MOST_WAITING:
-                self._waiting.add(pair)
-                self._start()
-                self._queue.put(pair)
+            is_new = asked not in self._waiting and len(self._waiting) < _MOST_WAITING
+            if is_new:
+                self._waiting.add(asked)
+        if is_new:
+            self._desk.submit(lambda analyzer: self._compare(asked, analyzer))
         return {"state": "computing", "result": None, "note": None}
 
-    def close(self, timeout_s: float = 0.0) -> None:
-        """Compute no more; what is under way is waited for so long, or ends with the process."""
+    def _compare(self, asked: _Asked, analyzer: RunAnalyzer) -> None:
+        """On the thread of the analyses."""
+        try:
+            result = _bound(analyzer.compare(asked.pair))
+            found = {"state": "computed", "result": result, "note": None}
+        except QuarkError as error:
+            found = {"state": "failed", "result": None, "note": str(error)}
+        except Exception as error:  # noqa: BLE001 - a plugin's rule may raise anything
+            _log.exception("runs %s cannot be compared", ", ".join(asked.pair.primary))
+            note = f"{type(error).__name__}: {error}"
+            found = {"state": "failed", "result": None, "note": note}
         with self._lock:
-            self._closed = True
-            self._waiting.clear()
-            self._queue.put(None)
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-
-    def _start(self) -> None:
-        """Have the thread; the lock is held."""
-        if self._thread is None and not self._closed:
-            self._thread = threading.Thread(
-                target=self._run, name="quark-page-comparison", daemon=True
-            )
-            self._thread.start()
-
-    def _run(self) -> None:
-        """The thread."""
-        while (pair := self._queue.get()) is not None and not self._closed:
-            state: Literal["computed", "failed"] = "failed"
-            result, note = None, None
-            try:
-                result, state = self._compare(pair), "computed"
-            except QuarkError as error:
-                note = str(error)
-            except Exception as error:  # noqa: BLE001 - a plugin's rule may raise anything
-                _log.exception("runs %s cannot be compared", ", ".join(pair.primary))
-                note = f"{type(error).__name__}: {error}"
-            with self._lock:
-                self._found[pair] = {"state": state, "result": result, "note": note}
-                while len(self._found) > _MOST_KEPT:
-                    self._found.popitem(last=False)
-                self._waiting.discard(pair)
-
-    def _compare(self, pair: _Pair) -> dict[str, Any]:
-        from quark_core.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
-        from quark_core.analysis.comparison.engine import ComparisonEngine
-        from quark_core.sessions.session import TrainingSession
-
-        targets: tuple[MetricTargetSpec, ...] = ()
-        if pair.target is not None:
-            key, direction, value = pair.target
-            is_least = direction == "at_least"
-            targets = (MetricTargetSpec(key, value, "at_least" if is_least else "at_most"),)
-        primary, reference = (
-            [TrainingSession(self._source.open_run(run_id)) for run_id in ids]
-            for ids in (pair.primary, pair.reference)
-        )
-        result = ComparisonEngine.compare_runs(
-            primary, reference, config=ComparisonEngineConfig(metric_targets=targets)
-        )
-        return _bound(result.to_dict())
+            self._found[asked] = found
+            while len(self._found) > _MOST_KEPT:
+                self._found.popitem(last=False)
+            self._waiting.discard(asked)
 
 
 def _read_target(parameters: Parameters) -> tuple[str, str, float] | None:
@@ -167,6 +124,7 @@ def _bound(result: dict[str, Any]) -> dict[str, Any]:
     for name in ("layer_summary_diffs", "parameter_diffs"):
         diffs: list[Mapping[str, Any]] = list(result[name])
         result[f"{name}_count"] = len(diffs)
-        diffs.sort(key=lambda diff: (not diff["notable"], -abs(diff["log_ratio"] or 0.0)))
+        # What is not finite came as a text.
+        diffs.sort(key=lambda diff: (not diff["notable"], -abs(float(diff["log_ratio"] or 0.0))))
         result[name] = diffs[:_MOST_LAYERS]
     return result

@@ -14,7 +14,7 @@ from quark_core.backends.curves import check_cursor
 from quark_core.errors import SchemaValidationError
 
 if TYPE_CHECKING:
-    from quark.page.api.analyses import Analysis
+    from quark.page.api.run_analysis import Analysis
     from quark_core.backends.run_summary import RunSummary
 
 __all__ = ["PageCursor", "make_mark"]

@@ -10,7 +10,7 @@ from quark_core.records import MetricRecord
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
-    from quark.page.api.analyses import Analysis
+    from quark.page.api.run_analysis import Analysis
     from quark_core.records import AlertRecord, EvidenceRecord, HealthScoreRecord
 
 __all__ = ["describe_analysis", "order_alerts"]
@@ -151,15 +151,14 @@ def _describe_score(score: HealthScoreRecord) -> dict[str, Any]:
 
 
 def _describe_rules(analysis: Analysis) -> dict[str, Any]:
-    if analysis.verdicts is not None:
+    coverage = analysis.coverage
+    if coverage is not None:
         missing = [
-            {"rule": rule_id, "reason": verdict.reason, "data": list(verdict.missing)}
-            for rule_id, verdict in sorted(analysis.verdicts.items())
-            if verdict.state == "no_data"
+            {"rule": rule_id, "reason": reason, "data": list(data)}
+            for rule_id, reason, data in coverage.without_data
         ]
-        count = len(analysis.verdicts)
-        with_data = count - len(missing)
-        return {"count": count, "with_data": with_data, "missing": missing, "note": None}
+        with_data = coverage.count - len(missing)
+        return {"count": coverage.count, "with_data": with_data, "missing": missing, "note": None}
     overall = next((score for score in analysis.scores if score.score_key == "overall"), None)
     metadata: dict[str, Any] = {} if overall is None else dict(overall.metadata or {})
     asked, answered = metadata.get("rules"), metadata.get("rules_with_data")

@@ -53,10 +53,11 @@ class PageSource:
         place: Where it is, for people.
         backend: Its name.
         storage_dir: The storage root that it was opened for.
+        specification: Name or URI by which it was asked for; None for the root's own store.
         open_run: Opens one of its runs for reading.
 
     Attributes:
-        reader, place, backend, storage_dir: As given.
+        reader, place, backend, storage_dir, specification: As given.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class PageSource:
         place: str,
         backend: str,
         storage_dir: Path,
+        specification: str | None = None,
         open_run: Callable[[str], OpenRun] | None = None,
     ) -> None:
         self.reader = reader
         self.place = place
         self.backend = backend
         self.storage_dir = storage_dir
+        self.specification = specification
         self._open_run = open_run
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], _Kept] = {}
@@ -201,6 +204,7 @@ def open_source(storage_dir: Path | None, backend: str | None = None) -> PageSou
         place=store.place,
         backend=store.name,
         storage_dir=root,
+        specification=backend,
         open_run=store.open_run,
     )
 

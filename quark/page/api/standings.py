@@ -11,7 +11,8 @@ from quark_core.records import SystemTelemetryRecord
 from quark_core.records.query import Query
 
 if TYPE_CHECKING:
-    from quark.page.api.analyses import Analysis, AnalysisDesk
+    from quark.page.api.analyses import AnalysisDesk
+    from quark.page.api.run_analysis import Analysis
     from quark.page.api.source import PageSource
     from quark_core.backends.run_summary import RunSummary
 

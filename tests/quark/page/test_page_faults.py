@@ -172,6 +172,9 @@ def test_an_answer_that_takes_too_long_is_503_and_the_next_ones_wait(plain, monk
     plain.source.reader = slow
     path = f"/api/runs/{plain.run_id}/series?key=train/loss"
     answers = ask_many(plain, [path] * 7)
+    end = time.monotonic() + DEADLINE_S
+    while slow.asked < 4 and time.monotonic() < end:
+        time.sleep(0.01)  # whoever has a turn may begin late
     slow.gate.set()
     assert [answer.status_code for answer in answers] == [503] * 7
     assert slow.asked == 4  # the others did not even begin

@@ -71,6 +71,14 @@ def test_a_rule_with_an_odd_answer_has_failed_and_silences_no_other(ask, name):
     assert result.alerts == ()
 
 
+def test_for_want_of_memory_nothing_is_judged(ask):
+    def need_too_much():
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        ask(need_too_much)
+
+
 def test_numbers_of_numpy_and_figures_that_are_not_finite_become_plain(ask):
     evidence = EvidenceRecord("k", "s", "x", float("nan"), np.float32(0.5), np.int64(3), None)
     finding = make_finding(

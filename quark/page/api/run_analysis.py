@@ -1,0 +1,161 @@
+"""The analysis of one run as the page has it, and how it is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quark_core.runs.open_run import OpenRun
+
+__all__ = ["Analysis", "ComparedPair", "RuleCoverage", "RunAnalyzer", "analyze", "compare"]
+
+_NOTE = "analyzed for this page; `quark analyze` stores it with the run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCoverage:
+    """Which rules could look at a run.
+
+    Attributes:
+        count: How many were asked.
+        without_data: Of those that lacked what they need: id, reason, what was lacking.
+    """
+
+    count: int
+    without_data: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """What analyzers say of one run.
+
+    Attributes:
+        state: `stored`, `computed` here, or `failed`.
+        at: Time of the newest record that was looked at, or None.
+        alerts, scores, phases: The outputs.
+        phase_notes: Why there are no phases, and the like.
+        coverage: Which rules could look; None where only the scores may say it.
+        generation: Under which the alerts are stored, or None.
+        note: What a reader should know of it, or None.
+    """
+
+    state: Literal["stored", "computed", "failed"]
+    at: str | None = None
+    alerts: tuple[AlertRecord, ...] = ()
+    scores: tuple[HealthScoreRecord, ...] = ()
+    phases: tuple[PhaseRecord, ...] = ()
+    phase_notes: tuple[str, ...] = ()
+    coverage: RuleCoverage | None = None
+    generation: int | None = None
+    note: str | None = None
+
+    @property
+    def mark(self) -> str:
+        """Differs from that of any other analysis of the run."""
+        return f"{self.state}.{self.generation or 0}.{self.at}.{len(self.phases)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPair:
+    """Two sides that are compared.
+
+    Attributes:
+        primary, reference: The ids of the runs of each.
+        target: A metric, `at_least` or `at_most`, and a value, or None.
+    """
+
+    primary: tuple[str, ...]
+    reference: tuple[str, ...]
+    target: tuple[str, str, float] | None = None
+
+
+class RunAnalyzer(Protocol):
+    """Computes analyses, one at a time; nothing is stored."""
+
+    def analyze(self, run_id: str) -> Analysis:
+        """The analysis of a run, of state `failed` with a note where there can be none.
+
+        Raises:
+            QuarkError: The run cannot be read.
+        """
+
+    def compare(self, pair: ComparedPair) -> dict[str, Any]:
+        """What `ComparisonEngine` says of two sides, as a dict of JSON-like values.
+
+        Raises:
+            QuarkError: A run cannot be read, or there is too little memory or time.
+        """
+
+    def prepare(self) -> None:
+        """Load what the next analysis needs."""
+
+    def rest(self) -> None:
+        """Give up what is kept for the next one."""
+
+    def close(self) -> None:
+        """The same, for good, from any thread; an analysis under way may end before it is done."""
+
+
+def analyze(run: OpenRun) -> Analysis:
+    """Analyze a run in this thread, and find its phases.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: The store cannot be read.
+        MemoryError: There is too little for it.
+    """
+    from quark_core.analysis.diagnosis import analyze_run
+    from quark_core.analysis.outputs import AnalysisTarget
+    from quark_core.analysis.phases import analyze_phases
+
+    # Bounded in memory, as far as it can be: of very long runs `RunData` keeps a sample.
+    data = AnalysisTarget(run).load()
+    result = analyze_run(data)
+    phases = analyze_phases(data)
+    return Analysis(
+        state="computed",
+        at=format_time(data.newest_us) if data.newest_us else None,
+        alerts=result.alerts,
+        scores=result.health_scores,
+        phases=phases.phases,
+        phase_notes=phases.notes,
+        coverage=RuleCoverage(
+            count=len(result.verdicts),
+            without_data=tuple(
+                (rule_id, verdict.reason, verdict.missing)
+                for rule_id, verdict in sorted(result.verdicts.items())
+                if verdict.state == "no_data"
+            ),
+        ),
+        note=_NOTE,
+    )
+
+
+def compare(open_run: Callable[[str], OpenRun], pair: ComparedPair) -> dict[str, Any]:
+    """Compare two sides in this thread.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: The store cannot be read.
+        MemoryError: There is too little for it.
+    """
+    from quark_core.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
+    from quark_core.analysis.comparison.engine import ComparisonEngine
+    from quark_core.sessions.session import TrainingSession
+
+    targets: tuple[MetricTargetSpec, ...] = ()
+    if pair.target is not None:
+        key, direction, value = pair.target
+        is_least = direction == "at_least"
+        targets = (MetricTargetSpec(key, value, "at_least" if is_least else "at_most"),)
+    primary, reference = (
+        [TrainingSession(open_run(run_id)) for run_id in ids]
+        for ids in (pair.primary, pair.reference)
+    )
+    config = ComparisonEngineConfig(metric_targets=targets)
+    return ComparisonEngine.compare_runs(primary, reference, config=config).to_dict()
