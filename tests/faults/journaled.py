@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import quark
@@ -100,6 +101,13 @@ def wait_until(condition, timeout_s=30.0):
             return False
         time.sleep(0.005)
     return True
+
+
+def wait_for_adoption():
+    """What a start finds is delivered behind it, by a thread that has the lanes meanwhile."""
+    for thread in threading.enumerate():
+        if thread.name == "quark-adopt":
+            thread.join(60)
 
 
 def run_script(tmp_path, body, *, before=(), timeout=60, ends=0, **environment):

@@ -21,7 +21,7 @@ with telemetry.start_step(0):
 time.sleep(delay_s)
 child = os.fork()
 if child == 0:
-    signal.alarm(20)  # a child that hangs is killed by it
+    signal.alarm(60)  # a child that hangs is killed by it
     import psutil, ctypes, subprocess, importlib.metadata
     telemetry.sample()
     telemetry.record_step(1)
