@@ -155,7 +155,7 @@ def list_helpers(folder):
 def wait_until_gone(pids):
     """Processes of the plugin's own may live on; those that Quark has started do not."""
     left = [psutil.Process(pid) for pid in set(pids) if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(left, timeout=20)
+    _, alive = psutil.wait_procs(left, timeout=60)
     assert not alive
 
 
