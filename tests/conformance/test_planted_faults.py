@@ -10,7 +10,7 @@ import pytest
 from planted_backends import WEAK
 
 # The whole kit is run once, within the first test.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 MODULE = """
 import contextlib
@@ -139,7 +139,7 @@ def session(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
     )
     assert report.is_file(), done.stdout + done.stderr
     return done.stdout, json.loads(report.read_text())

@@ -30,6 +30,8 @@ sys.exit(example["main"]())
 def run_python(tmp_path):
     """Runs Python with arguments in an empty folder."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("QUARK_")}
+    # A busy machine may take longer than the default, which is then said on stderr.
+    environment["QUARK_EXIT_TIMEOUT_SECONDS"] = "90"
     folder = tmp_path / "work"
     folder.mkdir()
 
@@ -40,7 +42,7 @@ def run_python(tmp_path):
             cwd=folder,
             env={**environment, "PYTHONIOENCODING": "utf-8", "COLUMNS": "200", **variables},
             encoding="utf-8",
-            timeout=100,
+            timeout=200,
         )
 
     run.folder = folder

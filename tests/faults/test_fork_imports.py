@@ -37,7 +37,7 @@ def test_a_child_that_is_forked_early_can_import(tmp_path, delay_ms):
         [sys.executable, "-c", textwrap.dedent(PROGRAM), tmp_path, str(delay_ms / 1000)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "7"

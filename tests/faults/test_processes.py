@@ -159,7 +159,7 @@ def run_late_worker(tmp_path, worker, *, wait_s):
         },
         stdout=subprocess.PIPE,
         text=True,
-        timeout=100,
+        timeout=200,
         check=True,
     )
     return done.stdout

@@ -45,7 +45,7 @@ def run_python(tmp_path, install):
             },
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
         )
 
     return run

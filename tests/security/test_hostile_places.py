@@ -232,7 +232,7 @@ def test_nobody_waits_for_a_pipe(tmp_path, name):
             "recovery.sync(Path(sys.argv[1]))",
             str(root),
         ],
-        timeout=60,
+        timeout=200,
         capture_output=True,
         text=True,
     )
