@@ -46,7 +46,7 @@ def pytest_ignore_collect(collection_path, config):
     """A file that is long as a whole is not imported where no long test is run."""
     if config.option.markexpr != "not long" or collection_path.suffix != ".py":
         return None
-    return True if _LONG_FILE.search(collection_path.read_text()) else None
+    return True if _LONG_FILE.search(collection_path.read_text("utf-8")) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,8 @@ import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from serving.ports import hold_port
 
 __all__ = ["MlflowServer"]
 
@@ -24,9 +25,7 @@ class MlflowServer:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._place, self._port = hold_port()
         self.uri = f"http://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -73,6 +72,7 @@ class MlflowServer:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, 9)
             self._process.wait(10)
+        self._place.close()
         self._folder.cleanup()
 
     def measure_log_batch(self, *, batches: int) -> float:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from serving.ports import hold_port
 
 __all__ = ["Service", "open_services"]
 
@@ -36,9 +37,7 @@ class Service:
         self.store_url = f"sqlite:///{self.folder / 'service.db'}"
         self.workers = workers
         self.key = ""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._place, self.port = hold_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -65,6 +64,7 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._place.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def make_key(self, workspace: str = "bench") -> str:

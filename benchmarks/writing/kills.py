@@ -49,9 +49,10 @@ def _kill(number: int, life_s: float, row: dict[str, int]) -> None:
         )
         assert child.stdout is not None
         run_id = child.stdout.readline().strip()
+        child.stdout.readline()  # the first is stored
         time.sleep(life_s)
         child.kill()
-        returned = len(child.communicate()[0].splitlines())
+        returned = 1 + len(child.communicate()[0].splitlines())
         recovery.sync(Path(name))
         store = quark.ArtifactStore(quark.open_run(run_id, storage_dir=name))
         records = store.read()

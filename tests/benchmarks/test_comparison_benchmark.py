@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_comparison(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")

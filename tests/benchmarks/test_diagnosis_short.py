@@ -47,6 +47,7 @@ def make_row(kind, *, expected=(), tolerated=(), alarms=(), phases=(), **truth):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_two_scenarios_are_made_kept_and_scored(tmp_path, monkeypatch, capsys):
     out = tmp_path / "runs"
     make = ("make", "--out", out, "--family", "first", "--only", *SHORT)

@@ -138,10 +138,10 @@ class AcknowledgesBeforeWriting(SoundBackend):
 
     def append(self, path, text):
         def later():
-            time.sleep(0.2)
+            time.sleep(20)
             SoundBackend.append(self, path, text)
 
-        threading.Thread(target=later).start()
+        threading.Thread(target=later, daemon=True).start()
 
 
 @weakness

@@ -88,7 +88,7 @@ def run(environment, *command):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,8 @@ sys.exit(example["main"]())
 def run_python(tmp_path):
     """Runs Python with arguments in an empty folder."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("QUARK_")}
+    # A busy machine may take longer than the default, which is then said on stderr.
+    environment["QUARK_EXIT_TIMEOUT_SECONDS"] = "90"
     folder = tmp_path / "work"
     folder.mkdir()
 
@@ -40,7 +42,7 @@ def run_python(tmp_path):
             cwd=folder,
             env={**environment, "PYTHONIOENCODING": "utf-8", "COLUMNS": "200", **variables},
             encoding="utf-8",
-            timeout=100,
+            timeout=200,
         )
 
     run.folder = folder
@@ -187,11 +189,17 @@ def test_the_telemetry_example_says_where_the_time_went(run_python):
     assert done.returncode == 0, done.stderr
     share = re.search(r"^12 steps, (\d+) % of the time in data$", done.stdout, re.MULTILINE)
     assert share is not None
-    assert 0 < int(share[1]) <= 100
     (run,) = quark.search_runs(storage_dir=run_python.folder)
     session = quark.open_run(run.run_id, storage_dir=run_python.folder)
     records = quark.SystemTelemetry(session).read(boundary="step")
     assert [record.step for record in records] == list(range(12))
+    # The first step takes as long as the machine is busy, beside which the data may be nothing.
+    assert all(0 < record.data_time_ms <= record.step_time_ms for record in records)
+    data_ms, step_ms = (
+        sum(getattr(record, field) for record in records)
+        for field in ("data_time_ms", "step_time_ms")
+    )
+    assert int(share[1]) == pytest.approx(100 * data_ms / step_ms, abs=0.51)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import threading
 import tracemalloc
 
 import pytest
@@ -53,7 +54,9 @@ def open_small(directory, backend, files, log_bytes=20_000, **arguments):
 
 def hold_delivery(stream):
     """Let nothing be framed any more."""
-    stream._tick = lambda *, sync: None
+    stands = threading.Event()
+    stream._tick = lambda *, sync: stands.set()
+    assert stands.wait(60)
 
 
 def test_a_burst_into_a_stopped_journal_is_bounded_counted_and_told(tmp_path):
@@ -66,7 +69,7 @@ def test_a_burst_into_a_stopped_journal_is_bounded_counted_and_told(tmp_path):
     files.stopped = False
     backend._always = "ok"
     assert wait_until(lambda: told and stream.report().lanes[0].waiting == 0)
-    (lane,) = stream.close(10).lanes
+    (lane,) = stream.close(60).lanes
     assert adds_up(lane)
     assert lane.submitted == 100_000
     assert (lane.waiting, lane.unknown) == (0, 0)
@@ -122,7 +125,7 @@ def test_what_sums_up_goes_before_what_users_say(tmp_path):
     assert stream.channel("event").lost == 0
     assert told == [{"metric": excess}]
     stream._tick = tick
-    (lane,) = stream.close(10).lanes
+    (lane,) = stream.close(60).lanes
     assert adds_up(lane)
     assert (lane.submitted, lane.dropped) == (1_900, excess)
     assert stored_values(backend) == list(map(float, range(excess, 1_000)))
@@ -134,7 +137,7 @@ def test_a_flush_says_no_while_records_wait_before_a_full_memory(tmp_path):
     stream = open_small(tmp_path / "j", backend, files, log_bytes=1_500)
     for value in range(1_000):
         put_metric(stream, value)
-    assert wait_until(lambda: stream._log.is_full, 10)
+    assert wait_until(lambda: stream._log.is_full)
     for level in ("stored", "journaled", "durable"):
         with pytest.raises(SessionStoreError):
             stream.flush(0.2, level)
@@ -147,10 +150,10 @@ def test_a_flush_says_no_while_records_wait_before_a_full_memory(tmp_path):
     else:
         assert stored_values(backend) == list(map(float, range(1_000)))
     files.stopped = False
-    stream.flush(10, "durable")
-    stream.flush(10, "stored")
+    stream.flush(60, "durable")
+    stream.flush(60, "stored")
     assert stored_values(backend) == list(map(float, range(1_000)))
-    assert stream.close(10).complete
+    assert stream.close(60).complete
 
 
 def test_what_waits_before_a_full_memory_is_delivered_at_the_end(tmp_path):
@@ -158,11 +161,11 @@ def test_what_waits_before_a_full_memory_is_delivered_at_the_end(tmp_path):
     stream = open_small(tmp_path / "j", backend, files, log_bytes=1_500)
     for value in range(1_000):
         put_metric(stream, value)
-    assert wait_until(lambda: stream._log.is_full, 10)
+    assert wait_until(lambda: stream._log.is_full)
     files.stopped = False
     backend._always = "ok"
     backend.release.set()
-    (lane,) = stream.close(20).lanes
+    (lane,) = stream.close(60).lanes
     assert (lane.delivered, lane.waiting) == (1_000, 0)
     assert stored_values(backend) == list(map(float, range(1_000)))
 
@@ -187,7 +190,7 @@ def test_memory_is_bounded_by_bytes_not_by_the_number_of_calls(tmp_path, large):
         else:
             put_event(stream, payload=JsonObject({"text": f"{step}" * 5_000}))
     # What a burst brings between two ticks goes at the next.
-    bounded = wait_until(lambda: tracemalloc.get_traced_memory()[0] - before < 20 * CAPACITY, 10)
+    bounded = wait_until(lambda: tracemalloc.get_traced_memory()[0] - before < 20 * CAPACITY)
     tracemalloc.stop()
     (lane,) = stream.close(0.1).lanes
     assert bounded

@@ -4,6 +4,7 @@ import logging
 import time
 
 import pytest
+from journaled import wait_until
 
 import quark
 from quark_core.backends.registry import default_registry
@@ -33,7 +34,7 @@ def train(session, steps=200):
 
 @pytest.mark.parametrize("fault", ["bug", "exit", "unavailable"])
 def test_a_failing_mirror_costs_only_itself(tmp_path, add_backend, fault, monkeypatch, caplog):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "5")
     bad = add_backend("bad", ScriptedBackend(always=fault))
     good = add_backend("good", ScriptedBackend())
     with quark.start_run(project="p", storage_dir=tmp_path, backends="bad,good") as session:
@@ -53,12 +54,12 @@ def test_a_failing_mirror_costs_only_itself(tmp_path, add_backend, fault, monkey
 
 
 def test_a_hanging_mirror_does_not_hang_the_end(tmp_path, add_backend, monkeypatch):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "2")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "5")
     stuck = add_backend("stuck", ScriptedBackend(always="hang"), idempotent=False)
     with quark.start_run(project="p", storage_dir=tmp_path, backends=["stuck"]) as session:
         train(session)
-        began = time.monotonic()
-    assert time.monotonic() - began < 30
+        assert wait_until(lambda: stuck.calls)
+    assert not stuck.release.is_set()
     lanes = {lane.backend: lane for lane in session.report_delivery().lanes}
     assert lanes["embedded"].complete
     stuck_lane = lanes["stuck"]
@@ -79,7 +80,7 @@ def test_a_refusing_mirror_is_quarantined_with_its_reason(tmp_path, add_backend)
 
 
 def test_a_mirror_that_cannot_be_opened_does_not_stop_the_start(tmp_path, add_backend, monkeypatch):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "2")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "5")
     (tmp_path / "out").write_text("a file where the mirror wants a folder")
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv:out") as session:
         train(session)
@@ -110,16 +111,16 @@ def fail_primary(session, error):
 
 
 def test_an_outage_of_the_primary_is_raised_by_flush_only(tmp_path, monkeypatch):
-    monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "0.2")
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "2")
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         lane = fail_primary(session, BackendUnavailable("planted outage"))
         metrics = train(session, 50)
+        monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "0.2")
         with pytest.raises(quark.SessionStoreError, match="planted outage"):
             metrics.flush()
         with pytest.raises(quark.SessionStoreError, match="Nothing is lost"):
             metrics.read()
         metrics.log("m", 50.0, step=50)
+        monkeypatch.delenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS")
         del lane._backend.write, lane._backend.write_group
         lane.nudge()
         assert len(metrics.read()) == 51
@@ -132,7 +133,7 @@ def test_a_strict_run_raises_the_primarys_first_error_at_the_next_call(tmp_path,
     metrics = quark.MetricsLogger(session)
     fail_primary(session, BackendUnavailable("planted outage"))
     metrics.log("m", 0.0, step=0)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     with pytest.raises(quark.SessionStoreError, match="planted outage"):
         while time.monotonic() < deadline:
             metrics.log("m", 1.0, step=1)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import golden
 import pytest
+from journaled import wait_until
 
 import quark
 from quark_core.delivery import black_box
@@ -346,6 +347,7 @@ def test_what_log_returned_for_survives_a_kill(tmp_path, pause_s, seed):
         text=True,
     )
     run_id = child.stdout.readline().strip()
+    assert wait_until(lambda: any(counter.read_bytes()))
     time.sleep(random.Random(seed).uniform(0.2, 0.6))
     child.send_signal(signal.SIGKILL)
     child.communicate()

@@ -201,8 +201,9 @@ def test_a_process_that_is_not_surely_dead_keeps_its_box(killed, what):
 @pytest.mark.long
 def test_a_box_of_another_user_stays(killed, monkeypatch):
     root, box = killed
+    another = box.stat().st_uid + 1
     shutil.rmtree(root)
-    monkeypatch.setattr(os, "geteuid", lambda: box.stat().st_uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: another)
     assert sweep_black_boxes() == []
 
 

@@ -25,6 +25,8 @@ def train(storage_dir, **arguments):
     """A run whose points are in batches of ten."""
     with quark.start_run(project="p", storage_dir=storage_dir, **arguments) as session:
         metrics = quark.MetricsLogger(session)
+        session.open_run.stream._tick_s = 600  # a flush alone ends a batch
+        session.flush("journaled")
         for step in range(POINTS):
             metrics.log("m", float(step), step=step)
             if step % PER_BATCH == PER_BATCH - 1:
@@ -44,6 +46,8 @@ session = quark.start_run(project="p", storage_dir=storage_dir, backends=sys.arg
 def write(*_):
     raise BackendUnavailable("planted outage")
 metrics = quark.MetricsLogger(session)
+session.open_run.stream._tick_s = 600  # a flush alone ends a batch
+session.flush("journaled")
 for lane in session.open_run.stream._lanes:
     lane._write_one = lane._write_group = write
 for step in range(300):

@@ -6,7 +6,7 @@ import signal
 import sqlite3
 
 import pytest
-from journaled import run_script, wait_until
+from journaled import run_script, wait_for_adoption, wait_until
 
 import quark
 from quark_backends.embedded import refill
@@ -213,6 +213,7 @@ def test_a_start_where_a_killed_process_went_on_in_a_deleted_store(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         quark.MetricsLogger(session).log("m", 1.0, step=0)
     assert read(session.run_id, tmp_path)[1] == [0]
+    wait_for_adoption()
     recovery.sync(tmp_path)
     found, steps = read(output.strip(), tmp_path)
     assert steps == list(range(1, 100))

@@ -33,7 +33,7 @@ def run_program(folder, body, way="script", **environment):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env={**os.environ, **environment},
     )
     run_id = done.stdout.split()[0]

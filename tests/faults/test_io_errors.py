@@ -17,6 +17,7 @@ from journaled import (
     put_metric,
     run_script,
     stored_values,
+    wait_until,
 )
 from tiers import count_examples
 
@@ -116,6 +117,7 @@ def test_what_is_called_durable_can_be_read_whatever_failed_before(pattern):
     (lane,) = stream.close(0.3).lanes
     assert adds_up(lane)
     assert lane.waiting == lane.submitted == 40
+    assert wait_until(lambda: not stream._thread.is_alive())
     shutil.rmtree(directory.parent)
 
 

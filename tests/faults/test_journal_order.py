@@ -38,7 +38,7 @@ def test_children_of_a_run_are_played_after_its_start(tmp_path, monkeypatch):
         [sys.executable, "-c", PROGRAM, tmp_path],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         env={**os.environ, "QUARK_JOURNAL_ONLY": "1"},
     )
     assert done.returncode == 0, done.stderr

@@ -96,17 +96,25 @@ def test_a_context_joins_the_session_of_its_own_process(tmp_path):
 
 LATE_WORKER = """
 import os, sys, time, quark
+known, tell_known = os.pipe()
+ended, tell_ended = os.pipe()
 with quark.start_run(project="p", storage_dir=sys.argv[1], backends="csv") as session:
     metrics = quark.MetricsLogger(session)
     metrics.log("parent", 0.0, step=0)
     pid = os.fork()
     if pid == 0:
+        os.close(tell_ended)
         for step in range(50):
             metrics.log("worker", float(step), step=step)
+            if step == 0:
+                os.write(tell_known, b"x")
+            if step == 40 and sys.argv[2] == "outlives":
+                os.read(ended, 1)
             time.sleep(0.01)
         sys.exit(0)
-    # The parent does not wait for its worker.
-    time.sleep(float(sys.argv[2]))
+    # The parent does not wait for its worker, which is known from its first record on.
+    os.read(known, 1)
+os.close(tell_ended)
 print(session.run_id)
 """
 
@@ -115,7 +123,7 @@ print(session.run_id)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_the_end_of_a_run_comes_after_what_a_living_worker_logs(tmp_path):
-    done = run_late_worker(tmp_path, wait_s=20)
+    done = run_late_worker(tmp_path, "ends", wait_s=50)
     session = quark.open_run(done.split()[0], tmp_path)
     metrics = quark.MetricsLogger(session)
     worker = metrics.read(metric_key="worker")
@@ -129,7 +137,7 @@ def test_the_end_of_a_run_comes_after_what_a_living_worker_logs(tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_worker_that_goes_on_for_long_is_waited_for_as_long_as_said(tmp_path):
-    done = run_late_worker(tmp_path, wait_s=0)
+    done = run_late_worker(tmp_path, "outlives", wait_s=0)
     recovery.sync(tmp_path)
     session = quark.open_run(done.split()[0], tmp_path)
     worker = quark.MetricsLogger(session).read(metric_key="worker")
@@ -140,15 +148,18 @@ def test_a_worker_that_goes_on_for_long_is_waited_for_as_long_as_said(tmp_path):
     assert session.status == "completed"
 
 
-def run_late_worker(tmp_path, *, wait_s):
+def run_late_worker(tmp_path, worker, *, wait_s):
     """Run a script that ends its run while a worker logs; returns once the worker is gone too."""
     done = subprocess.run(
-        # The worker must be known: a process counts from its first record on.
-        [sys.executable, "-c", LATE_WORKER, str(tmp_path), "0.2"],
-        env={**os.environ, "QUARK_WRITERS_TIMEOUT_SECONDS": str(wait_s)},
+        [sys.executable, "-c", LATE_WORKER, str(tmp_path), worker],
+        env={
+            **os.environ,
+            "QUARK_WRITERS_TIMEOUT_SECONDS": str(wait_s),
+            "QUARK_EXIT_TIMEOUT_SECONDS": "100",
+        },
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
     return done.stdout

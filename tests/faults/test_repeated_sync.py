@@ -108,7 +108,7 @@ def test_syncs_at_once_deliver_once(tmp_path, left_behind, count):
     for child in children:
         child.stdin.write("go\n")
         child.stdin.flush()
-    ended = [child.communicate(timeout=60) for child in children]
+    ended = [child.communicate(timeout=200) for child in children]
     assert [child.returncode for child in children] == [0] * count, ended
     recovery.sync(tmp_path)
     assert_all_once(tmp_path, left_behind, 3_000)
@@ -153,7 +153,7 @@ def test_sync_beside_the_living_process_leaves_it_alone(tmp_path):
                 input="go\n",
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=200,
             )
             states = {line.split()[1] for line in child.stdout.splitlines()}
             assert (child.returncode, states) == (0, {"held"}), child.stderr

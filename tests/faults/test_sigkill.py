@@ -18,16 +18,22 @@ session = quark.start_run(project="killed", storage_dir=sys.argv[1])
 metrics = quark.MetricsLogger(session)
 pace = float(sys.argv[2])
 print(session.run_id, flush=True)
-def work(name):
+def work(name, begun):
     step = 0
     while True:
         metrics.log(name, float(step), step=step)
         step += 1
+        begun.set()
         if pace:
             time.sleep(pace)
 for index in range(2):
-    threading.Thread(target=work, args=(f"thread{index}",), daemon=True).start()
-step = 0
+    begun = threading.Event()
+    threading.Thread(target=work, args=(f"thread{index}", begun), daemon=True).start()
+    begun.wait()
+metrics.log("main", 0.0, step=0)
+metrics.flush()
+print("all log", flush=True)
+step = 1
 while True:
     metrics.log("main", float(step), step=step)
     step += 1
@@ -48,6 +54,7 @@ def test_the_store_holds_a_gap_free_beginning(tmp_path, pace_s, seed, record_pro
         text=True,
     )
     run_id = child.stdout.readline().strip()
+    assert child.stdout.readline() == "all log\n"
     time.sleep(random.Random(seed).uniform(0.3, 0.9))
     child.send_signal(signal.SIGKILL)
     flushed = [int(line) for line in child.communicate()[0].split()]

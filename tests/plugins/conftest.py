@@ -40,12 +40,12 @@ def run_python(tmp_path, install):
             env={
                 **os.environ,
                 "PYTHONPATH": path,
-                "QUARK_EXIT_TIMEOUT_SECONDS": "1",
+                "QUARK_EXIT_TIMEOUT_SECONDS": "3",
                 **variables,
             },
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
         )
 
     return run

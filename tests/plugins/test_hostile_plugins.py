@@ -155,7 +155,7 @@ def list_helpers(folder):
 def wait_until_gone(pids):
     """Processes of the plugin's own may live on; those that Quark has started do not."""
     left = [psutil.Process(pid) for pid in set(pids) if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(left, timeout=20)
+    _, alive = psutil.wait_procs(left, timeout=200)
     assert not alive
 
 
@@ -382,7 +382,7 @@ default_registry()._definitions["closed"] = closed
 quark.start_run(project="p", storage_dir=sys.argv[1], backends="closed")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

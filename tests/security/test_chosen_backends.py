@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from click.testing import CliRunner
-from hostile_folders import EMBEDDED, make_journal
+from hostile_folders import EMBEDDED, make_journal, wait_for_adoption
 from service_fixtures import serving
 
 import quark
@@ -150,6 +150,7 @@ def test_no_host_that_a_folder_names_is_contacted(tmp_path, listen, caplog, text
     with caplog.at_level(logging.WARNING):
         with quark.start_run(project="own", storage_dir=tmp_path):
             pass
+        wait_for_adoption()
         results = recovery.sync(tmp_path)
     assert listener.requests == []
     (far,) = [result for result in results if result.backend == "far"]

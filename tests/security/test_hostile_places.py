@@ -11,7 +11,7 @@ from contextlib import closing
 import msgspec
 import pytest
 from click.testing import CliRunner
-from hostile_folders import EMBEDDED, list_tree, make_artifact, make_journal
+from hostile_folders import EMBEDDED, list_tree, make_artifact, make_journal, wait_for_adoption
 
 import quark
 from quark.cli.main import cli
@@ -155,6 +155,7 @@ def _resume(root, run_id):
         # A start in this root adopts what lies there, and must not follow the link either.
         with quark.start_run(project="own", storage_dir=root):
             pass
+        wait_for_adoption()
         raise SessionStoreError("the run is not there: a link leads out of its folder")
     quark.resume_run(run_id, storage_dir=root)
 
@@ -231,7 +232,7 @@ def test_nobody_waits_for_a_pipe(tmp_path, name):
             "recovery.sync(Path(sys.argv[1]))",
             str(root),
         ],
-        timeout=60,
+        timeout=200,
         capture_output=True,
         text=True,
     )

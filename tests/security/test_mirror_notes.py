@@ -98,7 +98,7 @@ def test_the_run_of_wandb_is_this_one(tmp_path, noted, asked):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # MLflow's own, of its libraries
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_run_of_mlflow_is_this_one(tmp_path, monkeypatch):
     monkeypatch.setenv("QUARK_HELPER_PROCESSES", "0")  # one import of MLflow is enough
     mlflow = pytest.importorskip("mlflow")

@@ -41,7 +41,7 @@ def run_python(tmp_path_factory):
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     command += ["--no-build-isolation", "--disable-pip-version-check", "--target", str(site)]
-    done = subprocess.run([*command, str(EXAMPLE)], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*command, str(EXAMPLE)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     path = os.pathsep.join([str(site), *filter(None, sys.path)])
 
@@ -52,7 +52,7 @@ def run_python(tmp_path_factory):
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=200,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

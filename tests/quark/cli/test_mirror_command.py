@@ -87,7 +87,7 @@ def test_a_run_without_mirrors_has_nothing_to_say(invoke, log, tmp_path):
 def test_status_tells_what_waits_is_refused_and_unknown(
     invoke, log, tmp_path, add_backend, monkeypatch
 ):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.3")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "3")
     add_backend("down", ScriptedBackend(always="unavailable"))
     add_backend("picky", ScriptedBackend(always="rejected"))
     run_id = log("down,picky")
@@ -261,7 +261,7 @@ def test_a_run_that_is_being_written_is_left_alone(invoke, start, tmp_path):
 
 @pytest.mark.long
 def test_replay_delivers_first_what_waits(invoke, log, tmp_path, add_backend, monkeypatch):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.3")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "3")
     add_backend("late", ScriptedBackend(always="unavailable"))
     run_id = log("late")
     late = add_backend("late", ScriptedBackend())

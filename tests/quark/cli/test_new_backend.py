@@ -17,7 +17,7 @@ def run_tests(folder, *arguments):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
     )
 
 

@@ -152,15 +152,20 @@ class SlowReader:
         return self._reader.summarize(run_id)
 
 
-def ask_many(client, paths):
-    """Several requests of one session at once."""
+def ask_twice(client, paths, between, later):
+    """Several requests of one session at once, and more of them once `between` is true."""
 
     async def ask():
         transport = httpx.ASGITransport(app=client.http.app)
         cookies = dict(client.http.cookies)
         url = "http://127.0.0.1:7410"
         async with httpx.AsyncClient(transport=transport, base_url=url, cookies=cookies) as http:
-            return await asyncio.gather(*(http.get(path) for path in paths))
+            answers = await asyncio.gather(*(http.get(path) for path in paths))
+            end = time.monotonic() + DEADLINE_S
+            while not between():
+                assert time.monotonic() < end
+                await asyncio.sleep(0.01)
+            return answers + await asyncio.gather(*(http.get(path) for path in later))
 
     return asyncio.run(ask())
 
@@ -171,10 +176,7 @@ def test_an_answer_that_takes_too_long_is_503_and_the_next_ones_wait(plain, monk
     slow = SlowReader(plain.source.reader)
     plain.source.reader = slow
     path = f"/api/runs/{plain.run_id}/series?key=train/loss"
-    answers = ask_many(plain, [path] * 7)
-    end = time.monotonic() + DEADLINE_S
-    while slow.asked < 4 and time.monotonic() < end:
-        time.sleep(0.01)  # whoever has a turn may begin late
+    answers = ask_twice(plain, [path] * 4, lambda: slow.asked == 4, [path] * 3)
     slow.gate.set()
     assert [answer.status_code for answer in answers] == [503] * 7
     assert slow.asked == 4  # the others did not even begin

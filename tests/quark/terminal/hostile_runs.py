@@ -67,6 +67,7 @@ def log_hostile_run(**arguments):
     session.add_log(f"log{EVIL}", status=EVIL)
     artifacts = quark.ArtifactStore(session)
     artifacts.store("some_type", "some_name", EVIL, metadata={f"k{EVIL}": EVIL})
+    session.flush()
     session.end_run("failed")
     return session.run_id
 

@@ -88,7 +88,7 @@ def store(tmp_path, monkeypatch):
     # A mirror at a place where no folder can be, with a name to match.
     blocked = tmp_path / f"m{EVIL.replace('/', '')[:60]}"
     blocked.write_text("")
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "1")
     place["WAITS"] = log_hostile_run(storage_dir=root, backends=[f"csv:{blocked}"])
     return root, place
 

@@ -8,7 +8,7 @@ import pytest
 from recorded_calls import Recorder
 
 import quark
-from quark.tracker import setup
+from quark.tracker import multiplexer, setup
 from quark_core.backends.registry import default_registry
 
 VARIABLES = (
@@ -25,6 +25,9 @@ def surroundings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
+    # On a busy machine a thread takes its time to begin, which is not worth a warning here.
+    for limit in ("_START_TIMEOUT_S", "_WATCH_TIMEOUT_S"):
+        monkeypatch.setattr(multiplexer, limit, 60.0)
     known = dict(setup._registered)
     yield
     setup._registered.clear()

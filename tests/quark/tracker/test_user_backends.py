@@ -185,7 +185,7 @@ def test_a_class_that_lacks_a_method_is_left_out(said):
 
 
 def test_a_backend_that_hangs_costs_nothing_but_its_own_calls(monkeypatch, said, read):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "5")
     release = threading.Event()
 
     class Hanging(Base):
@@ -291,7 +291,7 @@ def test_a_mirror_stands_alone(tmp_path, read):
 @pytest.mark.long
 def test_a_mirror_that_stands_alone_is_finished_by_the_end_of_the_process(tmp_path):
     code = "import quark, sys; quark.CSVBackend(outdir=sys.argv[1]).log({'a': 1})"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=200)
     assert (tmp_path / "metrics.csv").read_text() == "step,a\n0,1.0\n"
 
 

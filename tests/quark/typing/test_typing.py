@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # where mypy has kept nothing, and much else is done
 def test_the_public_api_is_typed():
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "tests/quark/typing/public_api.py"],

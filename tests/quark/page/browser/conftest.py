@@ -6,6 +6,7 @@ other test could run one: so it is closed at the end of each file.
 
 import os
 import shutil
+import socket
 import threading
 import time
 import warnings
@@ -19,6 +20,8 @@ from quark.page.server import PageServer, bind_socket
 
 DEADLINE_S = 60
 _STILL_LOOKS = 6
+# Fewer than fit between two polls of a page.
+_QUIET_LOOKS = 3
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = [
     "--no-sandbox",
@@ -65,14 +68,17 @@ class Server:
     def __init__(self, storage_dir, base=""):
         self.storage_dir = storage_dir
         self.base = base
-        self.port = 0
+        # Nobody else gets the port while the server is stopped: it is bound, and does not listen.
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", 0))
+        self.port = self._place.getsockname()[1]
         self._thread = None
         self.start()
 
     def start(self):
         self._source = open_source(self.storage_dir)
         bound = bind_socket("127.0.0.1", self.port)
-        self.port = bound.getsockname()[1]
         self.page = PageServer(self._source, bound, base=self.base)
         self._thread = threading.Thread(target=self.page.run, daemon=True)
         self._thread.start()
@@ -85,6 +91,10 @@ class Server:
         assert not self._thread.is_alive()
         self._thread = None
         self._source.close()
+
+    def close(self):
+        self.stop()
+        self._place.close()
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +109,7 @@ def serve_shared():
 
     yield serve
     for server in servers.values():
-        server.stop()
+        server.close()
 
 
 @pytest.fixture
@@ -113,7 +123,7 @@ def serve():
 
     yield begin
     for server in servers:
-        server.stop()
+        server.close()
 
 
 class Visitor:
@@ -122,12 +132,20 @@ class Visitor:
     def __init__(self, context, server):
         self.server = server
         self.context = context
+        context.set_default_timeout(1000 * DEADLINE_S)
         self.page = context.new_page()
         self.messages, self.errors, self.requests, self.refused = [], [], [], []
         self.page.on("console", lambda message: self.messages.append(message.text))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.asked = set()
+        self.page.on("request", self._note_request)
+        self.page.on("requestfinished", lambda request: self.asked.discard(request))
+        self.page.on("requestfailed", lambda request: self.asked.discard(request))
         self.page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
+
+    def _note_request(self, request):
+        self.requests.append(request.url)
+        self.asked.add(request)
 
     def sign_in(self):
         # Without a page: what the browser's context holds is the cookie.
@@ -171,8 +189,30 @@ class Visitor:
     def wait_for_chart(self, name):
         return self.wait("name => window.quark?.charts.find(name)", name)
 
+    def wait_for_request(self, text):
+        """Wait until the page has asked for an address with this text in it."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not any(text in url for url in self.requests):
+            assert time.monotonic() < deadline, self.requests[-20:]
+            self.page.wait_for_timeout(20)
+
+    def wait_until_looked_at(self):
+        """Wait for the findings, which stand above the charts and are marked in them."""
+        self.wait("!document.body.innerText.includes('The run is being looked at')")
+        self.wait_until_quiet()
+
+    def wait_until_quiet(self):
+        """Wait until the page asks for nothing any more, for now."""
+        deadline = time.monotonic() + DEADLINE_S
+        looks = 0
+        while looks < _QUIET_LOOKS:
+            assert time.monotonic() < deadline, [request.url for request in self.asked]
+            self.page.wait_for_timeout(100)
+            looks = 0 if self.asked else looks + 1
+
     def find_place(self, selector, nth=0):
         """Where an element is, once what comes in above it has moved it no more."""
+        self.wait_until_looked_at()
         places = []
         deadline = time.monotonic() + DEADLINE_S
         while len(places) < _STILL_LOOKS or any(

@@ -3,7 +3,8 @@
 import pytest
 
 PAGES = {
-    "": "document.querySelector('.runs tbody a') && document.querySelector('.runs .health')",
+    "": "document.querySelector('.runs tbody a') && document.querySelector('.runs .health')"
+    " && document.querySelectorAll('.project option').length > 2",
     "run/exploding": "document.querySelector('.evidence-chart canvas')",
     "run/quiet?tab=config": "document.querySelector('.values')",
     "run/hostile?tab=events": "document.querySelector('.events li')",

@@ -15,6 +15,7 @@ STEPS = range(0, 600, 10)
 SINCE = 400
 BROKEN = "blocks.4.mlp.fc1"
 MAPS = "[...document.querySelectorAll('[data-map]')].map(map => map.dataset.map)"
+DRAWN = "window.quark.charts.describe().filter(chart => chart.type === 'map')"
 GRADIENT = "window.quark?.charts.find('gradient norm')"
 
 
@@ -72,7 +73,9 @@ def look(visit, serve_shared, root):
 
     def begin(path="run/deep/layers", **options):
         visitor = visit(serve_shared(root), path, **options)
-        visitor.wait(f"{MAPS}.length === 3")
+        visitor.wait(f"{MAPS}.length === 3 && {DRAWN}.length === 3")
+        # With it come the phases above the maps.
+        visitor.wait("document.querySelector('.title .facts')")
         return visitor
 
     return begin
@@ -108,7 +111,10 @@ def test_red_is_on_the_canvas_where_a_cell_is_not_finite(look):
     visitor = look()
     count = visitor.evaluate(
         """() => {
-        const canvas = document.querySelector("[data-map=gradient] .map-body canvas");
+        // Read from a copy: the browser warns where the canvas itself is read.
+        const shown = document.querySelector("[data-map=gradient] .map-body canvas");
+        const canvas = new OffscreenCanvas(shown.width, shown.height);
+        canvas.getContext("2d").drawImage(shown, 0, 0);
         const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         let count = 0;
         for (let i = 0; i < data.length; i += 4) {

@@ -30,6 +30,7 @@ def look(visit, serve_shared, root):
         visitor = visit(serve_shared(root), f"run/spiked{query}", **options)
         visitor.wait_for_chart(FIRST)
         visitor.wait_for_chart(SECOND)
+        visitor.wait_until_looked_at()
         visitor.page.locator(".tile-chart .u-over").nth(1).scroll_into_view_if_needed()
         return visitor
 

@@ -3,6 +3,7 @@
 import pytest
 from browser_runs import log_run, make_falling
 
+OFFERS = "[...document.querySelectorAll('#offers li span')].map(offer => offer.innerText)"
 READ_NAMES = "[...document.querySelectorAll('.runs tbody th a')].map(link => link.innerText)"
 
 
@@ -44,13 +45,19 @@ def test_a_mistake_is_shown_with_its_caret(visit, serve_shared, sweep):
 @pytest.mark.long
 def test_names_are_completed_by_the_keyboard(visit, serve_shared, sweep):
     visitor = visit(serve_shared(sweep), "")
+    visitor.wait(f"{READ_NAMES}.length === 12")
     visitor.press("/")
     visitor.page.keyboard.type("val/l")
-    visitor.wait("document.querySelectorAll('#offers li').length > 0")
+    visitor.wait_for_request("prefix=val%2Fl")
+    visitor.wait_until_quiet()
+    visitor.wait(OFFERS + ".length > 0")
     visitor.press("ArrowDown", "Enter")
     visitor.wait("document.getElementById('find').value === 'val/loss'")
     visitor.page.keyboard.type(" < 0.4 and config.l")
-    visitor.wait("document.getElementById('offers').innerText.includes('config.lr')")
+    # Each letter may bring new offers, of which none is chosen yet.
+    visitor.wait_for_request("prefix=config.l")
+    visitor.wait_until_quiet()
+    visitor.wait(OFFERS + ".includes('config.lr')")
     visitor.press("ArrowDown", "Tab")
     visitor.page.keyboard.type(" > 0.1")
     visitor.press("Enter")
