@@ -11,7 +11,7 @@ import time
 
 import pytest
 import trustme
-from chaos_proxy import hold_port
+from held_ports import hold_port
 from service_fixtures import serving
 
 import quark

@@ -11,7 +11,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from chaos_proxy import ChaosProxy, hold_port
+from chaos_proxy import ChaosProxy
+from held_ports import hold_port
 
 import quark
 from quark_core.delivery.lane import RetryPolicy

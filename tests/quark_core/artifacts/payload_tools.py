@@ -67,7 +67,7 @@ def run_script(tmp_path, body, *arguments, **environment):
     return done.stdout
 
 
-def wait_until(condition, timeout_s=30.0):
+def wait_until(condition, timeout_s=60.0):
     """Wait for what must come; whether it came."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -1,13 +1,13 @@
 """Launches: real processes under torchrun, and under the variables of other launchers."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from held_ports import hold_port
 from launching import FOREIGN, PROGRAM, clean_environment, read_lines
 
 import quark
@@ -23,10 +23,10 @@ def no_launch_around(monkeypatch):
 
 @pytest.fixture
 def port():
-    """A port that was free a moment ago."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port that nobody else is given."""
+    place, number = hold_port()
+    with place:
+        yield number
 
 
 @pytest.fixture
