@@ -206,7 +206,7 @@ assert len({record.writer_id for record in records}) == 2
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_records_to_the_same_run(tmp_path):
     command = [sys.executable, "-c", FORKING, str(tmp_path)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert finished.returncode == 0, finished.stderr
 
 
