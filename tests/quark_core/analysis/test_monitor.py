@@ -458,13 +458,8 @@ def test_a_failing_look_does_not_end_the_watch(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(module, "analyze_run", fail_at_first)
     with start(tmp_path) as session, quark.monitor(session, **FAST) as watch:
         metrics = quark.MetricsLogger(session)
-        deadline = time.monotonic() + 60
-        for step in itertools.count(0, 20):
-            metrics.log("train/loss", 1.0, step=step)
-            time.sleep(0.002)
-            if watch.result is not None or time.monotonic() > deadline:
-                break
-        assert watch.result is not None
+        steps = itertools.count(0, 20)
+        wait(lambda: (metrics.log("train/loss", 1.0, step=next(steps)), watch.result)[1])
     assert sum("a look failed" in record.message for record in caplog.records) == 1
 
 
@@ -637,7 +632,11 @@ watch = quark.monitor(session, every_n_steps=10, min_interval_s=0.02, **{options
 def run_script(path, body, options="{}", **popen):
     code = SCRIPT.replace("{options}", options).replace("{body}", body)
     return subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=90, **popen
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        **popen,
     )
 
 

@@ -59,8 +59,8 @@ def run_script(tmp_path, body, *arguments, **environment):
         [sys.executable, str(script), str(tmp_path / "runs"), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=100,
-        env={**os.environ, **environment},
+        timeout=280,
+        env={**os.environ, "QUARK_EXIT_TIMEOUT_SECONDS": "100", **environment},
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr

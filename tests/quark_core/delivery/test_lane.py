@@ -159,7 +159,8 @@ def test_a_reason_is_logged_once(caplog):
     lane.start()
     assert lane.wait_passed(1, 60)
     finish(lane)
-    messages = [record.getMessage() for record in caplog.records]
+    # Others may log too: lanes of tests before that were given up.
+    messages = [text for text in caplog.messages if "planted" in text]
     assert len(messages) == 2
     assert "planted outage" in messages[0]
     assert "planted bug" in messages[1]

@@ -206,7 +206,7 @@ def test_what_it_logs_is_logged_here_and_what_it_prints_harms_nothing(config, ma
         backend = open_hosted(RECORDER, replace(config, options={"fault": "print"}))
         backend.write(maker.start())
         backend.close()
-    assert [record.getMessage() for record in caplog.records] == ["backend recorder is odd"]
+    assert [text for text in caplog.messages if "recorder" in text] == ["backend recorder is odd"]
     log = config.run_path / "mirrors/processes/recorder/process.log"
     assert "to whoever reads" in log.read_text()
 

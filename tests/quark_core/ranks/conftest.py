@@ -41,7 +41,7 @@ def torchrun(port):
             [*command, str(storage_dir), *arguments],
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=280,
             env=clean_environment(**variables),
         )
         print(done.stderr[-3000:])
@@ -65,7 +65,7 @@ def start_ranks():
             )
             for one in variables
         ]
-        ended = [process.communicate(timeout=100) for process in processes]
+        ended = [process.communicate(timeout=280) for process in processes]
         errors = "".join(error for _, error in ended)
         assert all(process.returncode in (0, -9) for process in processes), errors
         return read_lines("".join(output for output, _ in ended)), errors

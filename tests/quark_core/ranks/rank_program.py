@@ -30,7 +30,7 @@ restart = int(
 
 def wait_for_end():
     """Until the leader's claim says that it has ended the run."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     claims = Path(storage_dir, ".quark", "launches")
     while not any(json.loads(path.read_text())["ended"] for path in claims.glob("*.json")):
         assert time.monotonic() < deadline, "the run was not ended"
@@ -38,7 +38,7 @@ def wait_for_end():
 
 
 def wait_for_others(count):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     begun = Path(storage_dir, "begun")
     begun.mkdir(exist_ok=True)
     (begun / str(os.getpid())).touch()

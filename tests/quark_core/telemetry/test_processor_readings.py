@@ -11,7 +11,6 @@ import pytest
 
 from quark_core.system.hardware.processor import ProcessorReader
 
-
 # A worker that uses memory and time, in a process whose only child it is: servers and helpers of
 # other tests come and go among the children of this one.
 WITH_A_WORKER = """

@@ -67,7 +67,7 @@ with quark.start_run(project="p", storage_dir=sys.argv[1]) as session:
     assert "torch" not in sys.modules
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
