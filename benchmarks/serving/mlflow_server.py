@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["MlflowServer"]
 
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 200.0
 
 
 class MlflowServer:
@@ -24,9 +24,11 @@ class MlflowServer:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        # Nobody else is given the port before the server takes it, which also sets this option.
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", 0))
+        self._port = self._place.getsockname()[1]
         self.uri = f"http://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -73,6 +75,7 @@ class MlflowServer:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, 9)
             self._process.wait(10)
+        self._place.close()
         self._folder.cleanup()
 
     def measure_log_batch(self, *, batches: int) -> float:

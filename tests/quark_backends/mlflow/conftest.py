@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from held_ports import hold_port
 
 from quark_backends.mlflow.plugin import quark_register_backends
 from quark_core.backends.contract import BackendConfig
@@ -22,10 +22,10 @@ from quark_core.backends.contract import BackendConfig
 # Before MLflow is imported: it would send usage statistics from its tests' users.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 200
 # A client of another version may be tested against this Python's MLflow.
 SERVER_PYTHON = os.environ.get("QUARK_TEST_MLFLOW_SERVER_PYTHON", sys.executable)
-LIFETIME_S = 1800
+LIFETIME_S = 3 * 3600
 
 
 class MlflowServer:
@@ -34,9 +34,8 @@ class MlflowServer:
     def __init__(self, folder):
         self.folder = folder
         self.database = folder / "mlflow.db"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        # It may be killed and started again, and nobody else gets its port meanwhile.
+        self.place, self.port = hold_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process = None
 
@@ -125,6 +124,7 @@ def server(mlflow, tmp_path_factory):
         yield one
     finally:
         one.kill()
+        one.place.close()
 
 
 @pytest.fixture
