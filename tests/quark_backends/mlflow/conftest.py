@@ -156,6 +156,7 @@ def definition():
 def registered(monkeypatch, known):
     # MLflow is imported once for all of these; test_mlflow_helper.py has the other process.
     monkeypatch.setenv("QUARK_HELPER_PROCESSES", "0")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
 
 
 @pytest.fixture
