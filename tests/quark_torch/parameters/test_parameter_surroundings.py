@@ -75,6 +75,7 @@ def test_loading_states(scene):
 @pytest.mark.long
 def test_a_compiled_model(observe):
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # a reset leaves what tests before have counted
     inner = make_classifier()
     optimizer = torch.optim.Adam(inner.parameters(), lr=0.1)
     diagnostics = observe(inner, optimizer)
