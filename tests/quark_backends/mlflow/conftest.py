@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import weakref
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,8 @@ class MlflowServer:
         self.folder = folder
         self.database = folder / "mlflow.db"
         # It may be killed and started again, and nobody else gets its port meanwhile.
-        self.place, self.port = hold_port()
+        place, self.port = hold_port()
+        weakref.finalize(self, place.close)
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process = None
 
@@ -124,7 +126,6 @@ def server(mlflow, tmp_path_factory):
         yield one
     finally:
         one.kill()
-        one.place.close()
 
 
 @pytest.fixture
