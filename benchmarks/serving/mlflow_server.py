@@ -17,7 +17,7 @@ from serving.ports import hold_port
 
 __all__ = ["MlflowServer"]
 
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S = 200.0
 
 
 class MlflowServer:

@@ -152,7 +152,8 @@ class PostgresService(Service):
     def __init__(self, name: str, *, workers: int = 1) -> None:
         super().__init__(name, workers=workers)
         # What starts a PostgreSQL for the tests does so here too.
-        sys.path.append(str(_ROOT / "tests" / "quark_backends" / "postgres"))
+        tests = _ROOT / "tests"
+        sys.path += [str(tests / "quark_backends" / "postgres"), str(tests / "quark_core")]
         from postgres_server import PostgresServer
 
         self.database: Any = PostgresServer()

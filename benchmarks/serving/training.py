@@ -30,9 +30,8 @@ _PAGE_BATCHES = 200
 
 def open_proxy(service: Service) -> Any:
     """The tests' chaos proxy in front of a service; a context manager."""
-    sys.path.append(
-        str(Path(__file__).resolve().parents[2] / "tests" / "quark_backends" / "service_client")
-    )
+    tests = Path(__file__).resolve().parents[2] / "tests"
+    sys.path += [str(tests / "quark_backends" / "service_client"), str(tests / "quark_core")]
     from chaos_proxy import ChaosProxy
 
     return ChaosProxy(upstream=("127.0.0.1", service.port))

@@ -80,7 +80,7 @@ def log_in_forks():
         for step in range(1, 50):
             metrics.log("m", float(step), step=step)
         for child in children:
-            child.join(60)
+            child.join(250)
             assert child.exitcode == 0
         session.end_run()
 

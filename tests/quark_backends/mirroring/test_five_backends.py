@@ -33,7 +33,7 @@ def check(tallies):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_point_is_in_every_backend(tmp_path, uri):
     run = Run(tmp_path, STEPS, uri)
     run.finish()
@@ -41,10 +41,10 @@ def test_every_point_is_in_every_backend(tmp_path, uri):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_kill_and_a_resume_leave_every_point_once_in_every_backend(tmp_path, uri):
     run = Run(tmp_path, STEPS, uri)
-    process = run.start(pause_s=0.005)
+    process = run.start(pause_s=0.03)  # seconds for whoever is to kill it
     run.wait_for(STEPS // 2, process)
     loose = run.kill(process)
     assert 0 < run.ledger.done < STEPS

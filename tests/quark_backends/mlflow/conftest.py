@@ -5,16 +5,17 @@ import math
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+import weakref
 from pathlib import Path
 
 import pytest
+from held_ports import hold_port
 
 from quark_backends.mlflow.plugin import quark_register_backends
 from quark_core.backends.contract import BackendConfig
@@ -22,10 +23,10 @@ from quark_core.backends.contract import BackendConfig
 # Before MLflow is imported: it would send usage statistics from its tests' users.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 200
 # A client of another version may be tested against this Python's MLflow.
 SERVER_PYTHON = os.environ.get("QUARK_TEST_MLFLOW_SERVER_PYTHON", sys.executable)
-LIFETIME_S = 1800
+LIFETIME_S = 3 * 3600
 
 
 class MlflowServer:
@@ -34,9 +35,9 @@ class MlflowServer:
     def __init__(self, folder):
         self.folder = folder
         self.database = folder / "mlflow.db"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        # It may be killed and started again, and nobody else gets its port meanwhile.
+        place, self.port = hold_port()
+        weakref.finalize(self, place.close)
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process = None
 
@@ -156,6 +157,7 @@ def definition():
 def registered(monkeypatch, known):
     # MLflow is imported once for all of these; test_mlflow_helper.py has the other process.
     monkeypatch.setenv("QUARK_HELPER_PROCESSES", "0")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ else:
 """
 
 
-def wait_until_delivered(session, timeout_s=60):
+def wait_until_delivered(session, timeout_s=200):
     lanes = [lane for lane in session.open_run.stream._lanes if not lane.primary]
     session.open_run.flush()
     deadline = time.monotonic() + timeout_s
@@ -71,7 +71,7 @@ def run_script(tmp_path, server, project, first, last, run_id=""):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
     )
 
@@ -109,7 +109,7 @@ def test_a_server_that_is_down_at_the_start(
     metrics = quark.MetricsLogger(session)
     for step in range(300):
         metrics.log("m", float(step), step=step)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     mortal_server.start()
     wait_until_delivered(session)
     session.end_run()
@@ -126,7 +126,7 @@ def test_a_server_that_never_comes_back_is_left_behind(tmp_path, project, monkey
         metrics.log("m", float(step), step=step)
     began = time.monotonic()
     session.end_run()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     (lane,) = [one for one in session.report_delivery().lanes if one.backend == "mlflow"]
     assert lane.waiting > 0
     assert len(quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read()) == 100
@@ -158,7 +158,7 @@ def test_forked_children_are_mirrored_too(tmp_path, server, project, read_steps,
     for step in range(1, 50):
         metrics.log("m", float(step), step=step)
     for child in children:
-        child.join(60)
+        child.join(250)
         assert child.exitcode == 0
     session.end_run()
     assert read_steps(server, "m") == list(range(50))
@@ -197,10 +197,13 @@ def test_workers_of_a_data_loader(tmp_path, server, project, read_steps, monkeyp
     assert read_steps(server, "worker") == list(range(12))
 
 
-def wait_for_callers():
-    """Until nobody calls: while a lane of a test before does, the bounds stay set."""
+def read_environment():
+    """The environment while nobody calls: a lane of a test before may, and sets bounds for that."""
     deadline = time.monotonic() + 300
-    while mlflow_server._callers:
+    while True:
+        with mlflow_server._lock:
+            if not mlflow_server._callers:
+                return dict(os.environ)
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -253,13 +256,11 @@ def test_a_server_that_nobody_has_named_is_asked_for_once(tmp_path, monkeypatch)
 
 
 def test_the_environment_is_as_it_was_after_a_run(backend):
-    wait_for_callers()
-    before = dict(os.environ)
+    before = read_environment()
     maker = BatchMaker("run0")
     backend.write(maker.start())
     backend.write(maker.metrics(("m", 0, 0.0)))
-    wait_for_callers()
-    assert dict(os.environ) == before
+    assert read_environment() == before
 
 
 @pytest.mark.long

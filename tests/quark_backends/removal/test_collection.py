@@ -1,5 +1,6 @@
 """`quark gc`: gone for good, the space given back, beside trainings and through every kill."""
 
+import contextlib
 import json
 import os
 import random
@@ -7,9 +8,9 @@ import shutil
 import signal
 import sqlite3
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 import quark
@@ -305,9 +306,10 @@ def test_a_process_that_still_writes_into_an_ended_run_keeps_it(
         parent.wait()
     finally:
         os.kill(int(child), signal.SIGKILL)
-    # The child belongs to nobody now, and is gone when the system has seen to it.
-    while os.path.exists(f"/proc/{child}"):
-        time.sleep(0.01)
+    # The child belongs to nobody now, and nobody may be there to take its exit status.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(int(child)).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
     assert [run["run_id"] for run in collect(invoke, tmp_path)["removed"]] == [run_id]
 
 
@@ -543,7 +545,7 @@ def test_a_compaction_that_is_overtaken_takes_nothing_from_another_run(tmp_path,
     ((writer_pk,),) = store.query("SELECT pk FROM writer")
     before = []
 
-    @contextmanager
+    @contextlib.contextmanager
     def overtake():
         """Between what compaction reads and what it changes, the run is removed."""
         if not before:

@@ -12,6 +12,7 @@ As `quark serve` in a process of its own, which can be killed:
         ...
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -19,10 +20,10 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 
 import httpx
 import msgspec
+import psutil
 
 from quark_backends.service.protocol import MSGPACK, IngestRequest, WireBatch
 from quark_backends.service.server.config import Limits, ServiceConfig
@@ -57,7 +58,7 @@ class Keys:
     def client(self, workspace="default", *scopes, key=None, **arguments):
         """An httpx client with a key of a workspace, a new one by default."""
         key = key or self.make_key(workspace, *scopes)
-        arguments.setdefault("timeout", 30)
+        arguments.setdefault("timeout", 60)
         headers = {"Authorization": f"Bearer {key}", **arguments.pop("headers", {})}
         return httpx.Client(base_url=self.url, headers=headers, **arguments)
 
@@ -88,7 +89,7 @@ class ThreadServer(Keys):
         assert not self.thread.is_alive()
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(folder, *, store_url=None, limits=None, **settings):
     """A server in a thread of this process; keys that it looked up are not kept."""
     settings.setdefault("key_cache_s", 0.0)
@@ -154,13 +155,16 @@ class ServerProcess(Keys):
         return found
 
     def kill(self):
-        """Kill all of its processes, as a power cut would."""
-        for pid in self.find_pids():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """Kill all of its processes at once, as a power cut would, until none has the port."""
+        workers = self.find_pids()[1:]
+        with contextlib.suppress(ProcessLookupError):
+            # They are a group: so is a worker that it starts at this moment.
+            os.killpg(self.pid, signal.SIGKILL)
         self.process.wait(START_S)
+        deadline = time.monotonic() + START_S
+        while any(map(_is_running, workers)):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
 
     def stop(self):
         if self.process.poll() is None:
@@ -191,7 +195,15 @@ class ServerProcess(Keys):
         raise AssertionError(f"the server does not answer: {self.log.read_text()}")
 
 
-@contextmanager
+def _is_running(pid):
+    try:
+        # Nobody may be there to take the exit status of an orphan.
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
 def serving_process(folder, *arguments, **settings):
     """`quark serve` in a process of its own."""
     server = ServerProcess(folder, *arguments, **settings)

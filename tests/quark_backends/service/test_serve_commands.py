@@ -153,7 +153,9 @@ def test_ids_are_whole_in_a_terminal_of_any_width(store, columns):
 def test_the_first_start_makes_a_key_for_people_and_says_how_to_make_one_for_trainings(tmp_path):
     with serving_process(tmp_path, "--show-first-key") as server:
         key = re.search(r"qk_[0-9a-f]{16}_[\w-]{43}", server.output)[0]
-        reply = httpx.get(f"{server.url}/v1/workspace", headers={"Authorization": f"Bearer {key}"})
+        reply = httpx.get(
+            f"{server.url}/v1/workspace", headers={"Authorization": f"Bearer {key}"}, timeout=60
+        )
         assert (reply.json()["workspace"], reply.json()["scopes"]) == ("default", ["admin"])
         assert "This key is for you" in server.output
         # The key that may do everything is in no line for the machines that train.
@@ -161,7 +163,9 @@ def test_the_first_start_makes_a_key_for_people_and_says_how_to_make_one_for_tra
         assert f"export QUARK_PERSISTENCE_URL={server.url}" in server.output
         command = re.search(r"^  quark (keys create .*)$", server.output, re.MULTILINE)[1]
         made = run(*shlex.split(command)).stdout.strip()
-        reply = httpx.get(f"{server.url}/v1/workspace", headers={"Authorization": f"Bearer {made}"})
+        reply = httpx.get(
+            f"{server.url}/v1/workspace", headers={"Authorization": f"Bearer {made}"}, timeout=60
+        )
         assert reply.json()["scopes"] == ["ingest", "read"]
         listed = [(each["name"], each["scopes"]) for each in list_keys(server.store_url)]
         assert listed == [("operator", ["admin"]), ("training", ["ingest", "read"])]
@@ -269,7 +273,7 @@ def serve(*arguments):
         [sys.executable, "-m", "quark", "serve", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from backups import TRAINING, call, wait_until
+from held_ports import hold_port
 from service_fixtures import serving_process
 from sqlalchemy import create_engine
 
@@ -334,14 +335,15 @@ def test_a_backup_of_one_kind_is_none_of_another(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_what_waits_for_a_service_is_backed_up_where_it_waits(tmp_path, monkeypatch):
+def test_what_waits_for_a_service_is_backed_up_where_it_waits(request, tmp_path, monkeypatch):
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
     folder, train = tmp_path / "service", tmp_path / "train"
-    with serving_process(folder) as server:
+    place, port = hold_port()
+    request.addfinalizer(place.close)
+    with serving_process(folder, port=port) as server:
         use(monkeypatch, server, server.make_key("vision"))
         session = quark.start_run(project="p", storage_dir=train)
         session.flush("stored")
-        port = server.port
     metrics = quark.MetricsLogger(session)
     for step in range(100):
         metrics.log("loss", float(step), step=step)

@@ -116,7 +116,7 @@ def test_requests_that_wait_together_are_stored_together_and_refused_alone(serve
     def send(index):
         maker = runs[index]
         with server.client(key=key) as own:
-            barrier.wait(10)
+            barrier.wait(60)
             batches = [maker.metrics(("loss", step, 1.0)) for step in range(3)]
             # Every third one never started its run.
             sent = batches if index % 3 == 0 else [maker.start(), *batches]
@@ -126,7 +126,7 @@ def test_requests_that_wait_together_are_stored_together_and_refused_alone(serve
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert replies == {index: 422 if index % 3 == 0 else 200 for index in range(len(runs))}
     listed = {run["run"]["id"] for run in client.get("/v1/runs").json()["runs"]}
     assert listed == {f"run{index}" for index in range(len(runs)) if index % 3}

@@ -44,14 +44,16 @@ def test_all_refusals_look_the_same(server):
     bodies = set()
     for authorization in refused:
         headers = {} if authorization is None else {"Authorization": authorization.encode()}
-        reply = httpx.get(f"{server.url}/v1/workspace", headers=headers)
+        reply = httpx.get(f"{server.url}/v1/workspace", headers=headers, timeout=60)
         assert reply.status_code == 401, authorization
         assert reply.headers["www-authenticate"] == "Bearer"
         error = error_of(reply)
         error.pop("request_id")
         bodies.add(str(error))
     assert len(bodies) == 1
-    allowed = httpx.get(f"{server.url}/v1/workspace", headers={"Authorization": f"bearer {good}"})
+    allowed = httpx.get(
+        f"{server.url}/v1/workspace", headers={"Authorization": f"bearer {good}"}, timeout=60
+    )
     assert allowed.status_code == 200
 
 

@@ -10,6 +10,7 @@ import time
 
 import httpx
 import pytest
+from held_ports import hold_port
 from service_fixtures import ServerProcess, encode_ingest, ingest, serving_process
 
 from quark_backends.service.protocol import MSGPACK
@@ -87,11 +88,14 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_begun(tmp_path, worke
         head = (
             "POST /v1/runs/run1/batches HTTP/1.1\r\nHost: localhost\r\n"
             f"Authorization: Bearer {key}\r\n"
-            f"Content-Type: {MSGPACK}\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"Content-Type: {MSGPACK}\r\nContent-Length: {len(body)}\r\n"
+            "Expect: 100-continue\r\n\r\n"
         ).encode()
         with socket.create_connection(("127.0.0.1", server.port), 30) as connection:
-            connection.sendall(head + body[: len(body) // 2])
-            time.sleep(0.3)
+            connection.sendall(head)
+            # It has begun: it asks for the body.
+            assert connection.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            connection.sendall(body[: len(body) // 2])
             server.process.send_signal(number)
             wait_until_refused(server)
             connection.sendall(body[len(body) // 2 :])
@@ -100,7 +104,7 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_begun(tmp_path, worke
                 reply += piece
         assert reply.startswith(b"HTTP/1.1 200"), reply
         assert b'{"batches":100}' in reply
-        server.process.wait(30)
+        server.process.wait(120)
     with serving_process(tmp_path) as server, server.client(key=key) as client:
         assert len(count_rows(client, "run1")) == 100
 
@@ -131,7 +135,7 @@ def test_a_server_that_will_end_says_so_first(tmp_path):
         assert client.get("/v1/workspace").status_code == 200
         server.process.send_signal(signal.SIGTERM)  # the second ends it now
         client.close()
-        server.process.wait(30)
+        server.process.wait(120)
 
 
 def kill_after(server, acknowledged, count):
@@ -145,14 +149,14 @@ def kill_after(server, acknowledged, count):
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_what_a_killed_server_acknowledged_is_stored_once(tmp_path, workers):
-    server = ServerProcess(tmp_path, "--workers", workers)
+    place, port = hold_port()
+    server = ServerProcess(tmp_path, "--workers", workers, port=port)
     key = server.make_key()
     maker = BatchMaker("run1", writer_id="first")
     acknowledged: list[int] = []
     sent = resent = 0
     with server.client(key=key) as client:
         assert ingest(client, maker.start()).status_code == 200
-    port = server.port
     try:
         batches = (maker.metrics(("loss", step, 1.0)) for step in range(10_000))
         step = 0
@@ -162,7 +166,7 @@ def test_what_a_killed_server_acknowledged_is_stored_once(tmp_path, workers):
             killer.start()
             pending = None
             try:
-                with server.client(key=key, timeout=10) as client:
+                with server.client(key=key, timeout=60) as client:
                     while True:
                         pending = pending or next(batches)
                         sent += 1
@@ -173,7 +177,7 @@ def test_what_a_killed_server_acknowledged_is_stored_once(tmp_path, workers):
                         pending = None
             except httpx.TransportError:
                 resent += 1
-            killer.join(30)
+            killer.join(120)
             server.process.stdout.close()
             server.log_file.close()
             server = ServerProcess(tmp_path, "--workers", workers, port=port)
@@ -186,6 +190,7 @@ def test_what_a_killed_server_acknowledged_is_stored_once(tmp_path, workers):
             stored = [step for _, step in count_rows(client, "run1")]
     finally:
         server.stop()
+        place.close()
     print(
         f"{sent} sent, {len(acknowledged)} acknowledged, {resent} sent again, {len(stored)} there"
     )

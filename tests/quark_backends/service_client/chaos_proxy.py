@@ -21,7 +21,9 @@ import threading
 import zlib
 from collections import Counter
 
-__all__ = ["MODES", "ChaosProxy", "hold_port"]
+from held_ports import hold_port
+
+__all__ = ["MODES", "ChaosProxy"]
 
 MODES = (
     "refuse hang drip drip_body half_close reset garbage close redirect gzip_bomb endless"
@@ -34,18 +36,6 @@ _PAGE = (
 _BOMB_BYTES = 200 * 2**20
 _DRIP_S = 0.05
 _bomb = b""
-
-
-def hold_port():
-    """A socket that keeps a free port of 127.0.0.1 from others, and the port.
-
-    Nobody is answered there, but a server that also sets SO_REUSEADDR may come
-    and go without another process's connection taking its place meanwhile.
-    """
-    place = socket.socket()
-    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    place.bind(("127.0.0.1", 0))
-    return place, place.getsockname()[1]
 
 
 class ChaosProxy:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 import trustme
-from chaos_proxy import hold_port
+from held_ports import hold_port
 from service_fixtures import serving
 
 import quark
@@ -45,12 +45,12 @@ class TlsFront:
     def close(self):
         self._call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
         self._place.close()
 
     def _call(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _listen(self, context):
         await self._stop()
@@ -116,7 +116,8 @@ def front(tmp_path, authority, monkeypatch):
         port = int(server.url.rpartition(":")[2])
         front = TlsFront(("127.0.0.1", port), make_context(authority))
         monkeypatch.setenv("QUARK_PERSISTENCE_URL", front.url)
-        monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "5")
+        monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "60")
+        monkeypatch.setattr("quark_core.runs.primary_reach._FIRST_S", 15.0)
         yield front
         front.close()
 
@@ -125,7 +126,7 @@ def start(folder):
     return quark.TrainingSession.start_run(project="tls", storage_dir=folder)
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -204,10 +205,9 @@ def test_a_name_that_goes_in_the_middle_costs_no_record(tmp_path, front, monkeyp
         assert [record.step for record in metrics.read(metric_key="loss")] == list(range(100))
 
 
-def test_a_proxy_of_the_environment_that_is_dead_is_named(tmp_path, monkeypatch):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        dead = probe.getsockname()[1]
+def test_a_proxy_of_the_environment_that_is_dead_is_named(request, tmp_path, monkeypatch):
+    place, dead = hold_port()
+    request.addfinalizer(place.close)
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, f"http://user:hidden-word@127.0.0.1:{dead}")
     for name in ("NO_PROXY", "no_proxy"):

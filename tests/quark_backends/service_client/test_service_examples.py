@@ -36,7 +36,7 @@ def run_python(tmp_path, environment):
             cwd=tmp_path,
             env={**environment, **variables},
             encoding="utf-8",
-            timeout=110,
+            timeout=280,
         )
 
     return run

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from held_ports import hold_port
 from service_fixtures import serving, serving_process
 
 import quark
@@ -20,11 +21,15 @@ from quark_core.testing.batches import BatchMaker
 
 
 @pytest.mark.long
-def test_a_server_that_is_killed_again_and_again_has_everything_once(tmp_path, monkeypatch):
+def test_a_server_that_is_killed_again_and_again_has_everything_once(
+    request, tmp_path, monkeypatch
+):
     for name, value in {"first_s": 0.05, "cap_s": 0.2}.items():
         monkeypatch.setitem(RetryPolicy.__init__.__kwdefaults__, name, value)
-    with serving(tmp_path) as server:  # only for its port and its databases
-        port, key = server.port, server.make_key("default", "read", "ingest")
+    place, port = hold_port()
+    request.addfinalizer(place.close)
+    with serving(tmp_path) as server:  # only for its databases
+        key = server.make_key("default", "read", "ingest")
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("QUARK_USER_KEY", key)
     steps, kills = 0, 0
@@ -77,7 +82,7 @@ def test_a_forked_process_has_connections_of_its_own(service, tmp_path):
         for _ in range(5):
             process = context.Process(target=work)
             process.start()
-            process.join(30)
+            process.join(250)
             assert process.exitcode == 0
             assert queue.get() == ("run0", False)
     finally:
@@ -100,13 +105,24 @@ def serve_once(body, media=ROWS, **headers):
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
+def read_request(connection):
+    """Read a whole request: what had come and was not read would take the reply back."""
+    size = 0
+    with connection.makefile("rb") as reader:
+        while line := reader.readline().strip():
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                size = int(value)
+        reader.read(size)
+
+
 @pytest.fixture
 def replying(tmp_path, monkeypatch):
     """A backend whose service answers everything with the same bytes."""
     import socket
 
     monkeypatch.setenv("QUARK_USER_KEY", "qk_a_b")
-    monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "2")
+    monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "30")
     listener = socket.create_server(("127.0.0.1", 0))
     reply = {}
 
@@ -117,7 +133,7 @@ def replying(tmp_path, monkeypatch):
             except OSError:
                 return
             with connection:
-                connection.recv(65536)
+                read_request(connection)
                 connection.sendall(reply["bytes"])
 
     thread = threading.Thread(target=serve, daemon=True)

@@ -255,7 +255,7 @@ def test_a_server_that_is_killed_at_any_moment_leaves_all_or_nothing(
                 sha256 = sha(payload)
                 assert client.put(payload_path.format(run_id, sha256), content=payload).is_success
         monkeypatch.setenv("QUARK_USER_KEY", key)
-        monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "3")
+        monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "60")
         for command in ("rm", "restore", "gc", "gc"):
             named = ids if command != "gc" else []
             timer = threading.Timer(moments.uniform(0.0, 0.6), kill, (server.pid,))

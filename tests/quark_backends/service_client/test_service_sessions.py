@@ -132,7 +132,7 @@ def test_of_two_processes_that_resume_a_run_one_is_refused(service, tmp_path):
     ]
     said = sorted(process.stdout.readline().strip() for process in processes)
     for process in processes:
-        process.communicate(timeout=60)
+        process.communicate(timeout=280)
     assert said == ["refused", "resumed"]
     assert all(process.returncode == 0 for process in processes)
 
@@ -200,7 +200,7 @@ def test_workers_log_to_the_run(service, tmp_path, method):
         context = multiprocessing.get_context(method)
         process = context.Process(target=_work, args=(session.context,))
         process.start()
-        process.join(60)
+        process.join(250)
         assert process.exitcode == 0
         metrics.log("m", 2.0, step=2)
     found = quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read()

@@ -4,8 +4,10 @@ CALL is start or resume. What follows is KEY=VALUE: its arguments as JSON, or
 
 resolver=hangs     no host name is ever resolved; since no resolver can be set up for one process,
                    `socket.getaddrinfo` hangs in its place
+patience_s=SECONDS  a start waits so long for its service, in place of the seconds that are promised
 
-It says on a line of JSON how the call went, then does what comes on its input:
+It says on a line of JSON how the call went, and how long it took but for the time in which there
+was no processor for it; then it does what comes on its input:
 
 log FIRST STOP     log the metric m once for each step
 fork FIRST STOP    the same in a forked child, and wait for it
@@ -14,6 +16,7 @@ flush              wait until the store has all of it
 end STATUS         end the run, and the process
 """
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -22,8 +25,10 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import quark
+from quark_core.runs import primary_reach
 
 storage_dir, call, *given = sys.argv[1:]
 
@@ -38,6 +43,15 @@ def work(context, first, stop):
     log_steps(context, first, stop)
 
 
+def read_delay_s():
+    """How long threads of this process have waited for a processor, as far as the system says."""
+    delays_ns = []
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            delays_ns.append(int(path.read_text().split()[1]))
+    return sum(delays_ns) / 1e9
+
+
 def say(**found):
     os.write(1, f"{json.dumps(found)}\n".encode())
 
@@ -46,6 +60,8 @@ def main():
     arguments = dict(argument.split("=", 1) for argument in given)
     if arguments.pop("resolver", None) == "hangs":
         socket.getaddrinfo = lambda *_args, **_options: threading.Event().wait()
+    if patience_s := arguments.pop("patience_s", None):
+        primary_reach._FIRST_S = primary_reach._RESTART_S = float(patience_s)
     arguments = {name: json.loads(value) for name, value in arguments.items()}
     warnings = []
     handler = logging.Handler()
@@ -54,14 +70,17 @@ def main():
     begin = quark.start_run if call == "start" else quark.resume_run
     if call == "start":
         arguments["project"] = "p"
-    began_s = time.monotonic()
+    began_s, delay_s = time.monotonic(), read_delay_s()
+
+    def measure_s():
+        return time.monotonic() - began_s - max(0.0, read_delay_s() - delay_s)
+
     try:
         session = begin(storage_dir=storage_dir, **arguments)
     except quark.QuarkError as error:
-        took_s = time.monotonic() - began_s
-        say(took_s=took_s, error=type(error).__name__, message=str(error))
+        say(took_s=measure_s(), error=type(error).__name__, message=str(error))
         return
-    took_s = time.monotonic() - began_s
+    took_s = measure_s()
     attempt = session.context.run.attempt
     said = " | ".join(warnings)
     say(took_s=took_s, run_id=session.run_id, attempt=attempt, message=said, error=None)
@@ -83,7 +102,7 @@ def main():
             target = session if word == "fork" else session.context
             child = context.Process(target=work, args=(target, first, stop))
             child.start()
-            child.join(60)
+            child.join(250)
             assert child.exitcode == 0
         session.flush("journaled")
         say(done=line.strip())

@@ -10,8 +10,8 @@ from quark_core.errors import InvalidRunStateError, RunNotFoundError
 
 
 @pytest.fixture
-def left_open(monkeypatch):
-    """Where connections were opened that nobody has closed by the time they are dropped."""
+def left_open(monkeypatch, tmp_path):
+    """Where connections to stores of the test were opened, and not closed before they went."""
     found = []
 
     def note(connection):
@@ -19,7 +19,8 @@ def left_open(monkeypatch):
             path = connection.execute("PRAGMA database_list").fetchone()[2]
         except sqlite3.ProgrammingError:
             return  # it was closed
-        found.append(path)
+        if path.startswith(str(tmp_path)):  # not those of threads that a test before has left
+            found.append(path)
 
     gc.collect()
     monkeypatch.setattr(SqliteConnection, "__del__", note, raising=False)

@@ -280,7 +280,7 @@ def test_a_chunk_that_another_process_took_meanwhile_is_not_called_damaged(store
     compactor._find_tail = be_late
     assert compactor.compact(work) == (200 if gone == "merged" else 0)
     other._connection.close()
-    assert not caplog.records
+    assert not [text for text in caplog.messages if "damaged" in text or "run0" in text]
     assert store.count("damaged") == 0
     assert [r.step for r in read(store)] == list(range(300))
 

@@ -52,7 +52,7 @@ def compact_for_ever(layout, begun):
 
 
 @needs_fork
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_many_kills_in_the_middle_of_compaction_lose_nothing(tmp_path, monkeypatch, kills):
     monkeypatch.setattr("quark_backends.store.upkeep.compaction._TURN_BATCHES", 3)
@@ -152,7 +152,7 @@ def watch(store, receiving, counted):
     os.set_blocking(receiving, False)
     reader = StoreReader(lambda: connect(store.layout, read_only=True))
     acknowledged = 50
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 250
     while time.monotonic() < deadline:
         try:
             data = os.read(receiving, 4096)
@@ -182,15 +182,24 @@ def test_a_session_is_compacted_while_it_logs(tmp_path):
             metrics.log("loss", float(step), step=step)
             if step % 3 == 0:
                 metrics.flush()
-        deadline = time.monotonic() + 20
-        while count_chunks(session) == 0 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert count_chunks(session) > 0
+        wait_until(lambda: count_chunks(session) > 0)
         assert [record.step for record in metrics.read()] == list(range(600))
-        names = [thread.name for thread in threading.enumerate()]
-        assert "quark-compaction" in names
-    assert "quark-compaction" not in [thread.name for thread in threading.enumerate()]
+        threads = find_threads()
+        assert threads
+    wait_until(lambda: not threads & find_threads())
     assert [record.step for record in metrics.read()] == list(range(600))
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def find_threads():
+    """Threads that compact; those of other tests may be about to end."""
+    return {thread for thread in threading.enumerate() if thread.name == "quark-compaction"}
 
 
 def count_chunks(session):
@@ -210,19 +219,21 @@ def test_what_a_quick_run_leaves_is_compacted_at_its_end(tmp_path):
             if step % 200 == 199:
                 session.flush("journaled")  # a batch of its own, as many as a slow run makes
         metrics.flush()
+    # On a busy machine another process does it, after the end.
+    wait_until(lambda: count_chunks(session) > 0)
     connection = sqlite3.connect(session.context.db_path)
     (left,) = connection.execute("SELECT count(*) FROM batch WHERE kind = 'metric'").fetchone()
     connection.close()
     assert left < 512
-    assert count_chunks(session) > 0
     assert metrics.columns()["step"].tolist() == list(range(60_000))
 
 
 def test_a_short_run_starts_no_thread_for_it(tmp_path):
+    earlier = find_threads()
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         quark.MetricsLogger(session).log("loss", 1.0, step=0)
         session.flush()
-        assert "quark-compaction" not in [thread.name for thread in threading.enumerate()]
+        assert find_threads() <= earlier
 
 
 def test_compaction_waits_while_a_batch_is_being_written():
@@ -232,7 +243,7 @@ def test_compaction_waits_while_a_batch_is_being_written():
     def write():
         with gate.write():
             entered.set()
-            leave.wait(5)
+            leave.wait(60)
             order.append("written")
 
     def compact():
@@ -241,14 +252,14 @@ def test_compaction_waits_while_a_batch_is_being_written():
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert entered.wait(5)
+    assert entered.wait(60)
     compaction = threading.Thread(target=compact)
     compaction.start()
     time.sleep(0.05)
     assert order == []
     leave.set()
-    writer.join(5)
-    compaction.join(5)
+    writer.join(60)
+    compaction.join(60)
     assert order == ["written", "compacted"]
 
 
@@ -263,9 +274,6 @@ def test_a_store_that_is_out_of_reach_costs_compaction_only(tmp_path, monkeypatc
     compaction = BackgroundCompaction(fail, WriteGate())
     compaction.note(64, 64)
     compaction.note(64, 64)
-    deadline = time.monotonic() + 5
-    while not calls and time.monotonic() < deadline:
-        time.sleep(0.01)
-    compaction.close(5)
-    assert calls
+    wait_until(lambda: calls)
+    compaction.close(60)
     assert "Traceback" not in caplog.text

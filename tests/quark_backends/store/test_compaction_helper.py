@@ -163,7 +163,7 @@ def test_threads_do_nothing_while_a_process_of_its_own_is_at_work(store):
     compaction = BackgroundCompaction(store.connect, WriteGate(), find)
     compaction.note(200, 8_000)
     assert wait_until(lambda: len(asked) >= 3)
-    assert not compaction.close(10)
+    assert not compaction.close(60)
     # Few records are no reason to start one.
     assert set(asked) == {False}
     assert store.count("chunk") == 0
@@ -193,7 +193,7 @@ def test_one_is_asked_for_where_much_waits_and_the_lane_waits_until_there_is_roo
     compaction.wait_for_room(500)
     assert True in asked
     assert count_batches(store.layout.db_path) == 0
-    assert compaction.close(10)
+    assert compaction.close(60)
 
 
 def test_the_end_of_a_run_waits_until_little_is_left_to_the_helper(store, monkeypatch):
@@ -237,7 +237,7 @@ def test_what_another_process_was_first_at_is_tried_again(store, monkeypatch, wh
         compaction = BackgroundCompaction(store.connect, WriteGate())
         compaction.note(200, 8_000)
         assert wait_until(lambda: count_batches(store.layout.db_path) == 0)
-        assert compaction.close(10)
+        assert compaction.close(60)
     assert count_batches(store.layout.db_path) == 0
 
 

@@ -44,7 +44,7 @@ def test_workers_of_a_data_loader_log_to_w_and_b(tmp_path, read_mirror):
         print(session.run_path, flush=True)
     """
     job = launch(tmp_path, textwrap.dedent(script))
-    output, _ = job.communicate(timeout=100)
+    output, _ = job.communicate(timeout=250)
     assert job.returncode == 0
     run_path = tmp_path / ".quark" / "runs" / os.path.basename(output.strip())
     sync(tmp_path)

@@ -88,10 +88,10 @@ def test_sync_leaves_them_to_the_process_that_has_the_run_open(tmp_path, add_bac
 
 @pytest.mark.long
 def test_where_the_run_itself_waits_they_wait_with_it(tmp_path, add_backend, monkeypatch, caplog):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.3")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "2")
     add_backend("late", ScriptedBackend(always="unavailable"))
     with start(tmp_path, backends="late") as session:
-        pass
+        session.flush()  # the short end is for the mirror
     up = add_backend("late", ScriptedBackend())
     AnalyzerEngine(quark.open_run(session.run_id, tmp_path)).analyze(store=True)
     assert up.stored == []

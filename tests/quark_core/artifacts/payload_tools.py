@@ -59,15 +59,15 @@ def run_script(tmp_path, body, *arguments, **environment):
         [sys.executable, str(script), str(tmp_path / "runs"), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=100,
-        env={**os.environ, **environment},
+        timeout=280,
+        env={**os.environ, "QUARK_EXIT_TIMEOUT_SECONDS": "100", **environment},
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
 
 
-def wait_until(condition, timeout_s=30.0):
+def wait_until(condition, timeout_s=60.0):
     """Wait for what must come; whether it came."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -66,7 +66,7 @@ def lines(tmp_path):
     return read
 
 
-def wait_until(condition, timeout_s=30):
+def wait_until(condition, timeout_s=60):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -74,7 +74,10 @@ def wait_until(condition, timeout_s=30):
 
 
 def is_gone(pid):
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_batches_are_stored_by_another_process_which_ends_at_the_close(config, maker, lines):
@@ -168,10 +171,11 @@ def find_workers():
 
 
 def test_an_opening_that_fails_says_why_and_leaves_no_process(config):
+    earlier = set(find_workers())  # one of a test before may be about to end
     with pytest.raises(BackendUnavailable, match="not today") as caught:
         open_hosted(RECORDER, replace(config, options={"fault": "closed"}))
     assert caught.value.retry_after_s == 7.0
-    wait_until(lambda: not find_workers())
+    wait_until(lambda: set(find_workers()) <= earlier)
 
 
 def test_a_false_declaration_is_found_out(config):
@@ -202,7 +206,7 @@ def test_what_it_logs_is_logged_here_and_what_it_prints_harms_nothing(config, ma
         backend = open_hosted(RECORDER, replace(config, options={"fault": "print"}))
         backend.write(maker.start())
         backend.close()
-    assert [record.getMessage() for record in caplog.records] == ["backend recorder is odd"]
+    assert [text for text in caplog.messages if "recorder" in text] == ["backend recorder is odd"]
     log = config.run_path / "mirrors/processes/recorder/process.log"
     assert "to whoever reads" in log.read_text()
 
@@ -222,7 +226,7 @@ backend = open_hosted(RECORDER, BackendConfig(
     run_id="run0", location={config.location!r}))
 backend.write(BatchMaker("run0").start())
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout.readline().strip() == "ready"
@@ -246,7 +250,7 @@ def test_a_forked_child_neither_ends_it_nor_keeps_it(config, maker, lines):
     pid = int(lines()[0][0])
     child = os.fork()
     if child == 0:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     try:
         backend.write(maker.metrics(("m", 0, 0.0)))

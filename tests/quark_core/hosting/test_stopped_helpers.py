@@ -1,5 +1,6 @@
 """A helper that is stopped cannot see its training's end: the next start or sync ends it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def read_state(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or read
         return None
 
 
@@ -69,7 +70,8 @@ def left_helper(machine, tmp_path):
     wait_for(lambda: read_state(pid) == "T")
     yield pid
     if not is_gone(pid):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.long

@@ -1,13 +1,13 @@
 """Launches: real processes under torchrun, and under the variables of other launchers."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from held_ports import hold_port
 from launching import FOREIGN, PROGRAM, clean_environment, read_lines
 
 import quark
@@ -23,10 +23,10 @@ def no_launch_around(monkeypatch):
 
 @pytest.fixture
 def port():
-    """A port that was free a moment ago."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port that nobody else is given."""
+    place, number = hold_port()
+    with place:
+        yield number
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def torchrun(port):
             [*command, str(storage_dir), *arguments],
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=280,
             env=clean_environment(**variables),
         )
         print(done.stderr[-3000:])
@@ -65,7 +65,7 @@ def start_ranks():
             )
             for one in variables
         ]
-        ended = [process.communicate(timeout=100) for process in processes]
+        ended = [process.communicate(timeout=280) for process in processes]
         errors = "".join(error for _, error in ended)
         assert all(process.returncode in (0, -9) for process in processes), errors
         return read_lines("".join(output for output, _ in ended)), errors

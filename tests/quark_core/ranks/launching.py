@@ -11,6 +11,8 @@ FOREIGN = ("QUARK_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "MASTER_", "RANK
 def clean_environment(**variables):
     kept = {name: v for name, v in os.environ.items() if not name.startswith(FOREIGN)}
     kept |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    # On a busy machine the ranks of a launch come, and have delivered, one long after the other.
+    kept |= {"QUARK_LAUNCH_TIMEOUT_SECONDS": "90", "QUARK_EXIT_TIMEOUT_SECONDS": "100"}
     return kept | {name: str(value) for name, value in variables.items()}
 
 

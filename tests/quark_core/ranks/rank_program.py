@@ -9,6 +9,7 @@ falls=RANK         this rank ends with an error in the first attempt, half way
 gloo=1             the ranks are a process group, and all_reduce at every step
 sleep_ms           time of a step
 late=RANK          this rank comes to start_run when the leading rank has ended the run
+together=COUNT     no process ends its run before so many have begun theirs
 """
 
 import json
@@ -29,10 +30,20 @@ restart = int(
 
 def wait_for_end():
     """Until the leader's claim says that it has ended the run."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     claims = Path(storage_dir, ".quark", "launches")
     while not any(json.loads(path.read_text())["ended"] for path in claims.glob("*.json")):
         assert time.monotonic() < deadline, "the run was not ended"
+        time.sleep(0.02)
+
+
+def wait_for_others(count):
+    deadline = time.monotonic() + 200
+    begun = Path(storage_dir, "begun")
+    begun.mkdir(exist_ok=True)
+    (begun / str(os.getpid())).touch()
+    while len(list(begun.iterdir())) < count:
+        assert time.monotonic() < deadline, "the others have not begun"
         time.sleep(0.02)
 
 
@@ -73,6 +84,8 @@ with warnings.catch_warnings(record=True) as caught:
                 time.sleep(float(given.get("sleep_ms", 0)) / 1000)
                 if given.get("gloo"):
                     dist.all_reduce(torch.ones(1))
+            if given.get("together"):
+                wait_for_others(int(given["together"]))
         report = session.report_delivery()
         found = {
             "rank": rank,

@@ -11,7 +11,7 @@ from launching import by_hand, openmpi, slurm
 )
 def test_two_processes_that_are_both_rank_zero(tmp_path, start_ranks, runs_of, launcher):
     ranks, errors = start_ranks(
-        tmp_path, [launcher(0, 2), launcher(0, 2)], "ranks=all", "sleep_ms=100"
+        tmp_path, [launcher(0, 2), launcher(0, 2)], "ranks=all", "together=2"
     )
     runs = runs_of(tmp_path)
     assert {rank["run_id"] for rank in ranks} == set(runs)
@@ -22,7 +22,7 @@ def test_two_processes_that_are_both_rank_zero(tmp_path, start_ranks, runs_of, l
 @pytest.mark.long
 def test_the_other_ranks_join_the_first_of_two_leaders(tmp_path, start_ranks, runs_of):
     variables = [slurm(0, 3), slurm(0, 3), slurm(1, 3)]
-    ranks, _ = start_ranks(tmp_path, variables, "ranks=all", "sleep_ms=100")
+    ranks, _ = start_ranks(tmp_path, variables, "ranks=all", "together=3")
     points = [found[2] for found in runs_of(tmp_path).values()]
     assert sorted(map(len, points)) == [1, 2]
     assert len({rank["run_id"] for rank in ranks}) == 2

@@ -85,7 +85,7 @@ def test_without_a_shared_folder_an_exact_launch_still_agrees(tmp_path):
         )
         for rank in range(2)
     ]
-    ended = [process.communicate(timeout=60) for process in processes]
+    ended = [process.communicate(timeout=280) for process in processes]
     ranks = read_lines("".join(output for output, _ in ended))
     assert ranks[0]["run_id"] == ranks[1]["run_id"]
     assert [rank["complete"] for rank in ranks] == [True, False]
@@ -132,7 +132,7 @@ def test_all_ranks_may_resume_a_run(tmp_path, start_ranks, runs_of, ranks):
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=60)[0].split() for process in processes]
+    said = [process.communicate(timeout=280)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert said[0] == [run_id, "1", "ranks"]
     assert said[1][0] == run_id

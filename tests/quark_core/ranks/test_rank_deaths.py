@@ -33,9 +33,8 @@ def test_what_a_killed_rank_has_logged_is_delivered_later(tmp_path, start_ranks,
     else:
         with quark.start_run(project="next", storage_dir=tmp_path) as session:
             session.flush()
-            deadline = 100
-            while count(tmp_path, run_id).get(1, 0) < 11 and deadline:
-                deadline -= 1
+            deadline = time.monotonic() + 60
+            while count(tmp_path, run_id).get(1, 0) < 11 and time.monotonic() < deadline:
                 time.sleep(0.1)
     assert count(tmp_path, run_id) == {0: 20, 1: 11}
     assert quark.open_run(run_id, tmp_path).status == "completed"
@@ -99,7 +98,7 @@ def test_processes_of_a_rank_log_for_it(tmp_path, method):
         )
         for rank in range(2)
     ]
-    assert [process.wait(timeout=100) for process in processes] == [0, 0]
+    assert [process.wait(timeout=280) for process in processes] == [0, 0]
     from quark_core.runs import composition
 
     (stored,) = composition.open_reader(root).list_runs()
@@ -133,7 +132,7 @@ session.end_run()
         )
         for rank in range(2)
     ]
-    assert [process.wait(timeout=60) for process in processes] == [0, -15]
+    assert [process.wait(timeout=280) for process in processes] == [0, -15]
     from quark_core.runs import composition
 
     (stored,) = composition.open_reader(tmp_path).list_runs()
@@ -162,9 +161,9 @@ session.end_run()
         )
         for rank in range(2)
     )
-    other.communicate(timeout=60)
+    other.communicate(timeout=280)
     assert other.returncode == 3
-    leader.communicate(timeout=60)
+    leader.communicate(timeout=280)
     assert leader.returncode == 0
     from quark_core.runs import composition
 
@@ -196,7 +195,7 @@ def test_a_rank_whose_leader_never_came_waits_once_and_says_so(tmp_path):
         env=clean_environment(**slurm(1, 2), **variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     (told,) = [line for line in done.stderr.splitlines() if "has not begun it within" in line]
@@ -226,7 +225,7 @@ def test_a_leader_that_came_late_is_found_at_the_end(tmp_path):
     subprocess.run(
         [sys.executable, "-c", LATE, str(tmp_path)],
         env=clean_environment(**slurm(1, 2), QUARK_LAUNCH_TIMEOUT_SECONDS="0.2"),
-        timeout=100,
+        timeout=280,
         check=True,
     )
     from quark_core.runs import composition

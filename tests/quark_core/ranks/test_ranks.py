@@ -22,7 +22,7 @@ NAMES = [*TORCHRUN, *SLURM, *OPENMPI, *PMI]
 
 def run_python(code, **environ):
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

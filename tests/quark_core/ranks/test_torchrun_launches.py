@@ -145,7 +145,7 @@ def test_two_agents_of_one_launch_agree(tmp_path, port, runs_of):
             )
             for node in (0, 1)
         ]
-        ranks = read_lines("".join(agent.communicate(timeout=150)[0] for agent in agents))
+        ranks = read_lines("".join(agent.communicate(timeout=280)[0] for agent in agents))
         assert [agent.returncode for agent in agents] == [0, 0]
         assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3]
         assert len({rank["run_id"] for rank in ranks}) == 1

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -302,11 +303,16 @@ def long_run(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_ctrl_c_leaves_no_half_file(long_run, elsewhere):
     command = [SCRIPT, "export", "long", "-d", str(long_run), "-f", "jsonl", "-o", "out"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not list(Path().glob("out/.metric*")):
-            time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate()
+    for _ in range(10):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            while process.poll() is None and not list(Path().glob("out/.metric*")):
+                time.sleep(0.005)
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate()
+        if process.returncode != 0:
+            break
+        # On a busy machine it was at its end before this process came to look.
+        shutil.rmtree("out")
     assert (process.returncode, output) == (130, b"")
     assert errors.strip() == b"Broken off. What had been begun is removed."
     assert os.listdir() == []

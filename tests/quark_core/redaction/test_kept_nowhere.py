@@ -246,7 +246,7 @@ def test_what_a_killed_run_leaves_holds_no_secret(tmp_path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         env={**os.environ, "PYTHONPATH": str(ROOT), "SECRET_OF_THE_TEST": secret},
     )
     run_id = killed.stdout.strip()

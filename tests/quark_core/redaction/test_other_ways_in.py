@@ -76,7 +76,7 @@ def test_commands_show_and_export_no_secret(tmp_path, command):
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=280,
     )
 
     assert SECRET not in done.stdout + done.stderr

@@ -197,7 +197,7 @@ def test_a_forked_worker_logs_batches_of_its_own(tmp_path):
 
         process = multiprocessing.get_context("fork").Process(target=work)
         process.start()
-        process.join(60)
+        process.join(250)
         assert process.exitcode == 0
         diagnostics.log_batch(3.0, step=2, labels=["parent"])
     opened = quark.open_run(session.run_id, storage_dir=tmp_path)

@@ -256,7 +256,10 @@ def test_what_a_script_leaves_open_is_ended_at_exit(tmp_path):
         assert [e.payload["message"] for e in errors] == (["ValueError: boom"] if ending else [])
 
 
-def test_config_and_environment_are_kept(tmp_path):
+def test_config_and_environment_are_kept(tmp_path, monkeypatch):
+    # The end waits two seconds for what is late, which a busy machine does not find in time.
+    monkeypatch.setattr("quark_core.runs.open_run._ENVIRONMENT_TIMEOUT_S", 60.0)
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
     config = {"lr": 1e-3, "api_key": "sk-verysecretverysecret", "num_tokens": 128}
     with quark.start_run(project="p", storage_dir=tmp_path, config=config) as session:
         config["lr"] = 5.0

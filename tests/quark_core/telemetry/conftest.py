@@ -27,6 +27,8 @@ def no_launcher(monkeypatch):
 def sampler(monkeypatch):
     """The process's sampler, new for each test and at rest after it."""
     own = sampler_module.HardwareSampler()
+    # Who asks for a sample gets the GPUs' figures within two seconds, or goes without.
+    monkeypatch.setattr(sampler_module, "_FRESH_TIMEOUT_S", 60.0)
     monkeypatch.setattr(sampler_module, "shared_sampler", own)
     monkeypatch.setattr(telemetry, "shared_sampler", own)
     monkeypatch.setattr(telemetry_recording, "shared_sampler", own)

@@ -70,7 +70,7 @@ class FakeNvml(types.ModuleType):
         self.calls += 1
         if self.hang is not None:
             self.hanging.set()
-            self.hang.wait(60)
+            self.hang.wait(600)
         answer = gpu.answers.get(what)
         if isinstance(answer, Exception):
             raise answer

@@ -15,11 +15,13 @@ def watch_all(**options):
 
 def test_one_thread_serves_all_and_ends_with_the_last(nvml, sampler, wait_until):
     first, second = watch_all(), watch_all()
+    earlier = set(threading.enumerate())  # samplers of other tests may be about to end
     assert not sampler.running
     sampler.watch(first)
     sampler.watch(second)
     thread = sampler._thread
-    assert [t.name for t in threading.enumerate()].count("quark-hardware") == 1
+    started = set(threading.enumerate()) - earlier
+    assert [t for t in started if t.name == "quark-hardware"] == [thread]
     assert thread.daemon
     wait_until(lambda: sampler.reading is not None)
     assert len(sampler.reading.gpus.gpus) == 2
@@ -28,6 +30,7 @@ def test_one_thread_serves_all_and_ends_with_the_last(nvml, sampler, wait_until)
     assert sampler.running
     sampler.unwatch(second)
     assert not sampler.running
+    thread.join(30)
     assert not thread.is_alive()
     sampler.unwatch(second)  # once more does nothing
     sampler.watch(first)

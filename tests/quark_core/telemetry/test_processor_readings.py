@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 import time
 
 import psutil
@@ -10,16 +11,30 @@ import pytest
 
 from quark_core.system.hardware.processor import ProcessorReader
 
+# A worker that uses memory and time, in a process whose only child it is: servers and helpers of
+# other tests come and go among the children of this one.
+WITH_A_WORKER = """
+import subprocess, sys, time, psutil
+from quark_core.system.hardware.processor import ProcessorReader
 
-@pytest.fixture
-def child():
-    """A process of this one that uses memory and time, and says when it does."""
-    program = "import sys; kept = bytearray(64 << 20); print('up', flush=True)\nwhile True: pass"
-    started = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    with started:
-        assert started.stdout.readline() == b"up\n"
-        yield started
-        started.kill()
+program = "import sys; kept = bytearray(64 << 20); print('up', flush=True)\\nwhile True: pass"
+child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+assert child.stdout.readline() == b"up\\n"
+worker, reader = psutil.Process(child.pid), ProcessorReader()
+try:
+    before = reader.read(fresh=True)
+    assert before.worker_count == 1, before
+"""
+
+
+def run_with_a_worker(body):
+    program = WITH_A_WORKER + textwrap.indent(textwrap.dedent(body), "    ")
+    done = subprocess.run(
+        [sys.executable, "-c", program + "finally:\n    child.kill()\n"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_figures_are_plausible():
@@ -63,28 +78,32 @@ def test_ours_and_psutils_own_percentages_do_not_meet(monkeypatch):
 
 
 @pytest.mark.long
-def test_workers_are_counted_with_their_memory_and_time(child):
-    reader = ProcessorReader()
-    before = reader.read(fresh=True)
-    assert before.worker_count >= 1
-    assert before.workers_rss_bytes > 64 << 20
-    time.sleep(0.5)
-    # It spins on a core meanwhile and this process sleeps.
-    assert reader.read().process_cpu_percent > 5.0
-    child.kill()
-    child.wait()
-    after = reader.read()
-    assert after.worker_count == before.worker_count - 1
-    assert after.workers_rss_bytes < before.workers_rss_bytes
-    assert after.unavailable is None
+def test_workers_are_counted_with_their_memory_and_time():
+    run_with_a_worker("""
+        assert before.workers_rss_bytes > 64 << 20
+        began_s, used_s = time.monotonic(), worker.cpu_times().user
+        # It spins meanwhile and this process sleeps.
+        while worker.cpu_times().user - used_s < 0.2:
+            time.sleep(0.05)
+        share = reader.read().process_cpu_percent
+        # The window is a little longer than what was measured here, and begins before it.
+        assert share > 50 * 0.2 / (time.monotonic() - began_s), share
+        child.kill()
+        child.wait()
+        after = reader.read()
+        assert after.worker_count == 0
+        assert after.workers_rss_bytes < before.workers_rss_bytes
+        assert after.unavailable is None
+    """)
 
 
-def test_an_ended_worker_that_nobody_waited_for_counts_no_more(child, wait_until):
-    reader = ProcessorReader()
-    before = reader.read(fresh=True).worker_count
-    child.kill()
-    wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
-    assert reader.read().worker_count == before - 1
+def test_an_ended_worker_that_nobody_waited_for_counts_no_more():
+    run_with_a_worker("""
+        child.kill()
+        while worker.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.005)
+        assert reader.read().worker_count == 0
+    """)
 
 
 def test_workers_are_not_listed_at_every_reading(monkeypatch):

@@ -66,7 +66,7 @@ with quark.start_run(project="p", storage_dir=sys.argv[1]) as session:
         [sys.executable, "-c", program, str(tmp_path), os.path.dirname(__file__)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
@@ -99,7 +99,7 @@ print("end")
         [sys.executable, "-c", program, str(tmp_path), os.path.dirname(__file__)],
         capture_output=True,
         text=True,
-        timeout=50,  # the driver hangs for longer
+        timeout=280,  # the driver hangs for longer
     )
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
     assert "Traceback" not in done.stderr, done.stderr

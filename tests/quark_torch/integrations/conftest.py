@@ -1,23 +1,10 @@
-"""What the tests of the frameworks share: a small model, its data, and a look at what was kept."""
+"""What the tests of the frameworks share: a folder of their own, and a look at what was kept."""
 
-import importlib
 import os
-import warnings
 
 import pytest
 
 import quark
-
-torch = pytest.importorskip("torch")
-
-
-def import_or_skip(*names):
-    """The modules of a framework, or a skip; what they warn of at import is theirs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in names:
-            pytest.importorskip(name.split(".")[0], exc_type=ImportError)
-        return [importlib.import_module(name) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +14,6 @@ def plain_environment(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
 
 
 @pytest.fixture

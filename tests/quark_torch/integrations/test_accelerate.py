@@ -1,7 +1,7 @@
 """`QuarkTracker` in a real Accelerator."""
 
 import pytest
-from conftest import import_or_skip
+from frameworks import import_or_skip
 
 import quark
 from quark_core.errors import SchemaValidationError

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import import_or_skip
+from frameworks import import_or_skip
 
 import quark
 

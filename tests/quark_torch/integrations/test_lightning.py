@@ -1,7 +1,7 @@
 """`QuarkLogger` in a real Lightning Trainer."""
 
 import pytest
-from conftest import import_or_skip
+from frameworks import import_or_skip
 
 import quark
 

@@ -1,15 +1,9 @@
 """A run for each test, and small ways to probe a model in it."""
 
 import pytest
-import torch
 
 import quark
 from quark import EventLogger, HookEngine, HookEngineConfig, LayerFilterConfig
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def launched(tmp_path_factory):
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]

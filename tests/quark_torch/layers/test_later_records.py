@@ -115,7 +115,7 @@ def test_a_forked_child_has_a_thread_of_its_own():
         done = []
         conclude_later(lambda: done.append(1))
         try:
-            wait_for_conclusions(10)
+            wait_for_conclusions(60)
         finally:
             os._exit(7 if done and device_probe._conclusions is not before else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -72,7 +72,7 @@ def test_a_library_that_cannot_be_loaded_is_passed_over(tmp_path, kernel, damage
         path.write_bytes({"empty": b"", "text": b"no library", "cut": data[:3000]}[damage])
     with caplog.at_level(logging.DEBUG, "quark.torch"):
         assert load_library(path) is None
-    assert len(caplog.records) == 1
+    assert len([record for record in caplog.records if record.name == "quark.torch"]) == 1
 
 
 def test_another_source_has_another_name(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_hooks_that_cannot_be_loaded_are_passed_over(tmp_path, kernel, damage, c
     path.write_bytes(make[damage]())
     with caplog.at_level(logging.DEBUG, "quark.torch"):
         assert load_probing(path) is None
-    assert len(caplog.records) == 1
+    assert len([record for record in caplog.records if record.name == "quark.torch"]) == 1
 
 
 def test_no_headers_are_told(tmp_path, monkeypatch):

@@ -75,6 +75,7 @@ def test_loading_states(scene):
 @pytest.mark.long
 def test_a_compiled_model(observe):
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # a reset leaves what tests before have counted
     inner = make_classifier()
     optimizer = torch.optim.Adam(inner.parameters(), lr=0.1)
     diagnostics = observe(inner, optimizer)
@@ -206,7 +207,7 @@ assert len({record.writer_id for record in records}) == 2
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_records_to_the_same_run(tmp_path):
     command = [sys.executable, "-c", FORKING, str(tmp_path)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert finished.returncode == 0, finished.stderr
 
 

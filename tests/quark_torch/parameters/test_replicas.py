@@ -30,7 +30,7 @@ def analyze(tmp_path_factory):
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHELASTIC_LOG_LEVEL": "ERROR"},
-        timeout=200,
+        timeout=280,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
