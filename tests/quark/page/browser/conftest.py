@@ -169,7 +169,14 @@ class Visitor:
         self.wait("text => document.body.innerText.includes(text)", text)
 
     def wait_for_chart(self, name):
-        return self.wait("name => window.quark?.charts.find(name)", name)
+        """The chart of this name; what is drawn of the same beside a finding is none."""
+        return self.wait(
+            """name => {
+            const found = window.quark?.charts.find(name);
+            return found?.type !== "evidence" && found;
+        }""",
+            name,
+        )
 
     def find_place(self, selector, nth=0):
         """Where an element is, once what comes in above it has moved it no more."""
