@@ -1,7 +1,10 @@
-"""A real browser before a real server: one Chromium for a file of tests, one context for a test.
+"""A real browser before a real server: one Chromium and one tab for all tests of this folder.
+
+A new tab costs three times as much of the processor as a visit in one that is there. So each test
+begins in the same one, which is left empty behind it; what needs a browser of its own says so.
 
 Playwright keeps an event loop running in this thread for as long as it is open, beside which no
-other test could run one: so it is closed at the end of each file.
+other test could run one: so it is closed when the tests of this folder are left.
 """
 
 import os
@@ -18,7 +21,10 @@ from quark.page.api.source import open_source
 from quark.page.server import PageServer, bind_socket
 
 DEADLINE_S = 60
+VIEWPORT = {"width": 1280, "height": 900}
 _STILL_LOOKS = 6
+# What a tab that is there can be told; anything else needs one of its own.
+_SHARED_OPTIONS = {"viewport", "color_scheme"}
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = [
     "--no-sandbox",
@@ -41,7 +47,7 @@ def find_chromium():
     return asked or next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium():
     is_required = os.environ.get("QUARK_REQUIRE_BROWSER") == "1"
     path = find_chromium()
@@ -59,6 +65,12 @@ def chromium():
         browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="package")
+def tab(chromium):
+    """The tab that tests share, one after the other."""
+    return chromium.new_context(viewport=VIEWPORT).new_page()
 
 
 class Server:
@@ -119,17 +131,40 @@ def serve():
 
 
 class Visitor:
-    """A page of the browser, and what a test asks of it."""
+    """A tab of the browser, and what a test asks of it."""
 
-    def __init__(self, context, server):
+    def __init__(self, page, server):
         self.server = server
-        self.context = context
-        self.page = context.new_page()
-        self.messages, self.errors, self.requests, self.refused = [], [], [], []
-        self.page.on("console", lambda message: self.messages.append(message.text))
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
+        self.page = page
+        self.context = page.context
+        self.messages, self.errors, self.requests = [], [], []
+        self._listeners = {
+            "console": lambda message: self.messages.append(message.text),
+            "pageerror": lambda error: self.errors.append(str(error)),
+            "request": lambda request: self.requests.append(request.url),
+            "dialog": lambda dialog: self.errors.append(f"dialog: {dialog.message}"),
+        }
+        for event, listener in self._listeners.items():
+            page.on(event, listener)
+
+    def forget(self):
+        """Have nothing of what an earlier test had the page keep in the browser."""
+        session = self.context.new_cdp_session(self.page)
+        kept = {"origin": self.server.page.url.rstrip("/"), "storageTypes": "local_storage"}
+        session.send("Storage.clearDataForOrigin", kept)
+        session.detach()
+
+    def leave(self):
+        """Leave the tab to the next one: empty, connected, alone."""
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+        for other in self.context.pages:
+            if other is not self.page:
+                other.close()
+        self.page.unroute_all(behavior="ignoreErrors")
+        self.context.unroute_all(behavior="ignoreErrors")
+        self.context.set_offline(False)
+        self.page.goto("about:blank")
 
     def sign_in(self):
         # Without a page: what the browser's context holds is the cookie.
@@ -220,17 +255,25 @@ class Visitor:
 
 
 @pytest.fixture
-def visit(chromium, serve):
+def visit(chromium, tab, serve):
     """Opens a page of a server; at the end of the test it must have been quiet.
 
-    It needs `serve` only to be closed before it: a page asks until it is closed.
+    It needs `serve` only to be left before it: a page asks until it is left.
     """
-    visitors = []
+    visitors, own = [], []
     lost, attacked = [], []
 
     def begin(server, path=None, *, may_be_lost=False, is_attacked=False, **options):
-        options = {"viewport": {"width": 1280, "height": 900}, **options}
-        visitor = Visitor(chromium.new_context(**options), server)
+        is_shared = not visitors and options.keys() <= _SHARED_OPTIONS
+        options = {"viewport": VIEWPORT, "color_scheme": "light", **options}
+        if is_shared:
+            visitor = Visitor(tab, server)
+            tab.set_viewport_size(options["viewport"])
+            tab.emulate_media(color_scheme=options["color_scheme"], media="null")
+            visitor.forget()
+        else:
+            visitor = Visitor(chromium.new_context(**options).new_page(), server)
+            own.append(visitor)
         visitors.append(visitor)
         if may_be_lost:
             lost.append(visitor)
@@ -243,12 +286,14 @@ def visit(chromium, serve):
 
     yield begin
     for visitor in visitors:
-        visitor.page.close()
-        visitor.context.close()
+        if visitor in own:
+            visitor.page.close()
+            visitor.context.close()
+        else:
+            visitor.leave()
     for visitor in visitors:
-        if visitor in attacked:
-            continue
-        visitor.check_quiet(may_be_lost=visitor in lost)
+        if visitor not in attacked:
+            visitor.check_quiet(may_be_lost=visitor in lost)
 
 
 @pytest.fixture(scope="session")
