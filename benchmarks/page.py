@@ -9,99 +9,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 from storage.figures import Figure, print_figures
 from storage.layers import _make_batches as make_layer_batches
 from storage.run_list import _fill as fill_runs
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
+from viewing.install_size import measure_install_size
+from viewing.live import measure_live
+from viewing.peers import PEERS, Look, look_at_peers, look_at_quark, print_looks
+from viewing.served import DEADLINE_S, DRAWN, Served, load, open_browser, serve
 
 from quark_backends.store.databases.sqlite import connect, ensure_store
 
 _KEYS = 20
-_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
-_DEADLINE_S = 60
-_VIEW = {"width": 1600, "height": 5000}
-_DRAWN = "() => (window.quark?.charts?.describe() ?? []).filter((c) => c.lines?.length).length"
-_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
-_FETCH = """async (path) => {
-  const began = performance.now();
-  const answer = await fetch(path);
-  const bytes = (await answer.arrayBuffer()).byteLength;
-  return [performance.now() - began, bytes, answer.status];
-}"""
-
-
-class Served:
-    """`quark ui` in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        began = time.perf_counter()
-        command = [sys.executable, "-m", "quark", "ui", str(folder), "--no-open", "--port", "0"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.link = re.findall(r"http://\S+", self.process.stdout.readline())[0]
-        self.root = self.link.partition("?")[0]
-        cookies = urllib.request.HTTPCookieProcessor()
-        self.opener = urllib.request.build_opener(cookies)
-        self.opener.open(self.link, timeout=_DEADLINE_S).read()
-        self.ready_s = time.perf_counter() - began
-        self.cookies = [
-            {"name": each.name, "value": each.value or "", "url": self.root}
-            for each in cookies.cookiejar
-        ]
-
-    @property
-    def memory_mb(self) -> float:
-        """Resident memory of the server now."""
-        return float(psutil.Process(self.process.pid).memory_info().rss) / 1e6
-
-    def end(self) -> None:
-        """Have it end, and wait for that."""
-        self.process.terminate()
-        self.process.communicate(timeout=_DEADLINE_S)
-
-
-@contextmanager
-def serve(folder: Path) -> Iterator[Served]:
-    served = Served(folder)
-    try:
-        yield served
-    finally:
-        served.end()
-
-
-def wait_ms(page: Any, expression: str, least: int) -> float:
-    """Milliseconds from navigation on until a number has come."""
-    end = time.monotonic() + _DEADLINE_S
-    while page.evaluate(expression) < least:
-        if time.monotonic() > end:
-            raise TimeoutError(f"{expression} stays below {least}")
-    return float(page.evaluate("() => performance.now()"))
-
-
-def load(browser: Any, served: Served, path: str, expression: str, least: int) -> tuple[float, ...]:
-    """First paint and the last thing that is waited for, in ms from navigation on."""
-    context = browser.new_context(viewport=_VIEW)
-    context.add_cookies(served.cookies)
-    page = context.new_page()
-    page.goto(served.root + path, wait_until="commit")
-    done_ms = wait_ms(page, expression, least)
-    paint_ms = page.evaluate(_PAINT) or done_ms
-    context.close()
-    return paint_ms, done_ms
 
 
 def measure_curves(browser: Any, folder: Path, *, steps: int, loads: int) -> list[Figure]:
@@ -112,7 +37,7 @@ def measure_curves(browser: Any, folder: Path, *, steps: int, loads: int) -> lis
     with serve(folder) as served:
         figures = [Figure("quark ui is ready, s", served.ready_s, at_most=0.8)]
         if browser is not None:
-            found = [load(browser, served, f"run/{RUN_ID}", _DRAWN, _KEYS) for _ in range(loads)]
+            found = [visit(browser, served, f"run/{RUN_ID}", DRAWN, _KEYS) for _ in range(loads)]
             paints, charts = zip(*found, strict=True)
             figures.append(Figure("first paint, ms", median(paints), at_most=300))
             figures.append(Figure(f"all {_KEYS} charts, ms", median(charts), at_most=500))
@@ -126,9 +51,15 @@ def measure_curves(browser: Any, folder: Path, *, steps: int, loads: int) -> lis
     return figures
 
 
+def visit(
+    browser: Any, served: Served, path: str, expression: str, least: int
+) -> tuple[float, float]:
+    return load(browser, served.root, path, expression, least, cookies=served.cookies)
+
+
 def time_read(served: Served, path: str) -> float:
     began = time.perf_counter()
-    served.opener.open(served.root + path, timeout=_DEADLINE_S).read()
+    served.opener.open(served.root + path, timeout=DEADLINE_S).read()
     return time.perf_counter() - began
 
 
@@ -142,7 +73,7 @@ def measure_list(browser: Any, folder: Path, *, runs: int, loads: int) -> list[F
         figures = [Figure(f"a page of {runs:,} runs, ms", median(times) * 1e3, at_most=300)]
         if browser is not None:
             rows = "() => document.querySelectorAll('tbody tr').length"
-            found = [load(browser, served, "", rows, 5)[1] for _ in range(loads)]
+            found = [visit(browser, served, "", rows, 5)[1] for _ in range(loads)]
             figures.append(Figure("first rows in the browser, ms", median(found), at_most=300))
     return figures
 
@@ -156,7 +87,7 @@ def measure_metrics(browser: Any, folder: Path, *, count: int, loads: int) -> li
         times = [time_read(served, f"api/runs/{RUN_ID}") for _ in range(loads)]
         figures = [Figure(f"a run of {count:,} metrics, ms", median(times) * 1e3)]
         if browser is not None:
-            found = [load(browser, served, f"run/{RUN_ID}", _DRAWN, 4)[1] for _ in range(loads)]
+            found = [visit(browser, served, f"run/{RUN_ID}", DRAWN, 4)[1] for _ in range(loads)]
             figures.append(Figure("its first charts, ms", median(found), at_most=500))
     return figures
 
@@ -173,55 +104,135 @@ def measure_map(folder: Path, *, layers: int, steps: int, loads: int) -> list[Fi
     return [Figure(name, median(times) * 1e3, at_most=300)]
 
 
-@contextmanager
-def open_browser() -> Iterator[Any]:
-    path = os.environ.get("QUARK_CHROMIUM") or shutil.which("chromium")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        path = None
-    if path is None:
-        print("There is no Chromium or no playwright: only the server is measured.")
-        yield None
-        return
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(_FLAGS))
-        yield browser
-        browser.close()
+def measure_peers(
+    browser: Any, root: Path, *, names: list[str], points: int, runs: int, loads: int
+) -> dict[str, float]:
+    """Curves of one run, then a list of runs, here and in other tools; prints as it goes."""
+    store = BenchStore(root / "curves")
+    store.fill(make_metric_batches(make_losses(points, _KEYS), rows=2_000))
+    store.compact()
+    store.close()
+    figures: dict[str, float] = {}
+    for what in ("curves", "runs"):
+        is_list = what == "runs"
+        if is_list and not runs:
+            continue
+        title = f"A list of {runs:,} runs" if is_list else f"{_KEYS} curves of {points:,} points"
+        looks: dict[str, Look | str] = {}
+        if is_list:
+            connection = connect(ensure_store(root / "runs"))
+            fill_runs(connection, runs)
+            connection.close()
+            looks["quark"] = look_at_quark(browser, root / "runs", "", 5, loads=loads)
+        else:
+            looks["quark"] = look_at_quark(
+                browser, root / "curves", f"run/{RUN_ID}", _KEYS, loads=loads
+            )
+        peers = root / f"peers-{what}"
+        peers.mkdir()
+        for name, look in look_at_peers(
+            browser, peers, names, curves=_KEYS, points=points, runs=runs if is_list else 0,
+            loads=loads,
+        ):  # fmt: skip
+            looks[name] = look
+            print(f"({name}: {look})", flush=True)
+        figures |= print_looks(title, looks)
+    return figures
+
+
+def say_load() -> None:
+    # More than one or two means that others ran beside and the times are too long.
+    print(f"\n(load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the page costs whoever looks.")
     parser.add_argument("--quick", action="store_true", help="fewer points and runs")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument(
+        "--only", choices=("curves", "list", "metrics", "layers", "size", "live"), action="append",
+        help="measure this part alone; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peers", nargs="*", choices=tuple(PEERS), metavar="TOOL",
+        help=f"the pages of other tools beside ours, and nothing else: {', '.join(PEERS)}; all by "
+        "default. QUARK_PEER_TOOL names the interpreter that has one",
+    )  # fmt: skip
+    parser.add_argument("--points", type=int, default=10_000, help="of each curve, with --peers")
+    parser.add_argument("--runs", type=int, default=0, help="also a list of so many, with --peers")
     arguments = parser.parse_args()
-    steps, runs, layers, loads = (100_000, 1_000, 200, 3) if arguments.quick else (
-        1_000_000, 10_000, 1_000, 7)  # fmt: skip
+    steps, runs, layers, loads, seconds = (
+        (100_000, 1_000, 200, 3, 10.0) if arguments.quick else (1_000_000, 10_000, 1_000, 7, 60.0)
+    )
     if arguments.quick:
         print("This is the short form: the goals are meant for the full one.")
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name, open_browser() as browser:
         root = Path(name)
-        for title, measure in (
-            (
-                f"{_KEYS} curves of {steps:,} points",
-                lambda: measure_curves(browser, root / "curves", steps=steps, loads=loads),
-            ),
-            ("The list", lambda: measure_list(browser, root / "list", runs=runs, loads=loads)),
-            (
-                "Many metrics",
-                lambda: measure_metrics(browser, root / "metrics", count=4_000, loads=loads),
-            ),
-            (
-                "Layers",
-                lambda: measure_map(root / "map", layers=layers, steps=layers, loads=loads),
-            ),
-        ):
-            figures |= print_figures(title, measure())
-            # More than one or two means that others ran beside and the times are too long.
-            print(f"\n(load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
+        if arguments.peers is not None:
+            assert browser is not None, "pages of others need a browser"
+            figures = measure_peers(
+                browser, root, names=arguments.peers or list(PEERS), points=arguments.points,
+                runs=arguments.runs, loads=min(loads, 5),
+            )  # fmt: skip
+            say_load()
+        else:
+            figures = measure_page(
+                browser, root, steps=steps, runs=runs, layers=layers, loads=loads, seconds=seconds,
+                only=arguments.only,
+            )  # fmt: skip
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def measure_page(
+    browser: Any,
+    root: Path,
+    *,
+    steps: int,
+    runs: int,
+    layers: int,
+    loads: int,
+    seconds: float,
+    only: list[str] | None,
+) -> dict[str, float]:
+    """All parts, or some of them; prints each."""
+    parts = {
+        "curves": (
+            f"{_KEYS} curves of {steps:,} points",
+            lambda: measure_curves(browser, root / "curves", steps=steps, loads=loads),
+        ),
+        "list": (
+            "The list",
+            lambda: measure_list(browser, root / "list", runs=runs, loads=loads),
+        ),
+        "metrics": (
+            "Many metrics",
+            lambda: measure_metrics(browser, root / "metrics", count=4_000, loads=loads),
+        ),
+        "layers": (
+            "Layers",
+            lambda: measure_map(root / "map", layers=layers, steps=layers, loads=loads),
+        ),
+        "size": ("What is installed", measure_install_size),
+    }
+    if browser is not None:
+        parts["live"] = (
+            "A run that goes on, watched by one page",
+            lambda: [
+                figure
+                for rate_hz in (5.0, 100.0)
+                for figure in measure_live(
+                    browser, root / f"live{rate_hz:.0f}", rate_hz=rate_hz, seconds=seconds
+                )
+            ],
+        )
+    figures: dict[str, float] = {}
+    for name, (title, measure) in parts.items():
+        if only is None or name in only:
+            figures |= print_figures(title, measure())
+            say_load()
+    return figures
 
 
 if __name__ == "__main__":

@@ -180,3 +180,12 @@ def test_analysis_cost(tmp_path):
     figures = run(tmp_path, "benchmarks/analysis_cost.py")
     assert figures["analyze 100,000 points, s"] > 0
     assert figures["a look after 100,000 points, s"] > 0
+
+
+@pytest.mark.long
+def test_page(tmp_path):
+    figures = run(tmp_path, "benchmarks/page.py", "--only", "size", "--only", "live")
+    assert 0 < figures["the page's files, as in a wheel, MB"] < 3
+    # Without a browser nobody watches.
+    for rate in ("100", "2,000"):
+        assert figures.get(f"{rate} points/s: lag to the drawn chart, p50, s", 1) > 0

@@ -17,7 +17,7 @@ const HEIGHT = 128;
 // An observation is a point of the curve up to the digits that its text has.
 const SAME_SHARE = 1e-3;
 
-/** The chart of one piece of evidence. `isLog` is chosen by the values: they span a thousandfold. */
+/** The chart of one piece of evidence. Its axis is chosen by the values: a log one where they span a thousandfold. */
 export class EvidenceChart {
   /** @param {HTMLElement} host @param {EvidenceChartProps} props */
   constructor(host, props) {

@@ -150,16 +150,31 @@ export function findWide(line, first, last, isLog = false) {
   return wide;
 }
 
-/** Whether values span so much that only a log axis shows them; all of them must be above zero. @param {Line[]} lines @param {number} [ratio] */
+/**
+ * Whether values span so much that only a log axis shows them, by the extremes of what is above zero. What is
+ * exactly zero, such as the gradient of a layer that has died, keeps no axis from it: it has carets at the
+ * edge. What is below zero does.
+ * @param {Line[]} lines @param {number} [ratio]
+ */
 export function needsLog(lines, ratio = 1000) {
   let least = Infinity;
-  let most = -Infinity;
-  for (const { mean } of lines) {
+  let most = 0;
+  let isBelow = false;
+  /** @param {number} value */
+  const take = (value) => {
+    if (!Number.isFinite(value)) return;
+    if (value < 0) isBelow = true;
+    else if (value > 0) {
+      if (value < least) least = value;
+      if (value > most) most = value;
+    }
+  };
+  for (const { low, mean, high } of lines) {
     for (let i = 0; i < mean.length; i++) {
-      if (!Number.isFinite(mean[i])) continue;
-      if (mean[i] < least) least = mean[i];
-      if (mean[i] > most) most = mean[i];
+      take(mean[i]);
+      if (low) take(low[i]);
+      if (high) take(high[i]);
     }
   }
-  return least > 0 && most / least > ratio;
+  return !isBelow && most / least > ratio;
 }

@@ -76,6 +76,35 @@ def make_exploding(count):
     return values[:at] + [1e6 + step for step in range(count - at)]
 
 
+def make_dying(count):
+    """A figure that rises from 0.01 by eight decades, and is exactly zero from then on."""
+    at = count // 2
+    return [
+        0.01 if step < at else 0.01 * 10 ** ((step - at) / 4) if step < at + 32 else 0.0
+        for step in range(count)
+    ]
+
+
+def log_ranked(root, run_id, ranks, steps):
+    """One run that so many ranks have logged to: rank r the values 6 * r**2 + step."""
+    sessions = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUARK_RUN_ID", run_id)
+        patch.setenv("WORLD_SIZE", str(ranks))
+        for rank in range(ranks):
+            patch.setenv("RANK", str(rank))
+            patch.setenv("LOCAL_RANK", str(rank))
+            start = {"project": "ranks", "storage_dir": root, "ranks": "all"}
+            sessions.append(quark.start_run(**start))
+        for rank, session in enumerate(sessions):
+            with quark.MetricsLogger(session) as metrics:
+                for step in range(steps):
+                    metrics.log("train/loss", 6.0 * rank**2 + step, step=step)
+        # The leading rank ends the run, after the others.
+        for session in reversed(sessions):
+            session.end_run("completed")
+
+
 def log_hostile(root):
     """A run all of whose names and texts would be markup or script, were they not text."""
     values = {HOSTILE[:60]: [1.0, 2.0], "__proto__/constructor": [1.0, 2.0]}

@@ -1,7 +1,10 @@
-"""A real browser before a real server: one Chromium for a file of tests, one context for a test.
+"""A real browser before a real server: one Chromium and one tab for all tests of this folder.
+
+A new tab costs three times as much of the processor as a visit in one that is there. So each test
+begins in the same one, which is left empty behind it; what needs a browser of its own says so.
 
 Playwright keeps an event loop running in this thread for as long as it is open, beside which no
-other test could run one: so it is closed at the end of each file.
+other test could run one: so it is closed when the tests of this folder are left.
 """
 
 import os
@@ -19,9 +22,12 @@ from quark.page.api.source import open_source
 from quark.page.server import PageServer, bind_socket
 
 DEADLINE_S = 60
+VIEWPORT = {"width": 1280, "height": 900}
 _STILL_LOOKS = 6
 # Fewer than fit between two polls of a page.
 _QUIET_LOOKS = 3
+# What a tab that is there can be told; anything else needs one of its own.
+_SHARED_OPTIONS = {"viewport", "color_scheme"}
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = [
     "--no-sandbox",
@@ -31,6 +37,8 @@ _FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    # So that strangers have names; none of them is ever looked up.
+    "--host-resolver-rules=MAP *.example 127.0.0.1",
 ]
 # What Chromium itself says of an answer that is no success, or of none.
 _LOADING = "Failed to load resource"
@@ -42,7 +50,7 @@ def find_chromium():
     return asked or next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium():
     is_required = os.environ.get("QUARK_REQUIRE_BROWSER") == "1"
     path = find_chromium()
@@ -60,6 +68,12 @@ def chromium():
         browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="package")
+def tab(chromium):
+    """The tab that tests share, one after the other."""
+    return chromium.new_context(viewport=VIEWPORT).new_page()
 
 
 class Server:
@@ -127,21 +141,44 @@ def serve():
 
 
 class Visitor:
-    """A page of the browser, and what a test asks of it."""
+    """A tab of the browser, and what a test asks of it."""
 
-    def __init__(self, context, server):
+    def __init__(self, page, server):
         self.server = server
-        self.context = context
-        context.set_default_timeout(1000 * DEADLINE_S)
-        self.page = context.new_page()
-        self.messages, self.errors, self.requests, self.refused = [], [], [], []
-        self.page.on("console", lambda message: self.messages.append(message.text))
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page = page
+        self.context = page.context
+        self.context.set_default_timeout(1000 * DEADLINE_S)
+        self.messages, self.errors, self.requests = [], [], []
         self.asked = set()
-        self.page.on("request", self._note_request)
-        self.page.on("requestfinished", lambda request: self.asked.discard(request))
-        self.page.on("requestfailed", lambda request: self.asked.discard(request))
-        self.page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
+        self._listeners = {
+            "console": lambda message: self.messages.append(message.text),
+            "pageerror": lambda error: self.errors.append(str(error)),
+            "request": self._note_request,
+            "requestfinished": lambda request: self.asked.discard(request),
+            "requestfailed": lambda request: self.asked.discard(request),
+            "dialog": lambda dialog: self.errors.append(f"dialog: {dialog.message}"),
+        }
+        for event, listener in self._listeners.items():
+            page.on(event, listener)
+
+    def forget(self):
+        """Have nothing of what an earlier test had the page keep in the browser."""
+        session = self.context.new_cdp_session(self.page)
+        kept = {"origin": self.server.page.url.rstrip("/"), "storageTypes": "local_storage"}
+        session.send("Storage.clearDataForOrigin", kept)
+        session.detach()
+
+    def leave(self):
+        """Leave the tab to the next one: empty, connected, alone."""
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+        for other in self.context.pages:
+            if other is not self.page:
+                other.close()
+        self.page.unroute_all(behavior="ignoreErrors")
+        self.context.unroute_all(behavior="ignoreErrors")
+        self.context.set_offline(False)
+        self.page.goto("about:blank")
 
     def _note_request(self, request):
         self.requests.append(request.url)
@@ -187,7 +224,14 @@ class Visitor:
         self.wait("text => document.body.innerText.includes(text)", text)
 
     def wait_for_chart(self, name):
-        return self.wait("name => window.quark?.charts.find(name)", name)
+        """The chart of this name; what is drawn of the same beside a finding is none."""
+        return self.wait(
+            """name => {
+            const found = window.quark?.charts.find(name);
+            return found?.type !== "evidence" && found;
+        }""",
+            name,
+        )
 
     def wait_for_request(self, text):
         """Wait until the page has asked for an address with this text in it."""
@@ -251,30 +295,45 @@ class Visitor:
 
 
 @pytest.fixture
-def visit(chromium, serve):
+def visit(chromium, tab, serve):
     """Opens a page of a server; at the end of the test it must have been quiet.
 
-    It needs `serve` only to be closed before it: a page asks until it is closed.
+    It needs `serve` only to be left before it: a page asks until it is left.
     """
-    visitors = []
-    lost = []
+    visitors, own = [], []
+    lost, attacked = [], []
 
-    def begin(server, path=None, *, may_be_lost=False, **options):
-        options = {"viewport": {"width": 1280, "height": 900}, **options}
-        visitor = Visitor(chromium.new_context(**options), server)
+    def begin(server, path=None, *, may_be_lost=False, is_attacked=False, **options):
+        is_shared = not visitors and options.keys() <= _SHARED_OPTIONS
+        options = {"viewport": VIEWPORT, "color_scheme": "light", **options}
+        if is_shared:
+            visitor = Visitor(tab, server)
+            tab.set_viewport_size(options["viewport"])
+            tab.emulate_media(color_scheme=options["color_scheme"], media="null")
+            visitor.forget()
+        else:
+            visitor = Visitor(chromium.new_context(**options).new_page(), server)
+            own.append(visitor)
         visitors.append(visitor)
         if may_be_lost:
             lost.append(visitor)
+        if is_attacked:
+            # What the browser refuses to others it says, and others are asked.
+            attacked.append(visitor)
         if path is not None:
             visitor.sign_in().go(path)
         return visitor
 
     yield begin
     for visitor in visitors:
-        visitor.page.close()
-        visitor.context.close()
+        if visitor in own:
+            visitor.page.close()
+            visitor.context.close()
+        else:
+            visitor.leave()
     for visitor in visitors:
-        visitor.check_quiet(may_be_lost=visitor in lost)
+        if visitor not in attacked:
+            visitor.check_quiet(may_be_lost=visitor in lost)
 
 
 @pytest.fixture(scope="session")

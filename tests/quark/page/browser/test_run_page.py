@@ -1,7 +1,7 @@
 """One run: findings with what shows them, charts that say the truth, addresses that say it all."""
 
 import pytest
-from browser_runs import log_run, make_falling
+from browser_runs import log_ranked, log_run, make_dying, make_exploding, make_falling
 
 import quark
 
@@ -24,6 +24,65 @@ def test_each_finding_has_its_evidence_drawn_at_its_step(visit, serve_shared, ru
     for first, mark, low, high in steps:
         assert low <= first <= high
         assert 195 <= mark <= 205
+
+
+def test_evidence_that_exploded_and_then_died_has_a_log_axis_by_itself(
+    visit, serve_shared, tmp_path_factory
+):
+    root = tmp_path_factory.mktemp("died")
+    values = {"train/loss": make_exploding(300), "grad_norm": make_dying(300)}
+    log_run(root, "died", values)
+    visitor = visit(serve_shared(root), "run/died")
+    drawn = visitor.wait(
+        """() => {
+        document.querySelector(".finding").scrollIntoView();
+        const found = quark.charts.describe().find(
+            chart => chart.type === "evidence" && chart.name === "grad_norm");
+        const own = quark.charts.find("grad_norm");
+        return found && own?.type === "metric" && {
+            y: found.y, carets: found.carets, line: found.lines[0], own: own.y};
+    }"""
+    )
+    assert drawn["y"]["isLog"]
+    assert drawn["line"]["points"] == 300
+    assert drawn["y"]["min"] <= 0.01
+    assert drawn["y"]["max"] >= max(drawn["line"]["mean"]) > 1e5
+    # What is zero has no place on such an axis, and is shown at its edge.
+    assert {(caret["side"], caret["value"]) for caret in drawn["carets"]} == {("below", 0)}
+    assert min(caret["step"] for caret in drawn["carets"]) == 182
+    # The chart of the metric is as it was asked for.
+    assert not drawn["own"]["isLog"]
+
+
+def test_ranks_are_shown_together_each_or_one_alone(visit, serve, tmp_path):
+    log_ranked(tmp_path, "ranked", 3, 40)
+    visitor = visit(serve(tmp_path), "run/ranked")
+    read = """() => quark.charts.find("train/loss").lines.map(
+        line => [line.name, line.points, line.mean[0], line.mean.at(-1)])"""
+    control = visitor.page.get_by_label("ranks")
+    (together,) = visitor.wait_for_chart("train/loss")["lines"]
+    assert (together["points"], together["mean"][0], together["mean"][-1]) == (120, 10, 49)
+    assert (together["low"][0], together["high"][0]) == (0, 24)
+    assert control.locator("option").all_inner_texts() == [
+        "mean of all", "each", "rank 0", "rank 1", "rank 2",
+    ]  # fmt: skip
+    control.select_option("each")
+    visitor.wait("() => quark.charts.find('train/loss').lines.length === 3")
+    each = [[f"rank {rank}", 40, 6 * rank**2, 6 * rank**2 + 39] for rank in range(3)]
+    assert visitor.evaluate(read) == each
+    assert "ranks=each" in visitor.page.url
+    control.select_option("1")
+    visitor.wait("() => quark.charts.find('train/loss').lines.length === 1")
+    assert visitor.evaluate(read)[0][1:] == [40, 6, 45]
+    visitor.page.reload()
+    visitor.wait_for_chart("train/loss")
+    assert visitor.evaluate(read)[0][1:] == [40, 6, 45]
+    assert visitor.page.get_by_label("ranks").input_value() == "1"
+    visitor.page.go_back()
+    visitor.wait("() => quark.charts.find('train/loss').lines.length === 3")
+    visitor.page.get_by_label("ranks").select_option("mean")
+    visitor.wait("() => quark.charts.find('train/loss').lines[0].points === 120")
+    assert "ranks=" not in visitor.page.url
 
 
 def test_a_cause_stands_above_what_follows_from_it_and_says_what_to_do(visit, serve_shared, runs):

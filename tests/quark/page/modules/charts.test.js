@@ -55,7 +55,18 @@ Deno.test("a log axis has decades only, a short one its bounds", () => {
   holds(placeDecades(2, 3).length > 0, "ticks within one decade");
   equal([1e-4, 0.01, 1, 100, 1e24].map(labelDecade), ["1e-4", "0.01", "1", "100", "1e24"]);
   equal(needsLog([makeLine(makeCurve([1, 1e4]))]), true);
-  equal(needsLog([makeLine(makeCurve([0, 1e4]))]), false);
+});
+
+Deno.test("a log axis is for what spans more than three decades above zero, also where it has died since", () => {
+  const spans = (/** @type {number[]} */ values, more = {}) => needsLog([makeLine(makeCurve(values, more))]);
+  equal(spans([1, 1e4]), true);
+  equal(spans([1, 999, NaN, Infinity]), false);
+  equal(spans([1, 1e4, 0, 0, 0]), true, "what exploded and died");
+  equal(spans([0, 1e4]), false, "one value and zero");
+  equal(spans([-1, 1, 1e4]), false, "what is below zero has no place");
+  equal(spans([0, 0]) || spans([NaN]) || spans([]), false, "nothing above zero");
+  equal(spans([1, 10], { low: Float32Array.of(0.5, 1), high: Float32Array.of(1, 5e3) }), true, "an extreme within an entry");
+  equal(spans([1, 1e4], { low: Float32Array.of(-1, 1), high: Float32Array.of(1, 1e4) }), false);
 });
 
 Deno.test("ticks are round, and their labels tell them apart", () => {

@@ -1,0 +1,152 @@
+"""`quark ui` in a process of its own, and a browser that opens it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = [
+    "DEADLINE_S",
+    "DRAWN",
+    "FLAGS",
+    "PAINT",
+    "VIEW",
+    "Served",
+    "load",
+    "measure_memory_mb",
+    "open_browser",
+    "serve",
+    "wait_ms",
+]
+
+DEADLINE_S = 60
+VIEW = {"width": 1600, "height": 5000}
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
+DRAWN = "() => (window.quark?.charts?.describe() ?? []).filter((c) => c.lines?.length).length"
+PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+
+
+class Served:
+    """`quark ui` of one folder.
+
+    Attributes:
+        ready_s: From its start until it has answered.
+        root: Its address.
+        cookies: What a browser needs to be let in, in Playwright's form.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        began = time.perf_counter()
+        command = [sys.executable, "-m", "quark", "ui", str(folder), "--no-open", "--port", "0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.link = re.findall(r"http://\S+", self.process.stdout.readline())[0]
+        self.root = self.link.partition("?")[0]
+        cookies = urllib.request.HTTPCookieProcessor()
+        self.opener = urllib.request.build_opener(cookies)
+        self.opener.open(self.link, timeout=DEADLINE_S).read()
+        self.ready_s = time.perf_counter() - began
+        self.cookies = [
+            {"name": each.name, "value": each.value or "", "url": self.root}
+            for each in cookies.cookiejar
+        ]
+
+    @property
+    def memory_mb(self) -> float:
+        """Resident memory of the server now."""
+        return measure_memory_mb(self.process.pid)
+
+    def end(self) -> None:
+        """Have it end, and wait for that."""
+        self.process.terminate()
+        self.process.communicate(timeout=DEADLINE_S)
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[Served]:
+    """A server of this folder while the block is left open."""
+    served = Served(folder)
+    try:
+        yield served
+    finally:
+        served.end()
+
+
+def measure_memory_mb(pid: int) -> float:
+    """Resident memory of a process with its children now."""
+    process = psutil.Process(pid)
+    total = 0
+    for each in (process, *process.children(recursive=True)):
+        try:
+            total += each.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return float(total) / 1e6
+
+
+def wait_ms(page: Any, expression: str, least: int, deadline_s: float = DEADLINE_S) -> float:
+    """Milliseconds from navigation on until a number has come."""
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            found = page.evaluate(expression)
+        except Exception:
+            # A page that loads itself anew takes away what was asked.
+            found = 0
+        if found >= least:
+            return float(page.evaluate("() => performance.now()"))
+        if time.monotonic() > end:
+            raise TimeoutError(f"{expression} stays at {found}, below {least}")
+        page.wait_for_timeout(5)
+
+
+def load(
+    browser: Any,
+    root: str,
+    path: str,
+    expression: str,
+    least: int,
+    *,
+    cookies: list[dict[str, str]] | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> tuple[float, float]:
+    """First paint and the last thing that is waited for, in ms from navigation on."""
+    context = browser.new_context(viewport=VIEW)
+    try:
+        if cookies:
+            context.add_cookies(cookies)
+        page = context.new_page()
+        page.goto(root + path, wait_until="commit")
+        done_ms = wait_ms(page, expression, least, deadline_s)
+        return float(page.evaluate(PAINT) or done_ms), done_ms
+    finally:
+        context.close()
+
+
+@contextmanager
+def open_browser() -> Iterator[Any]:
+    """A Chromium, or None where there is none."""
+    path = os.environ.get("QUARK_CHROMIUM") or shutil.which("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        path = None
+    if path is None:
+        print("There is no Chromium or no playwright: only the server is measured.")
+        yield None
+        return
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield browser
+        browser.close()
