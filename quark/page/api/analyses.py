@@ -126,6 +126,10 @@ class AnalysisDesk:
                 self._queue.put(run_id)
         return found
 
+    def settle(self, summary: RunSummary) -> Analysis:
+        """What is stored, else what is computed now, in the thread that calls."""
+        return self.find(summary) or self._compute_of(summary.run_id)[1]
+
     def is_computing(self, run_id: str) -> bool:
         """Whether a run waits for its analysis."""
         with self._lock:
@@ -152,24 +156,29 @@ class AnalysisDesk:
     def _run(self) -> None:
         """The thread."""
         while (run_id := self._queue.get()) is not None and not self._closed:
-            of: tuple[str, str | None] = ("", None)
-            try:
-                summary = self._source.summarize(run_id)
-                of = summary.state, summary.last_metric_at
-                analysis = self._compute(run_id)
-            except RunNotFoundError:
-                analysis = Analysis(state="failed", note="the run is gone")
-            except QuarkError as error:
-                analysis = Analysis(state="failed", note=str(error))
-            except Exception as error:  # noqa: BLE001 - a plugin's rule may raise anything
-                _log.exception("run %s cannot be analyzed", run_id)
-                analysis = Analysis(state="failed", note=f"{type(error).__name__}: {error}")
+            of, analysis = self._compute_of(run_id)
             with self._lock:
                 self._computed[run_id] = _Computed(analysis, of)
                 self._computed.move_to_end(run_id)
                 while len(self._computed) > _MOST_KEPT:
                     self._computed.popitem(last=False)
                 self._waiting.discard(run_id)
+
+    def _compute_of(self, run_id: str) -> tuple[tuple[str, str | None], Analysis]:
+        """An analysis, and what of the run it is of."""
+        of: tuple[str, str | None] = ("", None)
+        try:
+            summary = self._source.summarize(run_id)
+            of = summary.state, summary.last_metric_at
+            return of, self._compute(run_id)
+        except RunNotFoundError:
+            note = "the run is gone"
+        except QuarkError as error:
+            note = str(error)
+        except Exception as error:  # noqa: BLE001 - a plugin's rule may raise anything
+            _log.exception("run %s cannot be analyzed", run_id)
+            note = f"{type(error).__name__}: {error}"
+        return of, Analysis(state="failed", note=note)
 
     def _compute(self, run_id: str) -> Analysis:
         from quark_core.analysis.diagnosis import analyze_run

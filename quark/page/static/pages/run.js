@@ -5,14 +5,16 @@ import { frameRange, moveWindow } from "../charts/zooming.js";
 import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, StateBadge } from "./badges.js";
-import { ChartList, readMetrics, readNames, writeNames } from "./chart_list.js";
+import { ChartList, readNames, writeNames } from "./chart_list.js";
 import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
 import { Controls } from "./controls.js";
 import { Findings, Health, isGrave } from "./findings.js";
 import { takeKeys } from "./keyboard.js";
 import { change, go, makeLink } from "./links.js";
+import { readMetrics } from "./metrics.js";
 import { Phases } from "./phases.js";
-import { Artifacts, Config, Delivery, Events, TABS, TabBar } from "./run_tabs.js";
+import { Config } from "./run_facts.js";
+import { Artifacts, Delivery, Events, TABS, TabBar } from "./run_tabs.js";
 import { SeriesStore } from "./series_store.js";
 import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
 
