@@ -320,7 +320,8 @@ def show_comparison(result: RunComparisonResult) -> str:
     return (
         f'<section class="comparison"><h2>{escape(first)} against {escape(second)}</h2>'
         + "".join(f"<p>{escape(line)}</p>" for line in result.summary.splitlines())
-        + '<div class="scrolls" tabindex="0" role="region" aria-label="Verdicts">'
+        + '<div class="scrolls" tabindex="0" role="region" '
+        f'aria-label="Verdicts on {escape(first)} against {escape(second)}">'
         '<table class="plain-table"><thead><tr>'
         '<th scope="col">metric</th><th scope="col">verdict</th>'
         f'<th scope="col" class="number">{escape(first)}</th>'

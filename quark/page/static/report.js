@@ -45,6 +45,7 @@ function Run({ data, place }) {
   const zoom = (low, high) => setWindow(low === null || high === null ? null : [low, high]);
   const view = useMemo(() => ({ window, whole, isLog, zoom }), [String(window), isLog]);
   const { analysis, run } = data;
+  const of = ` of ${run.id}`;
   /** @param {any} finding */
   const zoomTo = (finding) => {
     if (!whole || finding.step === null || finding.step === undefined) return;
@@ -56,18 +57,18 @@ function Run({ data, place }) {
       <${Facts} data=${data} /></div>
     ${run.lost_reason && html`<p class="notice-line">${run.lost_reason}</p>`}
     <${Holds} data=${data} />
-    <${Health} analysis=${analysis} />
+    <${Health} analysis=${analysis} of=${of} />
     <${Findings} analysis=${analysis} run=${run.id} active="" isRunning=${run.state === "running"} version=${0}
       zoomTo=${zoomTo} most=${Infinity} />
-    <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []} window=${window} zoom=${zoom} />
+    <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []} window=${window} zoom=${zoom} of=${of} />
     ${metrics.length > 0 && html`<div class="bar report-bar"><label><input type="checkbox" checked=${isLog}
         onChange=${(/** @type {any} */ event) => setLog(event.currentTarget.checked)} /> log y</label>
       ${window && html`<button class="plain" onClick=${() => zoom(null, null)}>Whole run</button>`}</div>
       <${CurveGroups} data=${data} metrics=${metrics} curves=${curves} view=${view} />`}
-    ${maps.length > 0 && html`<section class="report-maps" aria-label="Layers">${maps.map((/** @type {any} */ map) => html`
+    ${maps.length > 0 && html`<section class="report-maps" aria-label=${`Layers${of}`}>${maps.map((/** @type {any} */ map) => html`
       <${LayerMap} key=${map.statistic.id} map=${map} view=${view} />`)}</section>`}
     ${data.config !== null && html`<details class="report-part" open><summary>Configuration and environment</summary>
-      <div><${Config} data=${data} prefix=${`${place}-`} /></div></details>`}
+      <div><${Config} data=${data} prefix=${`${place}-`} by=${` run-${place}`} /></div></details>`}
     ${data.events?.length > 0 && html`<details class="report-part"><summary>${writeMany(data.events.length, "newest event")} and log lines</summary>
       <${EventRows} rows=${data.events} /></details>`}
   </section>`;

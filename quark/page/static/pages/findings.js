@@ -124,10 +124,10 @@ function Finding({ finding, run, titles, isActive, zoomTo, version }) {
   </article>`;
 }
 
-/** @param {{ analysis: any }} props */
-export function Health({ analysis }) {
+/** @param {{ analysis: any, of?: string }} props of: the run, where there are several */
+export function Health({ analysis, of = "" }) {
   const overall = analysis.scores.find((/** @type {any} */ score) => score.key === "overall");
-  return html`<section class="health-row" aria-label="Health">
+  return html`<section class="health-row" aria-label=${`Health${of}`}>
     ${analysis.scores.map((/** @type {any} */ score) => html`<${HealthBadge} key=${score.key} name=${score.key}
       health=${{ ...score, reason: score.known ? score.summary : score.reason || score.summary }} />`)}
     ${!analysis.scores.length && html`<${HealthBadge} health=${null} name="overall" />`}

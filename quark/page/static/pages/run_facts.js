@@ -24,23 +24,26 @@ export function flatten(value, path = "") {
   return entries.flatMap(([key, item]) => flatten(item, path ? `${path}.${key}` : key));
 }
 
-/** @param {{ title: string, id: string, values: unknown }} props */
-function Values({ title, id, values }) {
+/** @param {{ title: string, id: string, values: unknown, by?: string }} props */
+function Values({ title, id, values, by = "" }) {
   const rows = flatten(values ?? {});
-  return html`<section aria-labelledby=${id}><h2 id=${id}>${title}</h2>
+  return html`<section aria-labelledby=${id + by}><h2 id=${id}>${title}</h2>
     ${rows.length ? html`<table class="plain-table values"><tbody>${rows.map(([key, value]) => html`<tr key=${key}><th scope="row">${key}</th>
       <td>${typeof value === "string" ? html`<${FreeText} text=${value} />` : writeValue(value)}</td></tr>`)}</tbody></table>`
       : html`<p class="quiet">Nothing.</p>`}</section>`;
 }
 
-/** @param {{ data: any, prefix?: string }} props prefix: of the headings' IDs, where several runs are on a page */
-export function Config({ data, prefix = "" }) {
+/**
+ * @param {{ data: any, prefix?: string, by?: string }} props where several runs are on a page: what
+ *   the headings' IDs begin with, and the ID of the run's own heading, with a space before it
+ */
+export function Config({ data, prefix = "", by = "" }) {
   const { run } = data;
   const facts = { id: run.id, path: run.path, command: run.user_command, host: run.host, commit: run.git_commit,
     branch: run.branch, parent: run.parent };
-  return html`${run.notes && html`<section aria-labelledby=${`${prefix}notes`}><h2 id=${`${prefix}notes`}>Notes</h2><p class="free"><${FreeText} text=${run.notes} /></p></section>`}
-    <${Values} title="Configuration" id=${`${prefix}config`} values=${data.config} />
+  return html`${run.notes && html`<section aria-labelledby=${`${prefix}notes${by}`}><h2 id=${`${prefix}notes`}>Notes</h2><p class="free"><${FreeText} text=${run.notes} /></p></section>`}
+    <${Values} title="Configuration" id=${`${prefix}config`} by=${by} values=${data.config} />
     ${data.config_notes?.length > 0 && html`<p class="free"><${FreeText} text=${[data.config_notes].flat().map(writeValue).join("\n")} /></p>`}
-    <${Values} title="The run" id=${`${prefix}facts`} values=${Object.fromEntries(Object.entries(facts).filter(([, value]) => value !== null && value !== undefined))} />
-    <${Values} title="Environment" id=${`${prefix}environment`} values=${data.environment} />`;
+    <${Values} title="The run" id=${`${prefix}facts`} by=${by} values=${Object.fromEntries(Object.entries(facts).filter(([, value]) => value !== null && value !== undefined))} />
+    <${Values} title="Environment" id=${`${prefix}environment`} by=${by} values=${data.environment} />`;
 }
