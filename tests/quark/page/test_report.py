@@ -17,7 +17,9 @@ from quark.page.report_file import _link
 from quark_core.errors import InvalidRunStateError, RunNotFoundError, SchemaValidationError
 
 SCRIPT_BYTES = 350_000
-HOSTILE = "</script><script>window.ran=1</script><img src=x onerror=alert(1)> | `x` [a](http://b) $x$"
+HOSTILE = (
+    "</script><script>window.ran=1</script><img src=x onerror=alert(1)> | `x` [a](http://b) $x$"
+)
 
 
 class Elements(HTMLParser):
