@@ -132,10 +132,8 @@ class RunReport:
         return runs + "".join(map(show_comparison, self._comparisons))
 
     def _show_head(self) -> str:
-        count = len(self._runs)
-        said = (
-            f"{count} run{'' if count == 1 else 's'}, made {self._made_at} by Quark {__version__}"
-        )
+        count, moment = len(self._runs), self._made_at[:19].replace("T", " ")
+        said = f"{count} run{'' if count == 1 else 's'}, made {moment} UTC by Quark {__version__}"
         notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes)
         return (
             f'<header class="report-head"><h1>Quark report</h1><p class="quiet">{said}; '
