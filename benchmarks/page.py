@@ -31,6 +31,7 @@ from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches,
 from quark_backends.store.databases.sqlite import connect, ensure_store
 
 _KEYS = 20
+_REPORT_KEYS = 60
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 _DEADLINE_S = 60
 _VIEW = {"width": 1600, "height": 5000}
@@ -173,6 +174,31 @@ def measure_map(folder: Path, *, layers: int, steps: int, loads: int) -> list[Fi
     return [Figure(name, median(times) * 1e3, at_most=300)]
 
 
+def measure_report(folder: Path, *, steps: int, loads: int) -> list[Figure]:
+    """Of a run of as many curves and entries as a report has, whose analysis is stored."""
+    import quark
+
+    store = BenchStore(folder)
+    store.fill(make_metric_batches(make_losses(steps, _REPORT_KEYS), rows=10_000))
+    store.compact()
+    store.close()
+    quark.AnalyzerEngine(quark.open_run(RUN_ID, folder)).analyze(store=True)
+    times, texts = [], []
+    for _ in range(loads):
+        began = time.perf_counter()
+        texts.append(quark.report(RUN_ID, storage_dir=folder).to_html())
+        times.append(time.perf_counter() - began)
+    bare = quark.report(RUN_ID, storage_dir=folder, config=False, logs=False).to_html()
+    data = bare.partition('"deflated":"')[2].partition('"')[0]
+    return [
+        Figure(
+            f"a report of {_REPORT_KEYS} curves of {steps:,} points, s", median(times), at_most=1
+        ),
+        Figure("its size, kB", len(texts[-1]) / 1e3),
+        Figure("its size without data, kB", (len(bare) - len(data)) / 1e3, at_most=350),
+    ]
+
+
 @contextmanager
 def open_browser() -> Iterator[Any]:
     path = os.environ.get("QUARK_CHROMIUM") or shutil.which("chromium")
@@ -216,6 +242,7 @@ def main() -> None:
                 "Layers",
                 lambda: measure_map(root / "map", layers=layers, steps=layers, loads=loads),
             ),
+            ("A report", lambda: measure_report(root / "report", steps=20_000, loads=loads)),
         ):
             figures |= print_figures(title, measure())
             # More than one or two means that others ran beside and the times are too long.

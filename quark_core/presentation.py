@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import Any
 
 __all__ = ["paint", "report_session", "show_by"]
 
+_log = logging.getLogger("quark")
 _room: str | None = None
 
 
@@ -30,6 +32,7 @@ def paint(value: object) -> str | None:
         painters = import_module(f"{_room}.notebook").PAINTERS
         text: str | None = painters[type(value).__name__](value)
     except Exception:  # noqa: BLE001 - see above
+        _log.debug("%s cannot be shown", type(value).__name__, exc_info=True)
         return None
     return text
 
