@@ -14,6 +14,7 @@ import logging
 import sys
 import traceback
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quark_core.runs.open_run import open_runs
@@ -28,8 +29,24 @@ __all__ = ["end_run_of_this_cell", "note_cell"]
 _log = logging.getLogger("quark")
 
 _CELL_FAILED = "cell_failed"
-# Session -> the cell that started it, and whether a cell has failed since.
-_cells: weakref.WeakKeyDictionary[RunHolder, list[Any]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class _Start:
+    """The cell that has started a run.
+
+    Attributes:
+        cell: What tells it from others.
+        turn: Which execution of a cell that was; a cell may start several runs in one.
+        failed: Whether a cell has failed since.
+    """
+
+    cell: object
+    turn: object
+    failed: bool = False
+
+
+_starts: weakref.WeakKeyDictionary[RunHolder, _Start] = weakref.WeakKeyDictionary()
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -38,12 +55,12 @@ def end_run_of_this_cell() -> None:
     shell = _find_shell()
     if shell is None:
         return
-    cell = _name_cell(shell)
+    cell, turn = _name_cell(shell), _find_turn(shell)
     for session in open_runs.sessions:
-        known = _cells.get(session)
-        if cell is None or known is None or known[0] != cell:
+        start = _starts.get(session)
+        if cell is None or start is None or start.cell != cell or start.turn == turn:
             continue
-        status: RunStatus = "failed" if known[1] else "completed"
+        status: RunStatus = "failed" if start.failed else "completed"
         _log.info("run %s is ended: the cell that started it runs again", session.run_id)
         try:
             session.end_run(status)
@@ -59,7 +76,7 @@ def note_cell(session: RunHolder) -> None:
     cell = _name_cell(shell)
     if cell is None:
         return
-    _cells[session] = [cell, False]
+    _starts[session] = _Start(cell, _find_turn(shell))
     if shell not in _watched:
         shell.events.register("post_run_cell", _tell_failure)
         _watched.add(shell)
@@ -85,6 +102,11 @@ def _name_cell(shell: Any) -> object:
     return ("source", sources[-1]) if sources[-1] else None
 
 
+def _find_turn(shell: Any) -> object:
+    """Which execution of a cell goes on now."""
+    return getattr(shell, "execution_count", None)
+
+
 def _tell_failure(result: Any) -> None:
     """IPython's word that a cell has ended."""
     error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
@@ -96,9 +118,9 @@ def _tell_failure(result: Any) -> None:
     }
     message = f"A cell has failed: {type(error).__name__}: {error}"
     for session in open_runs.sessions:
-        known = _cells.get(session)
-        if known is not None:
-            known[1] = True
+        start = _starts.get(session)
+        if start is not None:
+            start.failed = True
         try:
             session.open_run.emit_event(
                 _CELL_FAILED, "error", payload=make_log_payload(message, "Error", details)

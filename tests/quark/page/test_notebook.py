@@ -122,6 +122,7 @@ start = 'session = quark.start_run(project="p", storage_dir=root)\\nids.append(s
 for cell in (
     f"import quark; root = {sys.argv[1]!r}; ids = []",
     start, "1 / 0", start, start, start + "  # another cell",
+    start.replace("session", "one") + "; " + start.replace("session", "two").replace("\\n", "; "),
     "print([(quark.open_run(each, root).status) for each in ids])",
     "open_run = quark.open_run(ids[0], root)",
     "events = quark.EventLogger(open_run).read()",
@@ -142,7 +143,8 @@ def test_cells_that_fail_are_told_and_a_start_that_is_run_again_ends_the_run_bef
     lines = [line for line in ended.stdout.splitlines() if line.startswith(("[", "True", "False"))]
     assert lines == [
         # The first had a cell that failed; the second was begun anew; the third is another cell's.
-        "['failed', 'completed', 'running', 'running']",
+        # The last cell has started two at once, and both go on.
+        "['failed', 'completed', 'running', 'running', 'running', 'running']",
         "[('cell_failed', 'error')]",
         "True",
     ], ended.stdout + ended.stderr

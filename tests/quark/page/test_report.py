@@ -181,6 +181,26 @@ def test_secrets_are_redacted_and_config_and_logs_are_left_out_where_asked(store
     assert str(store) not in json.dumps(head)
 
 
+def test_what_another_tool_has_kept_in_the_open_is_redacted(tmp_path):
+    secret = "sk-" + "a1B2" * 12
+    mirror = tmp_path / "csv"
+    session = quark.start_run(
+        project="p", storage_dir=tmp_path, backends=f"csv:{mirror}", config={"note": "HERE"},
+        notes="HERE",
+    )  # fmt: skip
+    with quark.MetricsLogger(session) as metrics:
+        metrics.log("train/loss", 1.0, step=0)
+    session.end_run()
+    for path in (mirror / session.run_id).glob("*.json"):
+        path.write_text(path.read_text("utf-8").replace("HERE", f"api_key={secret}"), "utf-8")
+    made = quark.report(session.run_id, storage_dir=tmp_path, backend=f"csv:{mirror}")
+    (run,) = made.to_dict()["runs"]
+    assert run["config"]["note"] == "api_key=[redacted]"
+    assert run["run"]["notes"] == "api_key=[redacted]"
+    head, _ = read_data(made.to_html())
+    assert secret not in json.dumps(head)
+
+
 def test_ten_thousand_metrics_are_bounded_and_the_report_says_so(tmp_path):
     session = quark.start_run(project="many", storage_dir=tmp_path)
     with quark.MetricsLogger(session) as metrics:
