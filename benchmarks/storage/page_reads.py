@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from quark_backends.store.run_store import RunStore
-from quark_core.backends.curves import Window
+from quark_core.backends.curves import CurveQuery
 from storage.figures import Figure, print_figures, time_call, time_side_by_side
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
 
@@ -55,9 +55,8 @@ def _open(store: BenchStore) -> RunStore:
 
 
 def _read(opened: RunStore, low: int | None = None, high: int | None = None) -> Any:
-    return opened.read_series_many(
-        RUN_ID, name_keys(_KEYS), entries=_ENTRIES, window=Window(low=low, high=high)
-    )
+    query = CurveQuery.build(name_keys(_KEYS), entries=_ENTRIES, low=low, high=high)
+    return opened.read_series_many(RUN_ID, query)
 
 
 def _measure_curves(store: BenchStore, steps: int, spike_step: int, rounds: int) -> list[Figure]:

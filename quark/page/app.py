@@ -18,6 +18,8 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from quark.page.api.analyses import AnalysisDesk
+from quark.page.api.batches import describe_batches
+from quark.page.api.comparisons import ComparisonDesk
 from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
 from quark.page.api.evidence import pack_evidence
 from quark.page.api.grid import GridDesk
@@ -26,6 +28,8 @@ from quark.page.api.parameters import Parameters
 from quark.page.api.records import list_artifacts, list_events, open_payload
 from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
+from quark.page.api.sides import describe_sides, pack_group_curves
+from quark.page.api.system import pack_system
 from quark.page.guard import SANDBOX_POLICY, AsgiApp, make_error
 from quark.page.pack import PACK_TYPE, encode_json
 from quark.page.static_files import StaticFiles, load_static_files
@@ -68,6 +72,7 @@ class PageApplication:
         self.source = source
         self.static = static
         self.desk = AnalysisDesk(source)
+        self.comparisons = ComparisonDesk(source)
         self.changes = ChangeDesk(source, self.desk)
         self.grids = GridDesk(source, self.desk)
         self._threads = CapacityLimiter(_THREADS)
@@ -132,11 +137,13 @@ def make_app(source: PageSource, *, static: StaticFiles | None = None, base: str
     async def live(_: Starlette) -> AsyncIterator[None]:
         yield
         page.desk.close()
+        page.comparisons.close()
 
     routes = [Route(f"{base}{path}", _bind(page, handler)) for path, handler in _ANSWERS.items()]
     routes += [
         Route(f"{base}/static/{{version}}/{{path:path}}", functools.partial(_send_static, page)),
         Route(f"{base}/", functools.partial(_send_page, page, 0)),
+        Route(f"{base}/compare", functools.partial(_send_page, page, 0)),
         Route(f"{base}/run/{{run_id}}", functools.partial(_send_page, page, 1)),
         Route(f"{base}/run/{{run_id}}/layers", functools.partial(_send_page, page, 2)),
     ]
@@ -254,8 +261,28 @@ def _evidence(page: PageApplication, request: Request, parameters: Parameters) -
     return _send_pack(pack_evidence(page.source, request.path_params["run_id"], parameters))
 
 
+def _sides(page: PageApplication, _: Request, parameters: Parameters) -> Response:
+    return _send_json(describe_sides(page.source, page.desk, parameters))
+
+
+def _verdict(page: PageApplication, _: Request, parameters: Parameters) -> Response:
+    return _send_json(page.comparisons.tell(parameters))
+
+
+def _group_curves(page: PageApplication, _: Request, parameters: Parameters) -> Response | None:
+    return _send_pack(pack_group_curves(page.source, parameters))
+
+
 def _events(page: PageApplication, request: Request, parameters: Parameters) -> Response:
     return _send_json(list_events(page.source, request.path_params["run_id"], parameters))
+
+
+def _batches(page: PageApplication, request: Request, _: Parameters) -> Response:
+    return _send_json(describe_batches(page.source, request.path_params["run_id"]))
+
+
+def _system(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
+    return _send_pack(pack_system(page.source, request.path_params["run_id"], parameters))
 
 
 def _artifacts(page: PageApplication, request: Request, parameters: Parameters) -> Response:
@@ -296,6 +323,9 @@ _ANSWERS: dict[str, Answer] = {
     "/api/standings": _standings,
     "/api/names": _names,
     "/api/sparks": _sparks,
+    "/api/compare": _sides,
+    "/api/compare/verdict": _verdict,
+    "/api/compare/curves": _group_curves,
     "/api/runs/{run_id}": _run,
     "/api/runs/{run_id}/analysis": _analysis,
     "/api/runs/{run_id}/series": _series,
@@ -305,5 +335,7 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/evidence": _evidence,
     "/api/runs/{run_id}/events": _events,
     "/api/runs/{run_id}/artifacts": _artifacts,
+    "/api/runs/{run_id}/batches": _batches,
+    "/api/runs/{run_id}/system": _system,
     "/artifacts/{run_id}/{sha256}": _payload,
 }

@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     from quark_backends.store.reading.search import RunFinder
     from quark_core.backends.curves import (
         Cursor,
+        CurveQuery,
         CurveSet,
-        RankChoice,
         RunChanges,
         RunHeads,
-        Window,
     )
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
@@ -249,26 +248,10 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         """See `SupportsSeries`."""
         return self._readers.any.iterate(run_id, kind, query, rows=rows)
 
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """See `SupportsChanges`."""
         with self._reading() as reader:
-            return reader.read_series_many(
-                run_id,
-                keys,
-                entries=entries,
-                window=window,
-                ranks=ranks,
-                all_attempts=all_attempts,
-            )
+            return reader.read_series_many(run_id, query)
 
     def read_heads(self, run_id: str) -> RunHeads:
         """See `SupportsChanges`."""
@@ -328,6 +311,8 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
             from quark_backends.store.reading.search import RunFinder
 
             self._finder = RunFinder(self._connect_reader)
+        if self._read_only:
+            self._finder.follow(self._readers.look())
         return self._finder
 
     def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:

@@ -23,7 +23,12 @@ from quark_backends.embedded.segment_index import LEAST_BYTES
 from quark_backends.removal import SupportsTrash
 from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
 from quark_backends.store.databases.layout import StoreLayout
-from quark_backends.store.databases.sqlite import ensure_marker, find_store, remake_store
+from quark_backends.store.databases.sqlite import (
+    ensure_marker,
+    find_store,
+    remake_store,
+    store_gone,
+)
 from quark_backends.store.reading.generations import Bodies, add_generation, encode_outputs
 from quark_backends.store.reading.reader import StoreReader, find_run
 from quark_backends.store.upkeep.trash import JournalTrash
@@ -36,11 +41,10 @@ if TYPE_CHECKING:
     from quark_backends.store.reading.search import RunFinder
     from quark_core.backends.curves import (
         Cursor,
+        CurveQuery,
         CurveSet,
-        RankChoice,
         RunChanges,
         RunHeads,
-        Window,
     )
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
@@ -156,6 +160,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         self._connection: SqliteConnection | None = None
         self._generations: set[Path] = set()
         self._finder: RunFinder | None = None
+        self._look: tuple[int, int, int] | None = None
         self._lock = threading.Lock()
         self._reader = StoreReader(self._connect)
 
@@ -228,28 +233,9 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         for start in range(0, found.count, rows):
             yield found.take(slice(start, start + rows))
 
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """See `SupportsChanges`."""
-        return self._read(
-            run_id,
-            lambda: self._reader.read_series_many(
-                run_id,
-                keys,
-                entries=entries,
-                window=window,
-                ranks=ranks,
-                all_attempts=all_attempts,
-            ),
-        )
+        return self._read(run_id, lambda: self._reader.read_series_many(run_id, query))
 
     def read_heads(self, run_id: str) -> RunHeads:
         """See `SupportsChanges`."""
@@ -355,6 +341,8 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
     def _read(self, run_id: str | None, read: Callable[[], T]) -> T:
         """Read of the journals of a run, or of all, as they are now."""
         with self._lock:
+            if self._read_only:
+                self._follow_marker()
             while True:
                 try:
                     self._player.play(run_id)
@@ -364,6 +352,22 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
                     # What an index that is damaged has spoilt is read without it.
                     if not self._player.forget_failed():
                         raise
+
+    def _follow_marker(self) -> None:
+        """Forget what was played of a store in whose place there is another one, or none.
+
+        Raises:
+            StoreUnavailableError: There is none.
+        """
+        try:
+            found = os.stat(self._layout.marker)
+        except OSError as error:
+            self._player.forget()
+            raise store_gone(self._layout) from error
+        look = found.st_dev, found.st_ino, found.st_mtime_ns
+        if look != self._look and self._look is not None:
+            self._player.forget()
+        self._look = look
 
     def _follow(self) -> None:
         """See that what is read is what was played."""

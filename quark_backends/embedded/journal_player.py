@@ -251,13 +251,13 @@ class JournalPlayer:
                 self._play_folder(folder, manifest)
             except BaseException:
                 # Half of something may be in the tables.
-                self._forget()
+                self.forget()
                 raise
 
     def forget_failed(self) -> bool:
         """Forget all that is played where an index has proved to be damaged; whether one has."""
         if self._tables is not None and self._tables.failed is not None:
-            self._forget()
+            self.forget()
         found, self._has_failed = self._has_failed, False
         return found
 
@@ -267,7 +267,8 @@ class JournalPlayer:
             self._close_tables = close_with(self, self._tables.connection.close)
         return self._tables
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forget all that is played."""
         self._progress.clear()
         tables, self._tables = self._tables, None
         if tables is None or self._close_tables is None:

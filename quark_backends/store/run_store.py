@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import Batch, Generation, StoredRun
     from quark_core.backends.curves import (
         Cursor,
+        CurveQuery,
         CurveSet,
-        RankChoice,
         RunChanges,
         RunHeads,
-        Window,
     )
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
@@ -219,26 +218,10 @@ class RunStore:
         """See `SupportsSeries`; holds a connection until it is read to its end or closed."""
         return self._readers.any.iterate(run_id, kind, query, rows=rows)
 
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """See `SupportsChanges`."""
         with self._readers.take() as reader:
-            return reader.read_series_many(
-                run_id,
-                keys,
-                entries=entries,
-                window=window,
-                ranks=ranks,
-                all_attempts=all_attempts,
-            )
+            return reader.read_series_many(run_id, query)
 
     def read_heads(self, run_id: str) -> RunHeads:
         """See `SupportsChanges`."""
@@ -331,6 +314,8 @@ class RunStore:
             if self._finder is None:
                 # SQLAlchemy is loaded by who searches only.
                 self._finder = self._make_finder()
+            if self._compaction is None:
+                self._finder.follow(self._readers.look())
             return self._finder
 
 

@@ -148,17 +148,16 @@ def analyze_run(
     alerts = _make_alerts(found, links, categories, run, ids)
     # That nothing is wrong with the first few points says nothing of the training.
     telling = ("fired", "quiet") if _has_history(run) else ("fired",)
-    coverage = {
-        category: Coverage(
-            sum(
-                verdicts[rule.rule_id].state in telling
-                for rule in rules
-                if rule.category == category
-            ),
-            sum(rule.category == category for rule in rules),
+    coverage = {}
+    for category in CATEGORIES:
+        own = {id_: verdicts[id_] for id_, its in categories.items() if its == category}
+        coverage[category] = Coverage(
+            looked=sum(verdict.state in telling for verdict in own.values()),
+            rules=len(own),
+            without_data={
+                id_: verdict for id_, verdict in own.items() if verdict.state == "no_data"
+            },
         )
-        for category in CATEGORIES
-    }
     last = run.last_step
     blank = HealthScoreRecord(
         run.run_id, "", 0, 0, 0, run.newest_us, "overall", "overall", 0.0, "watch"

@@ -9,7 +9,7 @@ import msgspec
 
 from quark_core.analysis.learning import Learning
 from quark_core.analysis.observations import observe
-from quark_core.analysis.rule import SEVERITIES
+from quark_core.analysis.rule import SEVERITIES, Verdict
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.findings import (
     AlertRecord,
@@ -49,10 +49,17 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Of one category: how many rules could look at the run, and how many there are."""
+    """Of one category: which of its rules could look at the run.
+
+    Attributes:
+        looked: How many could.
+        rules: How many there are.
+        without_data: Those that lacked what they need, with what they say of it.
+    """
 
     looked: int
     rules: int
+    without_data: Mapping[str, Verdict] = {}
 
 
 def score_health(
@@ -245,7 +252,17 @@ def _score(
     standing: Standing,
 ) -> HealthScoreRecord:
     own = [alert for alert in alerts if alert.category == category]
-    metadata = JsonObject({"rules": coverage.rules, "rules_with_data": coverage.looked})
+    unseen = {
+        rule_id: {"reason": verdict.reason, "data": list(verdict.missing)}
+        for rule_id, verdict in coverage.without_data.items()
+    }
+    metadata = JsonObject(
+        {
+            "rules": coverage.rules,
+            "rules_with_data": coverage.looked,
+            "rules_without_data": unseen,
+        }
+    )
     gap = _find_gap(category, coverage, standing)
     if gap is not None and all(alert.severity == "info" for alert in own):
         return _make_unknown(blank, category, gap, metadata)

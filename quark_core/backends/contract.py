@@ -40,11 +40,10 @@ from quark_core.records.codec import DecodedBody, decode_body
 if TYPE_CHECKING:
     from quark_core.backends.curves import (
         Cursor,
+        CurveQuery,
         CurveSet,
-        RankChoice,
         RunChanges,
         RunHeads,
-        Window,
     )
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
@@ -324,17 +323,8 @@ class SupportsChanges(SupportsRead, Protocol):
     its next batch, counted over all kinds of records.
     """
 
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
-        """Metrics within a window, of one moment, each in at most `entries` entries a curve.
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
+        """Metrics within a window, of one moment, each in at most `query.entries` a curve.
 
         The low and high of each entry are those of the points themselves.
         """

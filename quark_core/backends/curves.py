@@ -19,7 +19,7 @@ from quark_core.backends.series import (
     reduce_points,
 )
 from quark_core.errors import SchemaValidationError
-from quark_core.records.names import check_name
+from quark_core.records.names import check_stored_name
 from quark_core.records.query import check_index
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ __all__ = [
     "EACH_RANK",
     "Axis",
     "Curve",
+    "CurveQuery",
     "CurveSet",
     "Cursor",
     "RankChoice",
@@ -39,10 +40,7 @@ __all__ = [
     "RunHeads",
     "Window",
     "check_cursor",
-    "check_entries",
     "check_keys",
-    "check_ranks",
-    "check_window",
     "extend_series",
     "find_first_steps",
     "make_curve",
@@ -56,10 +54,14 @@ Axis = Literal["step", "epoch", "time_us"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 """All there are."""
 
+_SINCE_START = "relative_us"
+# As far as 64 bits reach.
+_MOST_US = 2**63 - 1
+
 EACH_RANK: Literal["each"] = "each"
 """Asks for a curve of each rank."""
 
-RankChoice = Literal["each"] | Sequence[int] | None
+RankChoice = Literal["each"] | tuple[int, ...] | None
 """One curve across all ranks (None), one of each, or one of each of these."""
 
 Cursor = Mapping[str, int]
@@ -107,6 +109,74 @@ class Window:
         if self.high is not None:
             inside &= values <= self.high
         return None if inside.all() else inside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveQuery:
+    """What curves are wanted; `build` checks it.
+
+    Attributes:
+        keys: Stored keys of metrics, each once; one that the run has not logged gives no curve.
+        entries: At most so many of each curve: one for each pixel that there is. The low and
+            high of each are those of its points. None gives every point.
+        window: What part of them.
+        since_start: Whether the window's bounds are times since the run began.
+            `quark_core.runs.following` makes them times; no backend is asked so.
+        ranks: None for a curve across all ranks that have logged the metric, "each" for a
+            curve of each rank, or the ranks of which there shall be a curve.
+        all_attempts: Also points that a later attempt, resumed from an earlier step, has
+            hidden.
+    """
+
+    keys: tuple[str, ...]
+    entries: int | None
+    window: Window = Window()
+    since_start: bool = False
+    ranks: RankChoice = None
+    all_attempts: bool = False
+
+    @classmethod
+    def build(
+        cls,
+        keys: Sequence[str],
+        *,
+        entries: int | None,
+        axis: str = "step",
+        low: int | None = None,
+        high: int | None = None,
+        ranks: Literal["each"] | Sequence[int] | None = None,
+        all_attempts: bool = False,
+    ) -> CurveQuery:
+        """Check what is asked for.
+
+        Args:
+            keys, entries, ranks, all_attempts: As in the class.
+            axis: What the window is a range of, and the curves are sorted by: "step", "epoch",
+                "time_us" (microseconds since the epoch) or "relative_us" (since the run began).
+            low, high: The window, both inclusive; None leaves that side open.
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+        """
+        window = _check_window("time_us" if axis == _SINCE_START else axis, low, high)
+        return cls(
+            keys=check_keys(keys),
+            entries=_check_entries(entries),
+            window=window,
+            since_start=axis == _SINCE_START and not window.is_open,
+            ranks=_check_ranks(ranks),
+            all_attempts=bool(all_attempts),
+        )
+
+    def begin_at(self, began_us: int) -> CurveQuery:
+        """The same with a window of times, where its bounds are since the run began."""
+        if not self.since_start:
+            return self
+        low, high = (
+            None if bound is None else min(began_us + bound, _MOST_US)
+            for bound in (self.window.low, self.window.high)
+        )
+        return replace(self, window=replace(self.window, low=low, high=high), since_start=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,15 +254,11 @@ class RunChanges:
         return bool(self.records) or self.more or self.stale
 
 
-def check_window(axis: object, low: object, high: object) -> Window:
-    """The window that a reader asks for.
-
-    Raises:
-        SchemaValidationError: No such axis, a bound that is no non-negative integer, or a
-            low one above the high one.
-    """
+def _check_window(axis: object, low: object, high: object) -> Window:
     if axis not in AXES:
-        raise SchemaValidationError(f"axis must be one of {', '.join(AXES)}, got {axis!r:.40}")
+        raise SchemaValidationError(
+            f"axis must be one of {', '.join((*AXES, _SINCE_START))}, got {axis!r:.40}"
+        )
     window = Window(axis=axis, low=check_index(low, "low"), high=check_index(high, "high"))
     if window.low is not None and window.high is not None and window.low > window.high:
         raise SchemaValidationError(
@@ -201,12 +267,7 @@ def check_window(axis: object, low: object, high: object) -> Window:
     return window
 
 
-def check_entries(entries: object) -> int | None:
-    """Return the bound on entries as a plain int; None, which is no bound, stays None.
-
-    Raises:
-        SchemaValidationError: Not a positive integer.
-    """
+def _check_entries(entries: object) -> int | None:
     bound = check_index(entries, "entries")
     if bound == 0:
         raise SchemaValidationError("entries must be a positive integer, or None for every point")
@@ -221,15 +282,10 @@ def check_keys(keys: object) -> tuple[str, ...]:
     """
     if isinstance(keys, str) or not isinstance(keys, Sequence):
         raise SchemaValidationError(f"keys must be a list of metrics, not {type(keys).__name__}")
-    return tuple(dict.fromkeys(check_name(key, "keys") for key in keys))
+    return tuple(dict.fromkeys(check_stored_name(key, "keys") for key in keys))
 
 
-def check_ranks(ranks: object) -> RankChoice:
-    """Return the choice of ranks, those that are named each once and sorted.
-
-    Raises:
-        SchemaValidationError: Neither None, "each" nor a sequence of non-negative integers.
-    """
+def _check_ranks(ranks: object) -> RankChoice:
     if ranks is None or ranks == EACH_RANK:
         return None if ranks is None else EACH_RANK
     if isinstance(ranks, str) or not isinstance(ranks, Sequence):
@@ -259,35 +315,26 @@ def check_cursor(cursor: object) -> Cursor:
     return found
 
 
-def reduce_curves(
-    columns: Columns,
-    keys: Sequence[str],
-    *,
-    entries: int | None,
-    window: Window,
-    ranks: RankChoice = None,
-) -> tuple[Curve, ...]:
+def reduce_curves(columns: Columns, query: CurveQuery) -> tuple[Curve, ...]:
     """Curves out of rows of metrics.
 
     Args:
-        columns: Rows of these metrics, perhaps of others too.
-        keys: Stored keys of the metrics that are wanted.
-        entries: At most so many of each curve; None gives every point.
-        window: What is wanted of them.
-        ranks: Of which ranks.
+        columns: Rows of these metrics, perhaps of others too; none that is hidden.
+        query: What is wanted of them.
     """
     import numpy as np
 
+    entries, window, ranks = query.entries, query.window, query.ranks
     inside = window.find_rows(columns[window.axis])
     rows = columns if inside is None else columns.take(inside)
     names = rows["metric_key"]
     out: list[Curve] = []
-    for key in keys:
+    for key in query.keys:
         its = rows.take(names == key)
         for attempt in np.unique(its["attempt"]).tolist():
             of_attempt = its.take(its["attempt"] == attempt)
             parts = [
-                _reduce_rank(key, attempt, rank, of_attempt, entries, window, ranks)
+                _reduce_rank(key, attempt, rank, of_attempt, query)
                 for rank in np.unique(of_attempt["rank"]).tolist()
                 if not isinstance(ranks, tuple) or rank in ranks
             ]
@@ -300,15 +347,13 @@ def _reduce_rank(
     attempt: int,
     rank: int,
     columns: Columns,
-    entries: int | None,
-    window: Window,
-    ranks: RankChoice,
+    query: CurveQuery,
 ) -> Curve:
     rows = columns.take(columns["rank"] == rank)
-    several = ranks is None and rows.count < columns.count
-    bound = choose_rank_points(entries) if several else entries
+    several = query.ranks is None and rows.count < columns.count
+    bound = choose_rank_points(query.entries) if several else query.entries
     arrays = (rows[name] for name in ("step", "epoch", "time_us", "value"))
-    return make_curve(key, attempt, rank, *arrays, axis=window.axis, entries=bound)
+    return make_curve(key, attempt, rank, *arrays, axis=query.window.axis, entries=bound)
 
 
 def make_curve(

@@ -25,6 +25,7 @@ __all__ = [
     "Grid",
     "GridBuilder",
     "GridQuery",
+    "find_broken",
     "find_counters",
     "list_grid_fields",
 ]
@@ -221,7 +222,6 @@ class GridBuilder:
         """Add rows that fit `GridQuery.query`."""
         if not columns.count:
             return
-        import numpy as np
 
         query = self._query
         rows = columns[query.row_column]
@@ -231,9 +231,7 @@ class GridBuilder:
             types = columns["summary_type"]
             kinds = types == "gradient"
         nulls = columns.is_null(query.field)
-        broken = np.zeros(columns.count, dtype=np.bool_)
-        for counter in find_counters(query.kind, query.field):
-            broken |= _to_floats(columns[counter]) > 0
+        broken = find_broken(columns, query.kind, query.field)
         self.add(texts, codes, columns["step"], columns[query.field], nulls, broken, kinds)
 
     def add(
@@ -467,11 +465,23 @@ def list_grid_fields(kind: str) -> tuple[str, ...]:
 
 
 def find_counters(kind: str, field: str) -> tuple[str, ...]:
-    """The fields that count what is not finite of the tensor that a field is of."""
+    """The fields that count what is not finite of the tensor that a figure is of."""
+    if column_types(kind)[field] != "f":
+        return ()
     for (counted, prefix), names in _COUNTERS.items():
-        if counted == kind and field.startswith(prefix) and field not in names:
+        if counted == kind and field.startswith(prefix):
             return names
     return ()
+
+
+def find_broken(columns: Columns, kind: str, field: str) -> NDArray[Any]:
+    """Which rows have a figure of the finite elements only of a tensor that has others too."""
+    import numpy as np
+
+    broken = np.zeros(columns.count, dtype=np.bool_)
+    for counter in find_counters(kind, field):
+        broken |= _to_floats(columns[counter]) > 0
+    return broken
 
 
 def _choose_columns(

@@ -41,11 +41,10 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import Generation, RunLocation, StoredRun
     from quark_core.backends.curves import (
         Cursor,
+        CurveQuery,
         CurveSet,
-        RankChoice,
         RunChanges,
         RunHeads,
-        Window,
     )
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
@@ -237,19 +236,9 @@ class _Series(_HostedBackend):
 
 
 class _Changes(_HostedBackend):
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """See `SupportsChanges`."""
-        named = {"entries": entries, "window": window, "ranks": ranks, "all_attempts": all_attempts}
-        return cast("CurveSet", self._read("read_series_many", run_id, keys, **named))
+        return cast("CurveSet", self._read("read_series_many", run_id, query))
 
     def read_heads(self, run_id: str) -> RunHeads:
         """See `SupportsChanges`."""

@@ -25,6 +25,7 @@ from quark_core.errors import SchemaValidationError
 __all__ = [
     "MAX_NAME_LENGTH",
     "check_name",
+    "check_stored_name",
     "check_text",
     "decode_name",
     "encode_name",
@@ -74,6 +75,18 @@ def check_name(name: object, argument: str) -> str:
             f"{argument} has {len(name)} characters; at most {MAX_NAME_LENGTH} are allowed"
         )
     return name
+
+
+def check_stored_name(name: object, argument: str) -> str:
+    """Return a name as it is stored, which may be longer than the name that was encoded.
+
+    Raises:
+        SchemaValidationError: As `check_name`, of what was encoded.
+    """
+    if not isinstance(name, str):
+        return check_name(name, argument)
+    check_name(decode_name(name), argument)
+    return str.__str__(name)
 
 
 def check_text(text: object, argument: str) -> str:

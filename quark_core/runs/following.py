@@ -7,23 +7,17 @@ row, each time from the beginning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quark_core.backends.contract import SupportsChanges, SupportsRead
 from quark_core.backends.curves import (
-    AXES,
     Cursor,
+    CurveQuery,
     CurveSet,
-    RankChoice,
     RunChanges,
     RunHeads,
-    Window,
     check_cursor,
-    check_entries,
     check_keys,
-    check_ranks,
-    check_window,
     reduce_curves,
 )
 from quark_core.errors import SchemaValidationError
@@ -48,82 +42,34 @@ __all__ = [
 CHANGED_ROWS = 100_000
 """About how many records one answer to `read_changes` has, where nobody says otherwise."""
 
-_RELATIVE = "relative_us"
 _ROWS = ":rows"
 
 
-def read_series_many(
-    reader: SupportsRead,
-    run_id: str,
-    keys: Sequence[str],
-    *,
-    entries: int | None,
-    low: int | None = None,
-    high: int | None = None,
-    axis: str = "step",
-    ranks: RankChoice = None,
-    all_attempts: bool = False,
-) -> CurveSet:
+def read_series_many(reader: SupportsRead, run_id: str, query: CurveQuery) -> CurveSet:
     """Several metrics of a run as curves of one moment, cheap however many points there are.
 
     Args:
         reader: An opened backend that reads.
         run_id: The run.
-        keys: The metrics' stored keys; one that the run has not logged gives no curve.
-        entries: At most so many of each curve: one for each pixel that there is. The
-            low and high of each are those of its points. None gives every point.
-        low, high: The window, both inclusive; None leaves that side open.
-        axis: What the window is a range of, and the curves are sorted by: "step", "epoch",
-            "time_us" (microseconds since the epoch) or "relative_us" (since the run began).
-        ranks: None for a curve across all ranks that have logged the metric, "each" for a
-            curve of each rank, or the ranks of which there shall be a curve.
-        all_attempts: Also points that a later attempt, resumed from an earlier step, has
-            hidden.
+        query: Which metrics, through which window; of `CurveQuery.build`.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
         RunNotFoundError: An unknown run.
         SessionStoreError: The store cannot be read.
     """
-    names, bound = check_keys(keys), check_entries(entries)
-    window = _find_window(reader, run_id, axis, low, high)
-    choice = check_ranks(ranks)
+    if query.since_start:
+        query = query.begin_at(parse_time(reader.load_run(run_id).run.created_at))
     if isinstance(reader, SupportsChanges):
-        return reader.read_series_many(
-            run_id,
-            names,
-            entries=bound,
-            window=window,
-            ranks=choice,
-            all_attempts=bool(all_attempts),
-        )
-    return reduce_series_many(
-        reader,
-        run_id,
-        names,
-        entries=bound,
-        window=window,
-        ranks=choice,
-        all_attempts=bool(all_attempts),
-    )
+        return reader.read_series_many(run_id, query)
+    return reduce_series_many(reader, run_id, query)
 
 
-def reduce_series_many(
-    reader: SupportsRead,
-    run_id: str,
-    keys: Sequence[str],
-    *,
-    entries: int | None,
-    window: Window,
-    ranks: RankChoice,
-    all_attempts: bool,
-) -> CurveSet:
+def reduce_series_many(reader: SupportsRead, run_id: str, query: CurveQuery) -> CurveSet:
     """What `read_series_many` returns, out of all rows of these metrics."""
-    rows = _read_metrics(reader, run_id, keys, all_attempts)
+    rows = _read_metrics(reader, run_id, query.keys, query.all_attempts)
     cursor: dict[str, int] = {}
     _note_rows(cursor, MetricRecord.KIND, rows)
-    curves = reduce_curves(rows, keys, entries=entries, window=window, ranks=ranks)
-    return CurveSet(curves=curves, cursor=cursor)
+    return CurveSet(curves=reduce_curves(rows, query), cursor=cursor)
 
 
 def read_heads(
@@ -182,7 +128,7 @@ def read_changes(
             asks for everything.
         kinds: Kinds of records.
         keys: Stored keys of the metrics that are wanted; None for all.
-        all_attempts: As in `read_series_many`.
+        all_attempts: As in `CurveQuery`.
         max_rows: Where more has come, about so many records of it, and `more`. A backend
             without `Capability.CHANGES` gives all.
 
@@ -240,25 +186,6 @@ def read_mark(reader: SupportsRead, run_id: str) -> str | None:
         SessionStoreError: The store cannot be read.
     """
     return reader.read_mark(run_id) if isinstance(reader, SupportsChanges) else None
-
-
-def _find_window(
-    reader: SupportsRead, run_id: str, axis: object, low: object, high: object
-) -> Window:
-    if axis != _RELATIVE:
-        if axis not in AXES:
-            raise SchemaValidationError(
-                f"axis must be one of {', '.join((*AXES, _RELATIVE))}, got {axis!r:.40}"
-            )
-        return check_window(axis, low, high)
-    window = check_window("time_us", low, high)
-    if window.is_open:
-        return window
-    began_us = parse_time(reader.load_run(run_id).run.created_at)
-    low_us, high_us = (
-        None if bound is None else began_us + bound for bound in (window.low, window.high)
-    )
-    return replace(window, low=low_us, high=high_us)
 
 
 def _check_kinds(kinds: object) -> tuple[str, ...]:

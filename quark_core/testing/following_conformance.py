@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quark_core.backends.contract import BackendDefinition, Capability
-from quark_core.backends.curves import EACH_RANK, Window, reduce_curves
+from quark_core.backends.contract import BackendDefinition, Capability, SupportsRead
+from quark_core.backends.curves import EACH_RANK, CurveQuery, CurveSet, reduce_curves
 from quark_core.errors import RunNotFoundError
 from quark_core.records.query import Query
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
@@ -19,6 +19,12 @@ from quark_core.testing.kit import RUN_ID, BackendKit, Opener
 __all__ = ["FollowingConformance"]
 
 _RUN = RUN_ID
+
+
+def _read_curves(
+    backend: SupportsRead, keys: list[str], *, entries: int | None = None, **asked: Any
+) -> CurveSet:
+    return read_series_many(backend, _RUN, CurveQuery.build(keys, entries=entries, **asked))
 
 
 class FollowingConformance(BackendKit):
@@ -49,8 +55,8 @@ class FollowingConformance(BackendKit):
         ):
             asked: dict[str, Any] = {"low": low, "high": high, "axis": axis}
             for entries in (None, 1, 7, 250):
-                found = read_series_many(backend, _RUN, ["n", "m", "no"], entries=entries, **asked)
-                every = read_series_many(backend, _RUN, ["n", "m", "no"], entries=None, **asked)
+                found = _read_curves(backend, ["n", "m", "no"], entries=entries, **asked)
+                every = _read_curves(backend, ["n", "m", "no"], **asked)
                 assert [curve.key for curve in found.curves] == [c.key for c in every.curves]
                 for curve, points in zip(found.curves, every.curves, strict=True):
                     assert entries is None or len(curve) <= entries
@@ -62,12 +68,12 @@ class FollowingConformance(BackendKit):
                     bad = curve.non_finite > 0
                     assert curve.non_finite.sum() == points.non_finite.sum()
                     assert set(curve.non_finite_step[bad].tolist()) <= {500}
-        (curve,) = read_series_many(backend, _RUN, ["m"], entries=250, low=300, high=520).curves
-        wanted = reduce_curves(rows, ["m"], entries=250, window=Window(low=300, high=520))
+        (curve,) = _read_curves(backend, ["m"], entries=250, low=300, high=520).curves
+        wanted = reduce_curves(rows, CurveQuery.build(["m"], entries=250, low=300, high=520))
         assert curve.step.tolist() == wanted[0].step.tolist() == list(range(300, 521))
         np.testing.assert_array_equal(curve.last, values[300:521])
         with pytest.raises(RunNotFoundError):
-            read_series_many(backend, "absent", ["m"], entries=5)
+            read_series_many(backend, "absent", CurveQuery.build(["m"], entries=5))
 
     def test_ranks_and_attempts_have_curves_of_their_own(
         self, definition: BackendDefinition, open_backend: Opener
@@ -81,19 +87,19 @@ class FollowingConformance(BackendKit):
         later = BatchMaker(_RUN, attempt=1, writer_id="later", started_us=FIRST_TIME_US + 999)
         backend.write(later.start(from_step=40))
         backend.write(later.metrics(("m", 40, -1.0), ("m", 41, -2.0)))
-        each = read_series_many(backend, _RUN, ["m"], entries=None, ranks=EACH_RANK).curves
+        each = _read_curves(backend, ["m"], ranks=EACH_RANK).curves
         assert [(c.attempt, c.rank, c.points) for c in each] == [(0, 0, 40), (0, 1, 40), (1, 0, 2)]
         assert [c.step.tolist() for c in each[:2]] == [list(range(40))] * 2
-        across = read_series_many(backend, _RUN, ["m"], entries=20).curves
+        across = _read_curves(backend, ["m"], entries=20).curves
         assert [(c.attempt, c.rank, c.ranks) for c in across] == [
             (0, None, (0, 1)),
             (1, None, (0,)),
         ]
         assert (across[0].points, across[0].low.min(), across[0].high.max()) == (80, 0.0, 539.0)
         assert np.diff(across[0].step).min() > 0
-        one = read_series_many(backend, _RUN, ["m"], entries=None, ranks=[1]).curves
+        one = _read_curves(backend, ["m"], ranks=[1]).curves
         assert [(c.attempt, c.rank) for c in one] == [(0, 1)]
-        every = read_series_many(backend, _RUN, ["m"], entries=20, all_attempts=True).curves
+        every = _read_curves(backend, ["m"], entries=20, all_attempts=True).curves
         assert [c.points for c in every] == [120, 2]
 
     def test_what_came_since_a_cursor_comes_once(
@@ -103,7 +109,7 @@ class FollowingConformance(BackendKit):
         backend = self._open_as(definition, open_backend, Capability.READ)
         backend.write(maker.start())
         backend.write(maker.metrics(("m", 0, 0.0), ("n", 0, 9.0)))
-        found = read_series_many(backend, _RUN, ["m", "late"], entries=None)
+        found = _read_curves(backend, ["m", "late"])
         assert [curve.step.tolist() for curve in found.curves] == [[0]]
         heads = read_heads(backend, _RUN, kinds=["event"])
         assert not read_changes(backend, _RUN, found.cursor, keys=["m", "late"])
@@ -131,13 +137,13 @@ class FollowingConformance(BackendKit):
         backend = self._open_as(definition, open_backend, Capability.READ)
         backend.write(maker.start())
         backend.write(maker.metrics(*[("m", step, float(step)) for step in range(6)]))
-        found = read_series_many(backend, _RUN, ["m"], entries=None)
+        found = _read_curves(backend, ["m"])
         later = BatchMaker(_RUN, attempt=1, writer_id="later", started_us=FIRST_TIME_US + 999)
         backend.write(later.start(from_step=4))
         backend.write(later.metrics(("m", 4, 40.0)))
         changes = read_changes(backend, _RUN, found.cursor, keys=["m"])
         assert (changes.stale, dict(changes.records)) == (True, {})
-        again = read_series_many(backend, _RUN, ["m"], entries=None)
+        again = _read_curves(backend, ["m"])
         assert [curve.points for curve in again.curves] == [4, 1]
         assert not read_changes(backend, _RUN, again.cursor, keys=["m"])
 

@@ -69,6 +69,7 @@ class Analysis:
 @dataclass(slots=True)
 class _Computed:
     analysis: Analysis
+    began: str
     of: tuple[str, str | None]
     at_s: float = field(default_factory=time.monotonic)
 
@@ -84,7 +85,7 @@ class AnalysisDesk:
         self._source = source
         self._lock = threading.Lock()
         self._computed: OrderedDict[str, _Computed] = OrderedDict()
-        self._stored: OrderedDict[str, tuple[float, Analysis | None]] = OrderedDict()
+        self._stored: OrderedDict[tuple[str, str], tuple[float, Analysis | None]] = OrderedDict()
         self._waiting: set[str] = set()
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -97,11 +98,11 @@ class AnalysisDesk:
             RunNotFoundError: There is no such run.
             SessionStoreError: The store cannot be read.
         """
-        stored = self._read_stored(summary.run_id)
+        stored = self._read_stored(summary)
         if stored is not None:
             return _note_age(stored, summary)
         with self._lock:
-            computed = self._computed.get(summary.run_id)
+            computed = self._find_computed(summary)
         return None if computed is None else computed.analysis
 
     def request(self, summary: RunSummary) -> Analysis | None:
@@ -114,7 +115,7 @@ class AnalysisDesk:
             return found
         run_id, of = summary.run_id, (summary.state, summary.last_metric_at)
         with self._lock:
-            known = self._computed.get(run_id)
+            known = self._find_computed(summary)
             if known is not None:
                 is_live = summary.state == "running"
                 rests = is_live and time.monotonic() - known.at_s < _LIVE_EVERY_S
@@ -128,7 +129,7 @@ class AnalysisDesk:
 
     def settle(self, summary: RunSummary) -> Analysis:
         """What is stored, else what is computed now, in the thread that calls."""
-        return self.find(summary) or self._compute_of(summary.run_id)[1]
+        return self.find(summary) or self._compute_of(summary.run_id)[2]
 
     def is_computing(self, run_id: str) -> bool:
         """Whether a run waits for its analysis."""
@@ -156,21 +157,23 @@ class AnalysisDesk:
     def _run(self) -> None:
         """The thread."""
         while (run_id := self._queue.get()) is not None and not self._closed:
-            of, analysis = self._compute_of(run_id)
+            began, of, analysis = self._compute_of(run_id)
             with self._lock:
-                self._computed[run_id] = _Computed(analysis, of)
+                self._computed[run_id] = _Computed(analysis, began, of)
                 self._computed.move_to_end(run_id)
                 while len(self._computed) > _MOST_KEPT:
                     self._computed.popitem(last=False)
                 self._waiting.discard(run_id)
 
-    def _compute_of(self, run_id: str) -> tuple[tuple[str, str | None], Analysis]:
-        """An analysis, and what of the run it is of."""
+    def _compute_of(self, run_id: str) -> tuple[str, tuple[str, str | None], Analysis]:
+        """An analysis, after which beginning of the run it is of, and up to where."""
+        began = ""
         of: tuple[str, str | None] = ("", None)
         try:
             summary = self._source.summarize(run_id)
+            began = _tell_begin(summary)
             of = summary.state, summary.last_metric_at
-            return of, self._compute(run_id)
+            return began, of, self._compute(run_id)
         except RunNotFoundError:
             note = "the run is gone"
         except QuarkError as error:
@@ -178,7 +181,7 @@ class AnalysisDesk:
         except Exception as error:  # noqa: BLE001 - a plugin's rule may raise anything
             _log.exception("run %s cannot be analyzed", run_id)
             note = f"{type(error).__name__}: {error}"
-        return of, Analysis(state="failed", note=note)
+        return began, of, Analysis(state="failed", note=note)
 
     def _compute(self, run_id: str) -> Analysis:
         from quark_core.analysis.diagnosis import analyze_run
@@ -200,19 +203,25 @@ class AnalysisDesk:
             note="analyzed for this page; `quark analyze` stores it with the run",
         )
 
-    def _read_stored(self, run_id: str) -> Analysis | None:
+    def _find_computed(self, summary: RunSummary) -> _Computed | None:
+        """What was computed of a run, and not of another one of its id; the lock is held."""
+        known = self._computed.get(summary.run_id)
+        return known if known is not None and known.began == _tell_begin(summary) else None
+
+    def _read_stored(self, summary: RunSummary) -> Analysis | None:
         reader: object = self._source.reader
         if not isinstance(reader, SupportsGenerations):
             return None
         now_s = time.monotonic()
+        run_id, place = summary.run_id, (summary.run_id, _tell_begin(summary))
         with self._lock:
-            kept = self._stored.get(run_id)
+            kept = self._stored.get(place)
         if kept is not None and now_s - kept[0] < _STORED_KEPT_S:
             return kept[1]
         found = _read_outputs(reader, run_id)
         with self._lock:
-            self._stored[run_id] = (now_s, found)
-            self._stored.move_to_end(run_id)
+            self._stored[place] = (now_s, found)
+            self._stored.move_to_end(place)
             while len(self._stored) > _MOST_KEPT:
                 self._stored.popitem(last=False)
         return found
@@ -263,6 +272,11 @@ def _note_age(analysis: Analysis, summary: RunSummary) -> Analysis:
         note=f"this is what was stored {_tell_s(age_s)} ago; the run has logged "
         f"{_tell_s(behind_s)} more since",
     )
+
+
+def _tell_begin(summary: RunSummary) -> str:
+    """Tells a run from another one of the same id, in a store that was made anew."""
+    return summary.stored.run.created_at
 
 
 def _tell_s(seconds: float) -> str:

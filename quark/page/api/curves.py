@@ -6,8 +6,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from quark.page.api.cursors import PageCursor, make_mark
 from quark.page.api.curve_pack import ShownCurve, pack_curves
@@ -15,7 +15,15 @@ from quark.page.api.parameters import MAX_ENTRIES, MAX_KEYS, MAX_RUNS, Parameter
 from quark.page.api.rows import find_main
 from quark.page.api.standings import describe_progress
 from quark_core.backends.contract import SupportsChanges
-from quark_core.backends.curves import Curve, Window, reduce_curves
+from quark_core.backends.curves import (
+    EACH_RANK,
+    Axis,
+    Curve,
+    CurveQuery,
+    RankChoice,
+    Window,
+    reduce_curves,
+)
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import EventRecord, MetricRecord
 from quark_core.records.names import decode_name
@@ -36,7 +44,7 @@ _MOST_CURSOR = 16_384
 _MOST_MARKS = 512
 # A backend that reads every point to find out is not asked each second.
 _RESTS_S = 4.0
-_AXES: dict[str, Literal["step", "epoch", "time_us"]] = {
+_AXES: dict[str, Axis] = {
     "step": "step",
     "time": "time_us",
     "epoch": "epoch",
@@ -48,13 +56,8 @@ _ATTEMPTS = ("current", "all")
 class _Ask:
     """What is asked for of curves."""
 
-    keys: tuple[str, ...]
-    entries: int
+    query: CurveQuery
     x: str
-    low: int | None
-    high: int | None
-    ranks: Literal["each"] | tuple[int, ...] | None
-    all_attempts: bool
     extremes: bool
 
     @classmethod
@@ -65,27 +68,23 @@ class _Ask:
             raise SchemaValidationError(f"low must not be above high, got {low:g} and {high:g}")
         scale = 1e6 if x == "time" else 1.0
         word = parameters.get_text("ranks") or "mean"
-        ranks: Literal["each"] | tuple[int, ...] | None = None
-        if word == "each":
-            ranks = "each"
+        ranks: RankChoice = None
+        if word == EACH_RANK:
+            ranks = EACH_RANK
         elif word != "mean":
             rank = parameters.get_integer("ranks")
             ranks = None if rank is None else (rank,)
-        return cls(
-            keys=tuple(
-                dict.fromkeys(
-                    encode_key(key, "key") for key in parameters.get_texts("key", MAX_KEYS)
-                )
-            ),
+        query = CurveQuery.build(
+            [encode_key(key, "key") for key in parameters.get_texts("key", MAX_KEYS)],
             entries=parameters.get_bounded("entries", _ENTRIES, MAX_ENTRIES),
-            x=x,
+            axis=_AXES[x],
             # Bounds are of whole steps: what lies between two of them is not outside.
             low=None if low is None else -int(-low * scale // 1),
             high=None if high is None else int(high * scale // 1),
             ranks=ranks,
             all_attempts=parameters.get_word("attempts", "current", _ATTEMPTS) == "all",
-            extremes=parameters.get_flag("extremes"),
         )
+        return cls(query=query, x=x, extremes=parameters.get_flag("extremes"))
 
 
 def pack_series(
@@ -98,49 +97,33 @@ def pack_series(
         RunNotFoundError: There is no such run.
     """
     ask = _Ask.read(parameters)
-    if not ask.keys:
+    if not ask.query.keys:
         raise SchemaValidationError("key must name a metric")
     summary = source.summarize(run_id)
     mark = make_mark(summary, desk.find(summary))
-    found = read_series_many(
-        source.reader,
-        run_id,
-        ask.keys,
-        entries=ask.entries,
-        low=ask.low,
-        high=ask.high,
-        axis=_AXES[ask.x],
-        ranks=ask.ranks,
-        all_attempts=ask.all_attempts,
-    )
-    curves = [*found.curves, *_read_epochs(source, summary, ask)]
-    place = {key: number for number, key in enumerate(ask.keys)}
+    asked = ask.query.keys
+    found = read_series_many(source.reader, run_id, ask.query)
+    curves = [*found.curves, *_read_epochs(source, summary, ask.query)]
+    place = {key: number for number, key in enumerate(asked)}
     curves.sort(key=lambda curve: place.get(curve.key, 0))
-    keys = None if isinstance(source.reader, SupportsChanges) else ask.keys
+    keys = None if isinstance(source.reader, SupportsChanges) else asked
     cursor = PageCursor(run_id=run_id, place=found.cursor, keys=keys, mark=mark)
     seen = {curve.key for curve in curves}
-    missing = [key for key in ask.keys if key not in seen and key not in summary.metrics]
+    missing = [key for key in asked if key not in seen and key not in summary.metrics]
     head = {"cursor": cursor.encode(), "missing": missing}
     return pack_curves(list(map(_show, curves)), head, x=ask.x, extremes=ask.extremes)
 
 
-def _read_epochs(source: PageSource, summary: RunSummary, ask: _Ask) -> Sequence[Curve]:
+def _read_epochs(source: PageSource, summary: RunSummary, query: CurveQuery) -> Sequence[Curve]:
     """What has epochs only, which no window of steps cuts."""
-    if ask.x != "step" or (ask.low is None and ask.high is None):
+    if query.window.axis != "step" or query.window.is_open:
         return ()
     metrics = summary.metrics
-    keys = [key for key in ask.keys if key in metrics and metrics[key].last_step is None]
+    keys = tuple(key for key in query.keys if key in metrics and metrics[key].last_step is None)
     if not keys:
         return ()
-    return read_series_many(
-        source.reader,
-        summary.run_id,
-        keys,
-        entries=ask.entries,
-        axis="epoch",
-        ranks=ask.ranks,
-        all_attempts=ask.all_attempts,
-    ).curves
+    whole = replace(query, keys=keys, window=Window(axis="epoch"))
+    return read_series_many(source.reader, summary.run_id, whole).curves
 
 
 def _show(curve: Curve) -> ShownCurve:
@@ -214,22 +197,22 @@ class ChangeDesk:
         self, summary: RunSummary, cursor: PageCursor, ask: _Ask
     ) -> tuple[dict[str, Any], Sequence[Curve]]:
         """What came, and where to go on."""
-        reader, run_id = self._source.reader, summary.run_id
+        reader, run_id, query = self._source.reader, summary.run_id, ask.query
         knows_all = isinstance(reader, SupportsChanges)
         if cursor.place is None or (
-            cursor.keys is not None and not set(ask.keys) <= set(cursor.keys)
+            cursor.keys is not None and not set(query.keys) <= set(cursor.keys)
         ):
             # What was not read yet cannot be gone on with.
             place = cursor.place
-            return {"place": place, "keys": cursor.keys, "reset": bool(ask.keys), "events": 0}, ()
+            return {"place": place, "keys": cursor.keys, "reset": bool(query.keys), "events": 0}, ()
         kinds = (MetricRecord.KIND, EventRecord.KIND) if knows_all else (MetricRecord.KIND,)
         found = read_changes(
             reader,
             run_id,
             cursor.place,
             kinds=kinds,
-            keys=ask.keys if cursor.keys is None else cursor.keys,
-            all_attempts=ask.all_attempts,
+            keys=query.keys if cursor.keys is None else cursor.keys,
+            all_attempts=query.all_attempts,
             max_rows=_MOST_NEW,
         )
         head: dict[str, Any] = {"place": found.cursor, "keys": cursor.keys, "reset": False}
@@ -241,9 +224,8 @@ class ChangeDesk:
         rows = found.records.get(MetricRecord.KIND)
         if rows is None:
             return head, ()
-        window = Window(axis=_AXES[ask.x])
-        curves = reduce_curves(rows, ask.keys, entries=None, window=window, ranks=ask.ranks)
-        return head, curves
+        every = replace(query, entries=None, window=Window(axis=query.window.axis))
+        return head, reduce_curves(rows, every)
 
     @staticmethod
     def _list_new(summary: RunSummary, cursor: PageCursor, said: int) -> list[list[Any]]:

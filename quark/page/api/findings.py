@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quark.page.api.evidence import address_evidence
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from quark_core.records import AlertRecord, EvidenceRecord, HealthScoreRecord
 
 __all__ = ["describe_analysis", "order_alerts"]
+
+_UNSAID = (
+    "why the other rules had no data is not kept with this analysis; `quark analyze` tells it, "
+    "and keeps it"
+)
 
 
 def describe_analysis(analysis: Analysis | None, *, computing: bool = False) -> dict[str, Any]:
@@ -30,7 +35,7 @@ def describe_analysis(analysis: Analysis | None, *, computing: bool = False) -> 
             "findings": [],
             "phases": [],
             "phase_notes": [],
-            "rules": {"count": None, "with_data": None, "missing": None},
+            "rules": {"count": None, "with_data": None, "missing": None, "note": None},
         }
     return {
         "state": analysis.state,
@@ -149,15 +154,38 @@ def _describe_rules(analysis: Analysis) -> dict[str, Any]:
     if analysis.verdicts is not None:
         missing = [
             {"rule": rule_id, "reason": verdict.reason, "data": list(verdict.missing)}
-            for rule_id, verdict in analysis.verdicts.items()
+            for rule_id, verdict in sorted(analysis.verdicts.items())
             if verdict.state == "no_data"
         ]
         count = len(analysis.verdicts)
-        return {"count": count, "with_data": count - len(missing), "missing": missing}
+        with_data = count - len(missing)
+        return {"count": count, "with_data": with_data, "missing": missing, "note": None}
     overall = next((score for score in analysis.scores if score.score_key == "overall"), None)
     metadata: dict[str, Any] = {} if overall is None else dict(overall.metadata or {})
+    asked, answered = metadata.get("rules"), metadata.get("rules_with_data")
+    kept = _list_unseen(analysis.scores)
+    is_unsaid = asked is not None and answered != asked and kept is None
     return {
-        "count": metadata.get("rules"),
-        "with_data": metadata.get("rules_with_data"),
-        "missing": None,
+        "count": asked,
+        "with_data": answered,
+        "missing": kept,
+        "note": _UNSAID if is_unsaid else None,
     }
+
+
+def _list_unseen(scores: Sequence[HealthScoreRecord]) -> list[dict[str, Any]] | None:
+    """The rules that had no data, as their categories' scores keep them; None where none do."""
+    found = []
+    is_kept = False
+    for score in scores:
+        kept = dict(score.metadata or {}).get("rules_without_data")
+        if not isinstance(kept, Mapping):
+            continue
+        is_kept = True
+        for rule_id, said in kept.items():
+            reason = said.get("reason") if isinstance(said, Mapping) else None
+            data = said.get("data") if isinstance(said, Mapping) else None
+            # Scores may be anybody's.
+            if isinstance(reason, str) and isinstance(data, list):
+                found.append({"rule": rule_id, "reason": reason, "data": list(map(str, data))})
+    return sorted(found, key=lambda item: str(item["rule"])) if is_kept else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark.page.api.parameters import Parameters
 from quark.page.pack import encode_pack
-from quark_core.backends.grids import NOT_FINITE, Grid, GridQuery
+from quark_core.backends.grids import FINITE, NOT_FINITE, Grid, GridQuery
 from quark_core.errors import SchemaValidationError
 from quark_core.records import LayerSummaryRecord, ParameterSummaryRecord
 from quark_core.records.query import Query
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from quark.page.api.analyses import AnalysisDesk
     from quark.page.api.source import PageSource
+    from quark_core.backends.run_summary import RunSummary
 
 __all__ = ["MAP_FIELDS", "GridDesk"]
 
@@ -95,7 +96,7 @@ class GridDesk:
         )
         summary = self._source.summarize(run_id)
         grid = read_grid(self._source.reader, run_id, query)
-        base = self._find_base(run_id, query, grid)
+        base = self._find_base(summary, query, grid)
         marks = self._find_marks(summary, grid)
         starts = grid.starts
         head = {
@@ -125,11 +126,12 @@ class GridDesk:
             },
         )
 
-    def _find_base(self, run_id: str, query: GridQuery, grid: Grid) -> NDArray[Any]:
+    def _find_base(self, summary: RunSummary, query: GridQuery, grid: Grid) -> NDArray[Any]:
         """For each row its own beginning: of the whole run, however small the window is."""
         import numpy as np
 
-        key = (run_id, query.kind, query.field, query.summary_type or "", str(query.rows))
+        run_id, began = summary.run_id, summary.stored.run.created_at
+        key = (run_id, began, query.kind, query.field, query.summary_type or "", str(query.rows))
         if query.low is None:
             known = _measure_bases(grid)
             with self._lock:
@@ -154,7 +156,7 @@ class GridDesk:
             known = found
         return np.array([known.get(name, np.nan) for name in grid.names], dtype="f4")
 
-    def _find_marks(self, summary: Any, grid: Grid) -> list[dict[str, Any]]:
+    def _find_marks(self, summary: RunSummary, grid: Grid) -> list[dict[str, Any]]:
         """Where alerts lie: on the rows that they name, and on the module that holds these."""
         analysis = self._desk.find(summary)
         if analysis is None:
@@ -199,8 +201,11 @@ def _measure_bases(grid: Grid) -> dict[str, float]:
     import numpy as np
 
     bases = {}
-    for name, values in zip(grid.names, grid.values, strict=True):
-        known = values[np.isfinite(values)][:_FIRST_VALUES]
+    for name, values, marks in zip(grid.names, grid.values, grid.marks, strict=True):
+        finite = np.isfinite(values)
+        # What there was of a tensor that is not finite is no beginning, unless there is no other.
+        whole = finite & (marks == FINITE)
+        known = values[whole if whole.any() else finite][:_FIRST_VALUES]
         bases[name] = float(np.median(known)) if len(known) else float("nan")
     return bases
 

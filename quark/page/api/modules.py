@@ -10,6 +10,7 @@ from quark.page.api.curve_pack import ShownCurve, lay_out_curves
 from quark.page.api.parameters import MAX_ENTRIES, MAX_KEYS, Parameters
 from quark.page.pack import encode_pack
 from quark_core.backends.curves import make_curve
+from quark_core.backends.grids import find_broken
 from quark_core.errors import SchemaValidationError
 from quark_core.records import (
     BatchDiagnosticRecord,
@@ -152,7 +153,8 @@ def _make_curves(
     curves = []
     for name, one, attempt, its in groups:
         for field in fields:
-            known = np.flatnonzero(~_find_nulls(its, field))
+            broken = find_broken(its, kind, field)
+            known = np.flatnonzero(~_find_nulls(its, field) | broken)
             if not len(known):
                 continue
             curve = make_curve(
@@ -162,7 +164,7 @@ def _make_curves(
                 its["step"][known],
                 its["epoch"][known],
                 its["time_us"][known],
-                its[field][known].astype(np.float64),
+                np.where(broken, np.nan, its[field].astype(np.float64))[known],
                 axis=axis,
                 entries=entries,
             )

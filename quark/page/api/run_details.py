@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
     from quark_core.mirrors.survey import MirrorState
 
-__all__ = ["tell_analysis", "tell_run"]
+__all__ = ["place_metric", "tell_analysis", "tell_run"]
 
 _METRIC_FIELDS = (
     "key",
@@ -154,11 +154,11 @@ def _list_metrics(summary: RunSummary) -> list[list[Any]]:
                 metric.last_step is None,
             ]
         )
-    rows.sort(key=lambda row: _place_metric(row[1], row[2]))
+    rows.sort(key=lambda row: place_metric(row[1], row[2]))
     return rows
 
 
-def _place_metric(name: str, group: str) -> tuple[int, list[tuple[int, int, str]]]:
+def place_metric(name: str, group: str) -> tuple[int, list[tuple[int, int, str]]]:
     """Train and validation first, the machine last; m2 before m10."""
     place = _FIRST.get(group.partition("/")[0], _ELSEWHERE)
     parts = [

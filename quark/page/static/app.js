@@ -48,18 +48,25 @@ function App() {
 function Page({ place }) {
   if (place.name === "runs") return html`<${RunsPage} place=${place} />`;
   if (place.name === "run") return html`<${RunPage} place=${place} />`;
-  if (place.name === "layers") return html`<${Layers} place=${place} />`;
+  if (place.name === "layers") return html`<${Late} place=${place} title="Layers" load=${loadLayers} />`;
+  if (place.name === "compare") return html`<${Late} place=${place} title="Compare" load=${loadCompare} />`;
   return html`<main id="main" class="notice"><h1>There is no such page</h1>
     <p><a href=${makeLink([])}>All runs</a></p></main>`;
 }
 
-/** The page of layers is read when it is opened first. @param {{ place: import("./pages/links.js").Place }} props */
-function Layers({ place }) {
+const loadLayers = () => import("./pages/layers.js").then((module) => module.LayersPage);
+const loadCompare = () => import("./pages/compare.js").then((module) => module.ComparePage);
+
+/**
+ * A page that is read when it is opened first.
+ * @param {{ place: import("./pages/links.js").Place, title: string, load: () => Promise<any> }} props
+ */
+function Late({ place, title, load }) {
   const [Loaded, setLoaded] = useState(/** @type {any} */ (null));
   useEffect(() => {
-    import("./pages/layers.js").then((module) => setLoaded(() => module.LayersPage));
+    load().then((page) => setLoaded(() => page));
   }, []);
-  if (!Loaded) return html`<main id="main" aria-busy="true"><h1 class="quiet">Layers</h1></main>`;
+  if (!Loaded) return html`<main id="main" aria-busy="true"><h1 class="quiet">${title}</h1></main>`;
   return html`<${Loaded} place=${place} />`;
 }
 

@@ -59,11 +59,10 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import Payload
     from quark_core.backends.curves import (
         Cursor,
+        CurveQuery,
         CurveSet,
-        RankChoice,
         RunChanges,
         RunHeads,
-        Window,
     )
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
@@ -271,26 +270,10 @@ class ServiceBackend(SupportsTrash):
             reply = self._fetch(call, SeriesReply)
             return None if reply.ranks is None else to_series(reply)
 
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """See `SupportsChanges`."""
         with self._reading():
-            return self._following.read_series_many(
-                run_id,
-                keys,
-                entries=entries,
-                window=window,
-                ranks=ranks,
-                all_attempts=all_attempts,
-            )
+            return self._following.read_series_many(run_id, query)
 
     def read_heads(self, run_id: str) -> RunHeads:
         """See `SupportsChanges`."""

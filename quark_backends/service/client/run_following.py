@@ -15,14 +15,7 @@ from quark_backends.service.protocol import (
     ErrorCode,
     HeadsReply,
 )
-from quark_core.backends.curves import (
-    Cursor,
-    CurveSet,
-    RankChoice,
-    RunChanges,
-    RunHeads,
-    Window,
-)
+from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
 from quark_core.records import MetricRecord
 
 if TYPE_CHECKING:
@@ -52,45 +45,28 @@ class RunFollowing:
         self._get = get
         self._marks = itertools.count()
 
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """See `SupportsChanges`."""
         from quark_backends.service.client.row_replies import to_curve
         from quark_core.runs.following import reduce_series_many
 
         request = CurvesRequest(
-            keys=tuple(keys),
-            entries=entries,
-            axis=window.axis,
-            low=window.low,
-            high=window.high,
-            ranks=ranks if ranks is None or ranks == "each" else tuple(ranks),
-            all_attempts=all_attempts,
+            keys=query.keys,
+            entries=query.entries,
+            axis=query.window.axis,
+            low=query.window.low,
+            high=query.window.high,
+            ranks=query.ranks,
+            all_attempts=query.all_attempts,
         )
-        if not keys:
+        if not query.keys:
             return CurveSet(curves=(), cursor=self.read_heads(run_id).cursor)
         try:
             reply = self._post(run_id, "curves", request, CurvesReply)
         except Refused as error:
             if error.code not in _NO_ROUTE:
                 raise
-            return reduce_series_many(
-                self._reader,
-                run_id,
-                keys,
-                entries=entries,
-                window=window,
-                ranks=ranks,
-                all_attempts=all_attempts,
-            )
+            return reduce_series_many(self._reader, run_id, query)
         return CurveSet(curves=tuple(map(to_curve, reply.curves)), cursor=reply.cursor)
 
     def read_heads(self, run_id: str) -> RunHeads:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from quark_backends.store.databases.connection import SqliteConnection
 from quark_backends.store.databases.layout import DATABASE, MARKER, STORE_FOLDER, StoreLayout
 from quark_backends.store.databases.write_ahead_log import WritingConnection, empty_log, measure_log
-from quark_core.errors import SessionStoreError
+from quark_core.errors import SessionStoreError, StoreUnavailableError
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "read_marker",
     "read_version",
     "remake_store",
+    "store_gone",
     "checkpoint_file",
     "write_marker",
 ]
@@ -220,6 +221,7 @@ def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection
     A store of an older version is migrated first; see `migration.open_older`.
 
     Raises:
+        StoreUnavailableError: It is to be read, and there is none at this place now.
         SessionStoreError: The file is no store of ours, is damaged, cannot be
             written, was written by a newer Quark (the message gives both
             versions), or is of an older version and cannot be migrated now.
@@ -233,6 +235,8 @@ def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection
             if not read_only:
                 _check_writable(layout)
                 raise
+            if not layout.db_path.exists():
+                raise store_gone(layout) from error
             from quark_backends.store.databases.snapshot import open_unwritable
 
             connection = open_unwritable(layout.db_path)
@@ -410,6 +414,14 @@ def no_database(layout: StoreLayout) -> SessionStoreError:
         f"again from. Put {DATABASE} back, from a backup or from where this folder was copied "
         f"(with {DATABASE}-wal, if there is one); what it held is nowhere else. The next run "
         "that is started here begins a new one."
+    )
+
+
+def store_gone(layout: StoreLayout) -> StoreUnavailableError:
+    """The error for a store that was there when it was opened for reading."""
+    return StoreUnavailableError(
+        f"the store {layout.root} is gone: it was deleted or moved, or its disk is not mounted. "
+        "It is read again as soon as it, or another one, is in its place"
     )
 
 

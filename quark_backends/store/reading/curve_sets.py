@@ -25,6 +25,7 @@ from quark_backends.store.reading.metric_tails import MetricTails
 from quark_backends.store.reading.stored_rows import ChunkEntry, StoredRows, WriterRow, hide_rows
 from quark_core.backends.curves import (
     Curve,
+    CurveQuery,
     RankChoice,
     Window,
     extend_series,
@@ -77,12 +78,7 @@ def read_curves(
     tails: MetricTails,
     cache: BlockCache,
     writers: Sequence[WriterRow],
-    keys: Sequence[str],
-    *,
-    entries: int | None,
-    window: Window,
-    ranks: RankChoice,
-    all_attempts: bool,
+    query: CurveQuery,
 ) -> tuple[Curve, ...]:
     """The curves, by the order of the keys, then attempt, then rank.
 
@@ -91,23 +87,20 @@ def read_curves(
         tails: Reads what is not compacted yet.
         cache: Keeps what was made of chunks.
         writers: Whose points are wanted, in persistence order.
-        keys: Stored keys of the metrics, each once.
-        entries: At most so many of each curve; None gives every point.
-        window: What is wanted of them.
-        ranks: Of which ranks.
-        all_attempts: Also what a later attempt hides.
+        query: What is wanted of them.
     """
+    entries, window, ranks = query.entries, query.window, query.ranks
     wanted = [writer for writer in writers if not isinstance(ranks, tuple) or writer.rank in ranks]
-    shares: dict[str, dict[int, dict[int, list[_Share]]]] = {key: {} for key in keys}
-    names = rows.find_keys(keys)
+    shares: dict[str, dict[int, dict[int, list[_Share]]]] = {key: {} for key in query.keys}
+    names = rows.find_keys(query.keys)
     for writer in wanted:
-        hidden = None if all_attempts else rows.find_hidden(writer, _KIND)
+        hidden = None if query.all_attempts else rows.find_hidden(writer, _KIND)
         bound = _choose_bound(entries, ranks, wanted)
         found = _find_shares(rows, tails, writer, names, hidden, window, bound)
         for key, share in found.items():
             shares[key].setdefault(writer.attempt, {}).setdefault(writer.rank, []).append(share)
     out: list[Curve] = []
-    for key in keys:
+    for key in query.keys:
         for attempt, by_rank in sorted(shares[key].items()):
             across = ranks is None and len(by_rank) > 1
             bound = choose_rank_points(entries) if across else entries

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import Batch, StoredRun
     from quark_core.backends.curves import (
         Cursor,
+        CurveQuery,
         CurveSet,
-        RankChoice,
         RunChanges,
         RunHeads,
-        Window,
     )
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.series import Series
@@ -109,16 +108,7 @@ class StoreReader:
             rows = self._stored_rows(connection)
             return read_curve(rows, writers, key, max_points, all_attempts)
 
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """Several metrics within a window; see `SupportsChanges`."""
         from quark_backends.store.reading.changes import read_heads
         from quark_backends.store.reading.curve_sets import read_curves
@@ -134,11 +124,7 @@ class StoreReader:
                 self._tails,
                 self._block_cache(),
                 writers,
-                keys,
-                entries=entries,
-                window=window,
-                ranks=ranks,
-                all_attempts=all_attempts,
+                query,
             )
             heads = read_heads(connection, find_run(connection, run_id))
         return CurveSet(curves=curves, cursor=heads.cursor)

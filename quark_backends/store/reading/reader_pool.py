@@ -90,7 +90,7 @@ class ReaderPool:
         """How the database file looks now, or did a while ago where it may have to be copied."""
         with self._lock:
             now = time.monotonic()
-            if now - self._looked_at < _STILL_S and not os.access(path.parent, os.W_OK):
+            if now - self._looked_at < _STILL_S and _is_beside_nothing_new(path):
                 return self._look
             look = _look_at(path)
             if self._look != look:
@@ -98,6 +98,10 @@ class ReaderPool:
                 self._blocks.forget()
             self._look, self._looked_at = look, now
             return look
+
+    def look(self) -> object:
+        """Differs from before where another file is read now; None where there is none."""
+        return None if self._path is None else self._look_at(self._path)
 
     def read_mark(self, run_id: str) -> str:
         """See `SupportsChanges`."""
@@ -183,6 +187,11 @@ class _FileMark:
         except connection.Error as error:
             raise SessionStoreError(f"the store cannot be read: {error}") from error
         return f"{self._name}.{version}"
+
+
+def _is_beside_nothing_new(path: Path) -> bool:
+    """Whether a file is there, and nothing can be made where it lies."""
+    return not os.access(path.parent, os.W_OK) and os.path.exists(path)
 
 
 def _look_at(path: Path) -> object:

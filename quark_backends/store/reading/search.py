@@ -53,14 +53,29 @@ class RunFinder:
         self._file = ""
         self._engine: Engine | None = None
         self._close_connection: Callable[[], object] | None = None
+        self._look: object = None
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Give up the connection; a later search opens another."""
         with self._lock:
-            if self._close_connection is not None:
-                self._close_connection()
-            self._engine = self._close_connection = None
+            self._close()
+
+    def follow(self, look: object) -> None:
+        """Give it up where the database file looks otherwise than the last time.
+
+        Args:
+            look: As `ReaderPool.look` has it.
+        """
+        with self._lock:
+            if look != self._look:
+                self._close()
+            self._look = look
+
+    def _close(self) -> None:
+        if self._close_connection is not None:
+            self._close_connection()
+        self._engine = self._close_connection = None
 
     def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
         """The runs that fit, in the order that is asked for, newest first by default.

@@ -11,7 +11,7 @@ import msgspec
 from quark_core.analysis.comparison.results import ChangeDiff
 from quark_core.backends.contract import StoredRun
 
-__all__ = ["compare_settings", "find_seed", "is_seed"]
+__all__ = ["compare_settings", "find_seed", "is_seed", "list_settings"]
 
 _SEED = re.compile(r"(^|[._/-])seed$", re.IGNORECASE)
 # Different in every run, whatever is run.
@@ -23,6 +23,7 @@ _PASSING = frozenset(
     """.split()
 )
 _MISSING = object()
+_SECTIONS = ("config", "code", "environment")
 
 
 def compare_settings(
@@ -35,16 +36,36 @@ def compare_settings(
     """
     seeds = len(primary) > 1 or len(reference) > 1
     out: list[ChangeDiff] = []
-    for section, read in (("config", _config), ("code", _code), ("environment", _environment)):
-        sides = [[dict(_flatten(read(run))) for run in side] for side in (primary, reference)]
-        paths = sorted({path for side in sides for run in side for path in run})
+    sides = [[list_settings(run) for run in side] for side in (primary, reference)]
+    for section in _SECTIONS:
+        values = [[run[section] for run in side] for side in sides]
+        paths = sorted({path for side in values for run in side for path in run})
         for path in paths:
             if section == "config" and seeds and is_seed(path):
                 continue
-            found = _compare(section, path, sides)
+            found = _compare(section, path, values)
             if found is not None:
                 out.append(found)
     return tuple(out)
+
+
+def list_settings(run: StoredRun) -> dict[str, dict[str, Any]]:
+    """What a run was set to, by section (config, code, environment) and path.
+
+    Without what differs between any two runs, such as process ids, and in the environment
+    without what the section of the code says.
+    """
+    environment = dict(_flatten(_environment(run)))
+    environment = {
+        path: value
+        for path, value in environment.items()
+        if path != "git" and not path.startswith("git.")
+    }
+    return {
+        "config": dict(_flatten(_config(run))),
+        "code": dict(_flatten(_code(run))),
+        "environment": environment,
+    }
 
 
 def find_seed(run: StoredRun) -> str | None:
@@ -92,8 +113,6 @@ def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _compare(
     section: str, path: str, sides: Sequence[Sequence[Mapping[str, Any]]]
 ) -> ChangeDiff | None:
-    if section == "environment" and (path == "git" or path.startswith("git.")):
-        return None
     values = [[run.get(path, _MISSING) for run in side] for side in sides]
     distinct = [{_encode(value): value for value in side} for side in values]
     if distinct[0].keys() == distinct[1].keys():

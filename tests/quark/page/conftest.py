@@ -19,6 +19,7 @@ def look():
     for client in clients:
         # Nothing goes on beside the next test.
         client.app.state.page.desk.close(DEADLINE_S)
+        client.app.state.page.comparisons.close(DEADLINE_S)
         client.source.close()
 
 

@@ -45,7 +45,7 @@ import json, sys
 from pathlib import Path
 from quark_backends.store.databases.sqlite import find_store
 from quark_backends.store.run_store import RunStore
-from quark_core.backends.curves import EACH_RANK, Window
+from quark_core.backends.curves import EACH_RANK, CurveQuery
 from quark_core.records.query import Query
 
 store = RunStore.over_sqlite(find_store(Path(sys.argv[1])), read_only=True)
@@ -54,9 +54,7 @@ for stored in store.list_runs():
     run_id = stored.run.id
     rows = store.read(run_id, "metric", Query())
     keys = sorted(set(rows["metric_key"].tolist()))
-    curves = store.read_series_many(
-        run_id, keys, entries=2, window=Window(), ranks=EACH_RANK
-    )
+    curves = store.read_series_many(run_id, CurveQuery.build(keys, entries=2, ranks=EACH_RANK))
     changes = store.read_changes(run_id, {}, kinds=("metric",), max_rows=10**6)
     came = changes.records.get("metric")
     same = store.read_mark(run_id) == store.read_mark(run_id)

@@ -8,6 +8,7 @@ from quark_backends.service.plugin import quark_register_backends
 from quark_backends.service.server import application
 from quark_backends.service.server.routes import ROUTES
 from quark_core.backends.contract import BackendConfig
+from quark_core.backends.curves import CurveQuery
 from quark_core.errors import SchemaValidationError
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
 from quark_core.testing.batches import BatchMaker
@@ -44,7 +45,9 @@ def test_a_server_from_before_these_routes_is_read_by_its_rows(tmp_path, monkeyp
             backend = open_backend(server)
             backend.write(maker.start())
             backend.write(maker.metrics(*[("m", step, float(step)) for step in range(100)]))
-            found = read_series_many(backend, "run0", ["m", "n"], entries=10, low=20)
+            found = read_series_many(
+                backend, "run0", CurveQuery.build(["m", "n"], entries=10, low=20)
+            )
             (curve,) = found.curves
             assert (curve.points, curve.low.min(), curve.high.max()) == (80, 20.0, 99.0)
             heads = read_heads(backend, "run0", kinds=["metric"])
@@ -70,10 +73,10 @@ def test_a_reply_has_bounds(tmp_path, monkeypatch, open_backend):
         backend.write(maker.start())
         backend.write(maker.metrics(*[("m", step, float(step)) for step in range(60)]))
         with pytest.raises(SchemaValidationError, match="fewer entries"):
-            read_series_many(backend, "run0", ["m"], entries=None)
-        (curve,) = read_series_many(backend, "run0", ["m"], entries=50).curves
+            read_series_many(backend, "run0", CurveQuery.build(["m"], entries=None))
+        (curve,) = read_series_many(backend, "run0", CurveQuery.build(["m"], entries=50)).curves
         assert (len(curve), curve.points) == (50, 60)
         np.testing.assert_array_equal(curve.count.sum(), 60)
-        nothing = read_series_many(backend, "run0", [], entries=5)
+        nothing = read_series_many(backend, "run0", CurveQuery.build([], entries=5))
         assert nothing.curves == ()
         assert not read_changes(backend, "run0", nothing.cursor)

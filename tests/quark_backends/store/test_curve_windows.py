@@ -14,11 +14,11 @@ from quark_backends.store.reading import metric_tails
 from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.reading.stored_rows import StoredRows
 from quark_backends.store.upkeep import compaction
-from quark_core.backends.curves import AXES, EACH_RANK, Window, reduce_curves
+from quark_core.backends.curves import AXES, EACH_RANK, CurveQuery, Window, reduce_curves
 from quark_core.errors import RunNotFoundError
 from quark_core.records.query import Query
 
-KEYS = ["loss", "val/loss", "absent"]
+KEYS = ("loss", "val/loss", "absent")
 
 
 def fill(writer, key, values, *, steps=None, times=None, epochs=None, batch=2_000):
@@ -38,15 +38,15 @@ def fill(writer, key, values, *, steps=None, times=None, epochs=None, batch=2_00
 
 
 def read(store, **asked):
-    asked = {"entries": None, "window": Window(), **asked}
-    return store.reader.read_series_many(store.run_id, KEYS, **asked)
+    query = CurveQuery(keys=KEYS, **{"entries": None, **asked})
+    return store.reader.read_series_many(store.run_id, query)
 
 
 def reduce(store, *, entries=None, window=None, ranks=None, all_attempts=False):
     """The curves as every point says that they are."""
     rows = store.reader.read(store.run_id, "metric", Query(all_attempts=all_attempts))
     window = Window() if window is None else window
-    return reduce_curves(rows, KEYS, entries=entries, window=window, ranks=ranks)
+    return reduce_curves(rows, CurveQuery(keys=KEYS, entries=entries, window=window, ranks=ranks))
 
 
 def check_same(found, points):
@@ -99,7 +99,7 @@ def test_a_window_is_exact_where_it_holds_few_points(tmp_path):
         assert (wide.exact, wide.points, len(wide)) == (False, 29_986, 100)
         assert not read(store, window=Window(low=40_000, high=50_000)).curves
         with pytest.raises(RunNotFoundError):
-            store.reader.read_series_many("absent", KEYS, entries=5, window=Window())
+            store.reader.read_series_many("absent", CurveQuery(keys=KEYS, entries=5))
     finally:
         store.close()
 
@@ -296,9 +296,8 @@ def test_a_tail_that_is_kept_grows_and_goes(tmp_path):
             )
             if round_ == 3:
                 store.compact()
-            (curve,) = reader.read_series_many(
-                store.run_id, KEYS, entries=None, window=Window()
-            ).curves
+            query = CurveQuery(keys=KEYS, entries=None)
+            (curve,) = reader.read_series_many(store.run_id, query).curves
             assert curve.step.tolist() == list(range((round_ + 1) * 500))
         reader.close()
     finally:

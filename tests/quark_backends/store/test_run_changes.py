@@ -15,11 +15,12 @@ from tiers import count_examples
 from quark_backends.store.reading.reader_pool import ReaderPool
 from quark_backends.store.run_store import RunStore
 from quark_backends.store.upkeep.compaction import Compactor
-from quark_core.backends.curves import Window
+from quark_core.backends.curves import CurveQuery
 from quark_core.errors import BackendUnavailable, RunNotFoundError, SessionStoreError
 from quark_core.records.query import Query
 
 KINDS = ("metric", "layer", "event")
+EVERY_POINT = CurveQuery.build(["loss"], entries=None)
 
 
 def read(reader, run_id, cursor, *, kinds=("metric",), keys=None, max_rows=10_000, **asked):
@@ -47,7 +48,7 @@ def store(tmp_path):
 
 def test_base_and_tail_meet_exactly(store):
     log(store.writer, "loss", *range(10))
-    found = store.reader.read_series_many(store.run_id, ["loss"], entries=None, window=Window())
+    found = store.reader.read_series_many(store.run_id, EVERY_POINT)
     assert not read(store.reader, store.run_id, found.cursor)
     log(store.writer, "other", 10)
     log(store.writer, "loss", 10, 11)
@@ -182,9 +183,7 @@ def test_a_live_run_that_is_compacted_meanwhile_is_followed(store):
             log(store.writer, "loss", step)
             if step == 40:
                 with pool.take() as reader:
-                    curves = reader.read_series_many(
-                        store.run_id, ["loss"], entries=None, window=Window()
-                    )
+                    curves = reader.read_series_many(store.run_id, EVERY_POINT)
                 steps, cursor = curves.curves[0].step.tolist(), curves.cursor
             elif step > 40 and step % 7 == 0:
                 with pool.take() as reader:
@@ -232,7 +231,8 @@ def test_a_store_opened_for_reading_refuses_to_write_and_shows_what_others_write
         assert opened.read_mark(store.run_id) != mark
         changes = read(opened, store.run_id, heads.cursor)
         assert len(show(changes)) == 3
-        curves = opened.read_series_many(store.run_id, ["loss"], entries=2, window=Window()).curves
+        query = CurveQuery.build(["loss"], entries=2)
+        curves = opened.read_series_many(store.run_id, query).curves
         assert [curve.points for curve in curves] == [3]
     finally:
         opened.close()
@@ -243,8 +243,8 @@ def test_what_takes_the_place_of_a_store_is_read(store, tmp_path_factory):
     store.compact()
     opened = open_read_only(store)
     try:
-        asked = {"entries": 5, "window": Window()}
-        (before,) = opened.read_series_many(store.run_id, ["loss"], **asked).curves
+        query = CurveQuery.build(["loss"], entries=5)
+        (before,) = opened.read_series_many(store.run_id, query).curves
         cursor = opened.read_heads(store.run_id).cursor
         mark = opened.read_mark(store.run_id)
         other = Store(tmp_path_factory.mktemp("other"))
@@ -261,7 +261,7 @@ def test_what_takes_the_place_of_a_store_is_read(store, tmp_path_factory):
         os.replace(aside, path)
         assert opened.read_mark(store.run_id) != mark
         assert read(opened, store.run_id, cursor).stale
-        (after,) = opened.read_series_many(store.run_id, ["loss"], **asked).curves
+        (after,) = opened.read_series_many(store.run_id, query).curves
         assert (before.high.max(), after.high.max()) == (2_999.0, 7.0)
         path.unlink()
         with pytest.raises(SessionStoreError):

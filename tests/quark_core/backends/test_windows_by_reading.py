@@ -11,12 +11,9 @@ from tiers import count_examples
 from quark_core.backends.curves import (
     AXES,
     EACH_RANK,
+    CurveQuery,
     Window,
     check_cursor,
-    check_entries,
-    check_keys,
-    check_ranks,
-    check_window,
     reduce_curves,
 )
 from quark_core.errors import SchemaValidationError
@@ -27,6 +24,10 @@ from quark_core.records.names import split_name
 VALUES = st.one_of(
     st.sampled_from([math.nan, math.inf, -math.inf, 0.0]), st.floats(-1e6, 1e6, width=32)
 )
+
+
+def build(keys=("m",), *, entries=None, **asked):
+    return CurveQuery.build(keys, entries=entries, **asked)
 
 
 @st.composite
@@ -96,7 +97,8 @@ def check_curve(curve, rows, window):
 def test_every_point_of_the_window_is_in_one_curve(rows, window, entries, ranks):
     columns = Columns.from_records("metric", rows)
     keys = ("val/loss", "absent", "loss")
-    curves = reduce_curves(columns, keys, entries=entries, window=window, ranks=ranks)
+    query = CurveQuery(keys=keys, entries=entries, window=window, ranks=ranks)
+    curves = reduce_curves(columns, query)
     wanted = [row for row in rows if is_within(row, window)]
     if isinstance(ranks, tuple):
         wanted = [row for row in wanted if row.rank in ranks]
@@ -123,13 +125,13 @@ def test_steps_that_go_back_are_sorted_within_a_rank_and_attempt():
         for n, (a, r, step) in enumerate(steps)
     ]
     columns = Columns.from_records("metric", rows)
-    each = reduce_curves(columns, ["m"], entries=None, window=Window(), ranks=EACH_RANK)
+    each = reduce_curves(columns, build(["m"], ranks=EACH_RANK))
     assert [(c.attempt, c.rank, c.step.tolist(), c.last.tolist()) for c in each] == [
         (0, 0, [1, 2, 3], [1.0, 2.0, 0.0]),
         (0, 1, [2], [3.0]),
         (1, 0, [1], [4.0]),
     ]
-    first, second = reduce_curves(columns, ["m"], entries=None, window=Window())
+    first, second = reduce_curves(columns, build(["m"]))
     assert (first.step.tolist(), first.count.tolist()) == ([1, 2, 3], [1, 2, 1])
     assert (first.ranks, second.ranks, first.exact) == ((0, 1), (0,), False)
 
@@ -137,17 +139,17 @@ def test_steps_that_go_back_are_sorted_within_a_rank_and_attempt():
 @pytest.mark.parametrize(
     ("check", "argument", "named"),
     [
-        (lambda given: check_window(given, None, None), "loss", "axis"),
-        (lambda given: check_window("step", given, None), -1, "low"),
-        (lambda given: check_window("step", None, given), 1.5, "high"),
-        (lambda given: check_window("step", given, 3), 4, "low must not be above high"),
-        (check_entries, 0, "entries"),
-        (check_entries, "many", "entries"),
-        (check_keys, "loss", "keys"),
-        (check_keys, [3], "keys"),
-        (check_ranks, "all", "ranks"),
-        (check_ranks, [None], "ranks"),
-        (check_ranks, [-1], "ranks"),
+        (lambda given: build(axis=given), "loss", "axis must be one of .*relative_us"),
+        (lambda given: build(low=given), -1, "low"),
+        (lambda given: build(high=given), 1.5, "high"),
+        (lambda given: build(low=given, high=3), 4, "low must not be above high"),
+        (lambda given: build(entries=given), 0, "entries"),
+        (lambda given: build(entries=given), "many", "entries"),
+        (build, "loss", "keys"),
+        (build, [3], "keys"),
+        (lambda given: build(ranks=given), "all", "ranks"),
+        (lambda given: build(ranks=given), [None], "ranks"),
+        (lambda given: build(ranks=given), [-1], "ranks"),
         (check_cursor, [("w", 1)], "cursor"),
         (check_cursor, {"w": -1}, "cursor"),
         (check_cursor, {3: 1}, "cursor"),
@@ -160,7 +162,17 @@ def test_a_bad_argument_is_named(check, argument, named):
 
 
 def test_keys_and_ranks_are_there_once():
-    assert check_keys(["b", "a", "b"]) == ("b", "a")
-    assert check_ranks([3, 0, 3]) == (0, 3)
-    assert check_ranks("each") == EACH_RANK
-    assert check_ranks(None) is None
+    assert build(["b", "a", "b"]).keys == ("b", "a")
+    assert build(ranks=[3, 0, 3]).ranks == (0, 3)
+    assert build(ranks="each").ranks == EACH_RANK
+    assert build().ranks is None
+
+
+def test_bounds_since_the_run_began_become_times():
+    query = build(axis="relative_us", low=5, high=2**63 - 1)
+    assert query.since_start
+    absolute = query.begin_at(1_000)
+    assert absolute == build(axis="time_us", low=1_005, high=2**63 - 1)
+    assert absolute.begin_at(1_000) == absolute
+    # Without bounds there is nothing to be counted from anywhere.
+    assert build(axis="relative_us") == build(axis="time_us")

@@ -6,6 +6,7 @@ import pytest
 
 from quark_backends.csv.backend import CsvBackend
 from quark_core.backends.contract import BackendConfig, SupportsChanges
+from quark_core.backends.curves import CurveQuery
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
@@ -32,7 +33,7 @@ def show(curve):
 
 def test_a_curve_and_what_came_since_meet(backend, maker):
     backend.write(maker.metrics(("a", 0, 0.0), ("b", 0, 9.0), ("a", 1, 1.0)))
-    found = read_series_many(backend, "run0", ["a", "b", "none"], entries=None)
+    found = read_series_many(backend, "run0", CurveQuery.build(["a", "b", "none"], entries=None))
     assert [(curve.key, show(curve)) for curve in found.curves] == [
         ("a", [(0, 0.0), (1, 1.0)]),
         ("b", [(0, 9.0)]),
@@ -62,34 +63,42 @@ def test_other_kinds_come_too(backend, maker):
 
 def test_what_another_attempt_hides_makes_the_rest_stale(backend, maker):
     backend.write(maker.metrics(*[("m", step, float(step)) for step in range(6)]))
-    found = read_series_many(backend, "run0", ["m"], entries=None)
+    found = read_series_many(backend, "run0", CurveQuery.build(["m"], entries=None))
     second = BatchMaker("run0", attempt=1, writer_id="writer1", started_us=FIRST_TIME_US + 999)
     backend.write(second.start(from_step=4))
     backend.write(second.metrics(("m", 4, 40.0)))
     assert read_changes(backend, "run0", found.cursor, keys=["m"]).stale
-    again = read_series_many(backend, "run0", ["m"], entries=None)
+    again = read_series_many(backend, "run0", CurveQuery.build(["m"], entries=None))
     assert [(curve.attempt, show(curve)) for curve in again.curves] == [
         (0, [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]),
         (1, [(4, 40.0)]),
     ]
-    every = read_series_many(backend, "run0", ["m"], entries=None, all_attempts=True)
+    every = read_series_many(
+        backend, "run0", CurveQuery.build(["m"], entries=None, all_attempts=True)
+    )
     assert [curve.points for curve in every.curves] == [6, 1]
 
 
 def test_a_window_is_of_steps_epochs_or_times(backend, maker):
     values = [("m", step, float(step)) for step in range(10)]
     backend.write(maker.metrics(*values))
-    (curve,) = read_series_many(backend, "run0", ["m"], entries=5, low=3, high=6).curves
+    (curve,) = read_series_many(
+        backend, "run0", CurveQuery.build(["m"], entries=5, low=3, high=6)
+    ).curves
     assert (curve.exact, curve.step.tolist()) == (True, [3, 4, 5, 6])
-    (whole,) = read_series_many(backend, "run0", ["m"], entries=3).curves
+    (whole,) = read_series_many(backend, "run0", CurveQuery.build(["m"], entries=3)).curves
     assert (whole.exact, whole.points, whole.low.min(), whole.high.max()) == (False, 10, 0.0, 9.0)
     at_us = whole.time_us[0]
     began = FIRST_TIME_US
     for axis, low in (("time_us", at_us + 2), ("relative_us", at_us + 2 - began)):
         asked = {"axis": axis, "low": int(low), "high": int(low) + 4}
-        (part,) = read_series_many(backend, "run0", ["m"], entries=10, **asked).curves
+        (part,) = read_series_many(
+            backend, "run0", CurveQuery.build(["m"], entries=10, **asked)
+        ).curves
         assert part.step.tolist() == [2, 3, 4, 5, 6], axis
-    assert not read_series_many(backend, "run0", ["m"], entries=3, low=50, high=60).curves
+    assert not read_series_many(
+        backend, "run0", CurveQuery.build(["m"], entries=3, low=50, high=60)
+    ).curves
 
 
 def test_only_reading_tells_whether_anything_changed(backend, maker):
@@ -108,7 +117,7 @@ def test_only_reading_tells_whether_anything_changed(backend, maker):
 def test_a_bad_argument_is_named(backend, maker, wrong, named):
     arguments = {"keys": ["m"], "entries": 5, **wrong}
     with pytest.raises(SchemaValidationError, match=named):
-        read_series_many(backend, "run0", arguments.pop("keys"), **arguments)
+        read_series_many(backend, "run0", CurveQuery.build(arguments.pop("keys"), **arguments))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +131,6 @@ def test_a_bad_argument_of_changes_is_named(backend, maker, wrong, named):
 
 def test_an_unknown_run_is_not_found(backend, maker):
     with pytest.raises(RunNotFoundError):
-        read_series_many(backend, "absent", ["m"], entries=5)
+        read_series_many(backend, "absent", CurveQuery.build(["m"], entries=5))
     with pytest.raises(RunNotFoundError):
         read_changes(backend, "absent", {})

@@ -22,6 +22,8 @@ import { smoothValues } from "../data/smoothing.js";
  * @property {{ x: number, step: number, count: number }[]} bad
  * @property {number} points
  * @property {boolean} exact
+ * @property {boolean} isThin one of the runs of a group
+ * @property {Floats | null} count of the runs behind each entry
  */
 
 /**
@@ -73,10 +75,10 @@ export function findNearest(places, place) {
  * A curve as a line. Entries without a place are left out; entries are put in the order of x,
  * so that a step that went back makes no line back.
  * @param {Curve} curve
- * @param {{ x?: XAxis, start_s?: number, smooth?: number, range?: number, name?: string, index?: number }} [options]
+ * @param {{ x?: XAxis, start_s?: number, smooth?: number, range?: number, name?: string, index?: number, isThin?: boolean }} [options]
  * @returns {Line}
  */
-export function makeLine(curve, { x = { kind: "step" }, start_s = 0, smooth = 0, range = 0, name = curve.name, index = 0 } = {}) {
+export function makeLine(curve, { x = { kind: "step" }, start_s = 0, smooth = 0, range = 0, name = curve.name, index = 0, isThin = false } = {}) {
   const places = placeEntries(curve, x, start_s);
   const order = orderEntries(places);
   /** @template {Floats | null} T @param {T} values @returns {T} */
@@ -96,7 +98,7 @@ export function makeLine(curve, { x = { kind: "step" }, start_s = 0, smooth = 0,
   }
   const extent = range || (xs.length ? xs[xs.length - 1] - xs[0] : 0);
   return {
-    name, index, xs, mean, steps, bad, points: curve.points, exact: curve.exact,
+    name, index, isThin, xs, mean, steps, bad, points: curve.points, exact: curve.exact, count: curve.count,
     low: pick(curve.low), high: pick(curve.high),
     lowSteps: pick(curve.lowStep), highSteps: pick(curve.highStep),
     smoothed: smooth > 0 && xs.length > 1 ? smoothValues(xs, mean, smooth, extent) : null,

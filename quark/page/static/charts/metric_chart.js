@@ -16,10 +16,12 @@ import { INKS, readTheme } from "./theme.js";
 /** @typedef {import("./painting.js").Frame} Frame */
 /** @typedef {import("./fitting.js").Caret} Caret */
 /** @typedef {{ step: number, text: string, severity: string, id?: string }} Mark */
+/** @typedef {{ name: string, index: number, isThin?: boolean }} Face how a curve is called, and which style it has */
 /**
  * @typedef {object} MetricChartProps
  * @property {string} title
  * @property {Curve[]} curves of one metric: attempts and ranks are lines of their own
+ * @property {Face[]} [faces] one of each curve; by default they are numbered, and called by what differs
  * @property {[number, number] | null} [window] in the unit of x; null is the whole
  * @property {[number, number] | null} [whole] what all charts of the page show; by default what the curves have
  * @property {"step" | "epoch" | "time" | "relative" | "metric"} [x]
@@ -140,9 +142,10 @@ export class MetricChart {
       : { kind: /** @type {"step"} */ (this.kind) };
     const start_s = props.start_s ?? Math.min(...props.curves.map((curve) => curve.time?.[0] ?? Infinity));
     const names = nameLines(props.curves);
+    const faces = props.faces ?? names.map((name, index) => ({ name, index }));
     const range = props.window ? props.window[1] - props.window[0] : 0;
     this.lines = props.curves.map((curve, index) => makeLine(curve, {
-      x, start_s: Number.isFinite(start_s) ? start_s : 0, smooth: props.smooth ?? 0, range, name: names[index], index,
+      x, start_s: Number.isFinite(start_s) ? start_s : 0, smooth: props.smooth ?? 0, range, ...faces[index],
     }));
     const shown = props.window ?? props.whole ?? findExtent(this.lines) ?? [0, 1];
     /** @type {[number, number]} */
@@ -173,9 +176,10 @@ export class MetricChart {
 
   refreshLegend() {
     const { legend } = this.parts;
-    legend.hidden = this.lines.length < 2;
+    const lines = this.lines.filter((line) => !line.isThin);
+    legend.hidden = lines.length < 2;
     if (legend.hidden) return;
-    legend.replaceChildren(...this.lines.map((line) => {
+    legend.replaceChildren(...lines.map((line) => {
       const { colour, dash } = styleLine(line.index, readTheme());
       const item = makeElement("span", line.name, "chart-legend-item");
       const swatch = makeElement("span", "", "chart-swatch");
@@ -212,13 +216,15 @@ export class MetricChart {
   /** The value at a place, or the last one. @param {number | null} x */
   say(x) {
     const { readout } = this.parts;
-    const said = this.lines.filter((line) => line.xs.length).slice(0, 4).map((line) => {
+    const told = this.lines.filter((line) => line.xs.length && !line.isThin);
+    const said = told.slice(0, 4).map((line) => {
       const at = x === null ? line.xs.length - 1 : findNearest(line.xs, x);
       const smoothed = x !== null && line.smoothed ? ` ~ ${writeNumber(line.smoothed[at])}` : "";
       const band = line.low && line.high && line.low[at] < line.high[at]
         ? ` [${writeNumber(line.low[at])} .. ${writeNumber(line.high[at])}]` : "";
-      const name = this.lines.length > 1 ? `${line.name}: ` : "";
-      return `${name}${writeNumber(line.mean[at])}${smoothed} at ${this.writePlace(line.xs[at])}${x === null && !name ? "" : band}`;
+      const name = told.length > 1 ? `${line.name}: ` : "";
+      const runs = x !== null && line.count ? ` of ${line.count[at]} runs` : "";
+      return `${name}${writeNumber(line.mean[at])}${smoothed}${runs} at ${this.writePlace(line.xs[at])}${x === null && !name ? "" : band}`;
     });
     readout.textContent = said.join("   ");
   }
@@ -243,12 +249,13 @@ export class MetricChart {
     const { props } = this;
     paintInside(frame, () => {
       this.paintShade(frame, inks.shade);
-      for (const line of this.lines) paintBand(frame, line, styleLine(line.index, theme));
+      for (const line of this.lines) if (!line.isThin) paintBand(frame, line, styleLine(line.index, theme));
       for (const line of this.lines) {
-        paintLine(frame, line, line.mean, styleLine(line.index, theme), line.smoothed ? { width: 1, alpha: RAW_ALPHA } : { width: 1.6, alpha: 1 });
+        const isFaint = line.smoothed || line.isThin;
+        paintLine(frame, line, line.mean, styleLine(line.index, theme), isFaint ? { width: 1, alpha: RAW_ALPHA } : { width: 1.6, alpha: 1 });
       }
       for (const line of this.lines) {
-        if (line.smoothed) paintLine(frame, line, line.smoothed, styleLine(line.index, theme), { width: 2.2, alpha: 1, isDotted: false });
+        if (line.smoothed && !line.isThin) paintLine(frame, line, line.smoothed, styleLine(line.index, theme), { width: 2.2, alpha: 1, isDotted: false });
       }
       if (typeof props.threshold === "number") this.paintThreshold(frame, props.threshold, inks.bad);
     });
@@ -321,7 +328,7 @@ export class MetricChart {
       name: this.props.title, type: this.type, x: { kind, min: x[0], max: x[1] }, y: { isLog, min: y[0], max: y[1] },
       box: this.plot.box, isFull: this.isFull, smooth: this.props.smooth ?? 0, badge: this.parts.badge.textContent,
       lines: this.lines.map((line) => ({
-        name: line.name, entries: line.xs.length, points: line.points, exact: line.exact,
+        name: line.name, isThin: line.isThin, count: line.count && [...line.count], entries: line.xs.length, points: line.points, exact: line.exact,
         xs: [...line.xs], mean: [...line.mean], low: line.low && [...line.low], high: line.high && [...line.high],
         smoothed: line.smoothed && [...line.smoothed], bad: line.bad, ...styleLine(line.index, readTheme()),
       })),

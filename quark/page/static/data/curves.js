@@ -32,13 +32,21 @@
  * @property {Float64Array | null} highStep
  * @property {Float32Array | null} bad how many points of each entry are not finite
  * @property {Float64Array | null} badStep step of the first of them
+ * @property {number} side which side of a comparison it is of
+ * @property {number} runs how many runs it is the mean of; then low and high are those of runs
+ * @property {Floats | null} count of the runs that have a value at each entry
  */
 
 const COLUMNS = /** @type {const} */ ([
   ["step", "step"], ["mean", "mean"], ["low", "low"], ["high", "high"], ["time", "time"],
   ["epoch", "epoch"], ["low_step", "lowStep"], ["high_step", "highStep"], ["non_finite", "bad"],
-  ["non_finite_step", "badStep"],
+  ["non_finite_step", "badStep"], ["count", "count"],
 ]);
+
+/** Of which side it is, and of how many runs. @param {Record<string, any>} said */
+function readGroup({ side = 0, runs = 1 }) {
+  return { side, runs };
+}
 
 /** All curves of a pack, in its order. @param {Pack} pack @returns {Curve[]} */
 export function readCurves({ head, columns }) {
@@ -50,6 +58,7 @@ export function readCurves({ head, columns }) {
       rank: said.rank ?? null, attempt: said.attempt ?? null,
       points: said.points ?? 0, exact: said.exact ?? true, nonFinite: said.non_finite ?? 0,
       lowest: said.low ?? null, highest: said.high ?? null, unit: said.unit ?? "step",
+      ...readGroup(said),
     };
     for (const [column, name] of COLUMNS) curve[name] = columns.get(`${index}.${column}`) ?? null;
     curve.step ??= new Float64Array(0);
@@ -84,7 +93,7 @@ export function appendCurve(base, since, high = Infinity) {
   return joined;
 }
 
-/** @typedef {"step" | "mean" | "low" | "high" | "time" | "epoch" | "lowStep" | "highStep" | "bad" | "badStep"} ColumnName */
+/** @typedef {"step" | "mean" | "low" | "high" | "time" | "epoch" | "lowStep" | "highStep" | "bad" | "badStep" | "count"} ColumnName */
 
 /** A column, where points stand for their own band. @param {Curve} curve @param {ColumnName} name @param {boolean} hasBand */
 function readColumn(curve, name, hasBand) {

@@ -83,7 +83,7 @@ function writeNothing(analysis, isRunning) {
 /** Why the other rules said nothing. @param {{ rules: any, isFolded?: boolean }} props */
 function Unseen({ rules, isFolded = false }) {
   const missing = rules?.missing ?? [];
-  if (!missing.length) return null;
+  if (!missing.length) return rules?.note ? html`<p class="unseen">${rules.note}</p>` : null;
   return html`<details class="unseen" open=${!isFolded && missing.length <= 3}>
     <summary>${`${isFolded ? `${rules.with_data} of ${rules.count} rules had data; ` : ""}why ${
       missing.length === 1 ? "one" : missing.length} had none`}</summary>

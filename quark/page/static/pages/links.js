@@ -6,7 +6,7 @@
  * `<html data-root>` is the way from the first page to the top, and nothing begins with `/`.
  */
 
-/** @typedef {{ name: "runs" | "run" | "layers" | "none", run: string, query: URLSearchParams,
+/** @typedef {{ name: "runs" | "run" | "layers" | "compare" | "none", run: string, query: URLSearchParams,
  *   hash: string }} Place */
 
 const TOGETHER_MS = 1000;
@@ -30,19 +30,22 @@ export function readPlace() {
   if (parts[0] === "run" && parts.length === 3 && parts[2] === "layers") {
     return { name: "layers", run: parts[1], query, hash };
   }
+  if (below === "compare") return { name: "compare", run: "", query, hash };
   return { name: "none", run: "", query, hash };
 }
 
 /**
  * The address of a page.
  * @param {string[]} parts of its path; none is the list of runs
- * @param {Record<string, string | null>} [query] null leaves one out
+ * @param {Record<string, string | string[] | null>} [query] null leaves one out, a list is repeated
  * @param {string} [hash]
  */
 export function makeLink(parts, query = {}, hash = "") {
   const url = new URL(parts.map(encodeURIComponent).join("/"), root);
   for (const [key, value] of Object.entries(query)) {
-    if (value !== null && value !== "") url.searchParams.set(key, value);
+    for (const item of [value].flat()) {
+      if (item !== null && item !== "") url.searchParams.append(key, item);
+    }
   }
   url.hash = hash && encodeURIComponent(hash);
   return url.pathname + url.search + url.hash;
@@ -111,7 +114,7 @@ document.addEventListener("click", (event) => {
   if (!(link instanceof HTMLAnchorElement) || link.target || link.hasAttribute("download")) return;
   const isOurs = link.origin === root.origin && link.pathname.startsWith(root.pathname);
   const below = link.pathname.slice(root.pathname.length);
-  if (!isOurs || !(below === "" || below.startsWith("run/"))) return;
+  if (!isOurs || !(below === "" || below === "compare" || below.startsWith("run/"))) return;
   event.preventDefault();
   if (link.href === location.href) return;
   const isHere = link.pathname === location.pathname;

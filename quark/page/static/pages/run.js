@@ -5,6 +5,7 @@ import { frameRange, moveWindow } from "../charts/zooming.js";
 import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, StateBadge } from "./badges.js";
+import { Batches } from "./batches.js";
 import { ChartList, readNames, writeNames } from "./chart_list.js";
 import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
 import { Controls } from "./controls.js";
@@ -16,11 +17,12 @@ import { Phases } from "./phases.js";
 import { Config } from "./run_facts.js";
 import { Artifacts, Delivery, Events, TABS, TabBar } from "./run_tabs.js";
 import { SeriesStore } from "./series_store.js";
+import { System } from "./system.js";
 import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
 
 const RUNNING_MS = 1000;
 const ENDED_MS = 5000;
-const PANELS = new Map([["events", Events], ["artifacts", Artifacts]]);
+const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["artifacts", Artifacts], ["system", System], ["batches", Batches]]));
 const ENTRIES = 1000;
 
 /** @typedef {{ x: string, window: [number, number] | null, find: string, smooth: number,
@@ -137,7 +139,7 @@ function Run({ first, place }) {
       <p class="hidden" role="status" aria-live="polite" id="news">${news}</p>
       <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []}
         window=${chart.stepWindow} zoom=${(/** @type {number} */ from, /** @type {number} */ to) => chart.zoomSteps(from, to)} />
-      <${TabBar} active=${view.tab} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null })} />
+      <${TabBar} active=${view.tab} contents=${data.contents} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null })} />
       <div id="panel" role="tabpanel" aria-labelledby=${`tab-${view.tab}`}>
         ${view.tab === "charts" && html`<${Controls} view=${view} data=${data} metrics=${metrics} />
           <${ChartList} metrics=${metrics} find=${view.find} turned=${turned} turn=${turn} chart=${chart} />`}

@@ -5,6 +5,7 @@ import { html } from "../data/html.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { Refused, askJson } from "./connection.js";
 import { root } from "./links.js";
+import { Images, TextPayload, isText } from "./payloads.js";
 import { EventRows } from "./run_facts.js";
 import { writeBytes, writeCount, writeStep, writeTime } from "./texts.js";
 
@@ -12,29 +13,31 @@ const PAGE_ROWS = 100;
 const WAIT_MS = 200;
 const LEVELS = ["debug", "info", "warning", "error", "critical"];
 
-/** @typedef {{ name: string, title: string }} Tab */
+/** @typedef {{ name: string, title: string, kind?: string }} Tab kind: of records without which there is nothing to show */
 /** @type {Tab[]} */
 export const TABS = [
-  { name: "charts", title: "Charts" }, { name: "events", title: "Events and logs" },
+  { name: "charts", title: "Charts" }, { name: "system", title: "System and ranks", kind: "telemetry" },
+  { name: "batches", title: "Batches", kind: "batch" }, { name: "events", title: "Events and logs" },
   { name: "artifacts", title: "Artifacts" }, { name: "config", title: "Config" },
   { name: "delivery", title: "Delivery" },
 ];
 
-/** @param {{ active: string, show: (name: string) => void }} props */
-export function TabBar({ active, show }) {
+/** @param {{ active: string, contents: Record<string, number | null>, show: (name: string) => void }} props */
+export function TabBar({ active, contents, show }) {
+  const tabs = TABS.filter(({ name, kind }) => name === active || !kind || contents?.[kind] !== 0);
   const bar = useRef(/** @type {HTMLElement | null} */ (null));
   /** @param {KeyboardEvent} event */
   const press = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    const at = TABS.findIndex((tab) => tab.name === active);
-    const next = TABS[(at + step + TABS.length) % TABS.length];
+    const at = tabs.findIndex((tab) => tab.name === active);
+    const next = tabs[(at + step + tabs.length) % tabs.length];
     show(next.name);
     /** @type {HTMLElement | null} */ (bar.current?.querySelector(`#tab-${next.name}`))?.focus();
   };
   return html`<div class="tabs" role="tablist" aria-label="Parts of the run" ref=${bar} onKeyDown=${press}>
-    ${TABS.map(({ name, title }) => html`<button key=${name} id=${`tab-${name}`} role="tab"
+    ${tabs.map(({ name, title }) => html`<button key=${name} id=${`tab-${name}`} role="tab"
       aria-selected=${name === active} aria-controls="panel" tabindex=${name === active ? 0 : -1}
       onClick=${() => show(name)}>${title}</button>`)}</div>`;
 }
@@ -110,14 +113,12 @@ export function Artifacts({ run, query, change, version }) {
       onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     ${isReady && !rows.length && !mistake && html`<p class="notice-line">There is no artifact${text ? " that fits" : ""}.</p>`}
-    ${rows.some((row) => row.is_image && row.url) && html`<ul class="images">${rows.filter((row) => row.is_image && row.url).map((row) => html`
-      <li key=${row.id}><figure><img loading="lazy" alt=${`${row.name}${row.step === null ? "" : ` at step ${row.step}`}`} src=${new URL(row.url, root).href} />
-        <figcaption>${row.name}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}</figcaption></figure></li>`)}</ul>`}
+    <${Images} rows=${rows} query=${query} />
     ${rows.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Artifacts"><table class="plain-table"><thead><tr>
       <th scope="col">name</th><th scope="col">type</th><th scope="col" class="number">step</th><th scope="col" class="number">size</th><th scope="col">logged</th><th scope="col">payload</th></tr></thead>
       <tbody>${rows.map((row) => html`<tr key=${row.id}><th scope="row">${row.name}</th><td>${row.type}</td>
         <td class="number">${writeStep(row.step)}</td><td class="number">${writeBytes(row.size_bytes)}</td><td>${writeTime(row.at)}</td>
-        <td>${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</td></tr>`)}</tbody></table></div>`}
+        <td>${isText(row) && html`<${TextPayload} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</td></tr>`)}</tbody></table></div>`}
     ${next && html`<button class="plain more" onClick=${more}>more</button>`}`;
 }
 

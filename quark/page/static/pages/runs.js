@@ -20,6 +20,7 @@ const MOST_SEEN = 50;
 const SETTLE_MS = 120;
 const LOOK_EVERY_MS = 2000;
 const MOST_LIVE = 20;
+const MOST_COMPARED = 50;
 
 /** @typedef {{ rows: any[], count: number | null, next: string | null, columns: any[] }} Found */
 
@@ -149,8 +150,9 @@ function useRuns({ project, where, order, columns }) {
         }
       } catch (error) {
         if (!(error instanceof Refused) || turn !== current.current.turn) throw error;
-        if (error.status === 503) throw error;
         setMistake(error.message);
+        // What is busy or gone may be there again at the next look; what was shown stays.
+        if (error.status === 503) throw error;
         keep(NOTHING);
         return false;
       } finally {
@@ -312,6 +314,8 @@ function Chosen({ chosen }) {
   const ids = [...chosen];
   const only = `id in (${ids.map((id) => `'${id.replace(/[\\']/g, "\\$&")}'`).join(", ")})`;
   return html`<p class="chosen"><b>${writeMany(ids.length, "run")} chosen</b>
+    <a class="button" href=${makeLink(["compare"], { run: ids.slice(0, MOST_COMPARED), group: ids.length > 2 ? "seed" : null })}>Compare${
+      ids.length > MOST_COMPARED ? ` the first ${MOST_COMPARED}` : ""}</a>
     <button class="plain" onClick=${() => change({ find: only })}>Show only these</button>
     <${CopyButton} text=${ids.join("\n")}>Copy their ids<//>
     <button class="plain" onClick=${() => change({ chosen: null }, { replace: true })}>Choose none</button></p>`;

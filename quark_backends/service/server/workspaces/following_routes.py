@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from starlette.types import ASGIApp
 
 from quark_backends.service.protocol import (
@@ -21,7 +22,7 @@ from quark_backends.service.rows import encode_columns
 from quark_backends.service.server.http.call import Call
 from quark_backends.service.server.http.replies import ServiceFailure
 from quark_backends.service.server.workspaces.read_routes import encode_array
-from quark_core.backends.curves import Curve, check_keys, check_ranks, check_window
+from quark_core.backends.curves import Curve, CurveQuery, check_keys
 from quark_core.records import RECORD_TYPES
 from quark_core.records.columns import Columns
 
@@ -34,16 +35,8 @@ _REPLY_ENTRIES = 1_000_000
 async def read_curves(call: Call) -> ASGIApp:
     """Several metrics within a window."""
     request = await call.decode(CurvesRequest)
-    window = check_window(request.axis, request.low, request.high)
-    found = await call.ask(
-        "read_series_many",
-        call.run_id,
-        check_keys(request.keys),
-        entries=request.entries,
-        window=window,
-        ranks=check_ranks(request.ranks),
-        all_attempts=request.all_attempts,
-    )
+    query = CurveQuery.build(**msgspec.structs.asdict(request))
+    found = await call.ask("read_series_many", call.run_id, query)
     if sum(map(len, found.curves)) > _REPLY_ENTRIES:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import Generation, StoredRun
     from quark_core.backends.curves import (
         Cursor,
+        CurveQuery,
         CurveSet,
-        RankChoice,
         RunChanges,
         RunHeads,
-        Window,
     )
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
@@ -75,16 +74,7 @@ class WorkspaceStore(Protocol):
     ) -> Series:
         """One metric, of a rank or across all, in at most `max_points` entries."""
 
-    def read_series_many(
-        self,
-        run_id: str,
-        keys: Sequence[str],
-        *,
-        entries: int | None,
-        window: Window,
-        ranks: RankChoice = None,
-        all_attempts: bool = False,
-    ) -> CurveSet:
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """Several metrics within a window, of one moment."""
 
     def read_heads(self, run_id: str) -> RunHeads:

@@ -9,7 +9,8 @@ export function makeCurve(mean, more = {}) {
     key: "train/loss", name: "train/loss", run: "", field: "", kind: "", summary: "", rank: null, attempt: null,
     points: mean.length, exact: true, nonFinite: mean.filter((value) => !Number.isFinite(value)).length,
     lowest: null, highest: null, unit: "step", step: Float64Array.from(mean, (_, i) => i), mean: Float64Array.from(mean),
-    low: null, high: null, time: null, epoch: null, lowStep: null, highStep: null, bad: null, badStep: null, ...more,
+    low: null, high: null, time: null, epoch: null, lowStep: null, highStep: null, bad: null, badStep: null,
+    side: 0, runs: 1, count: null, ...more,
   };
 }
 

@@ -1,0 +1,108 @@
+// @ts-check
+/** The curves of sides that the page of comparisons shows: of metrics in sight only. */
+
+import { readCurves } from "../data/curves.js";
+import { decodePack } from "../data/pack.js";
+import { Refused, ask } from "./connection.js";
+
+/** @typedef {import("../data/curves.js").Curve} Curve */
+/** @typedef {{ x: string, low: number | null, high: number | null, members: boolean, entries: number }} GroupView */
+/** @typedef {{ curves: Curve[], asked: string, message: string }} KeptGroup */
+
+const MOST_KEYS = 12;
+const GATHER_MS = 8;
+
+/** What was asked for as x stands where a chart looks for it. @param {Curve} curve @param {string} x @returns {Curve} */
+function placeCurve(curve, x) {
+  return x === "relative" ? { ...curve, time: curve.step } : x === "epoch" ? { ...curve, epoch: curve.step } : curve;
+}
+
+export class GroupStore {
+  /** @param {string[]} sides ids of each, parted by commas @param {GroupView} view @param {() => void} changed */
+  constructor(sides, view, changed) {
+    this.sides = sides;
+    this.view = view;
+    this.changed = changed;
+    this.turn = 0;
+    /** @type {Map<string, KeptGroup>} */
+    this.kept = new Map();
+    /** @type {Map<string, number>} */
+    this.wanted = new Map();
+    this.timer = 0;
+    this.ended = new AbortController();
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    this.ended.abort();
+  }
+
+  get asked() {
+    return JSON.stringify([this.view, this.turn]);
+  }
+
+  /** What there is of a metric, as it was seen before until the new one has come. @param {string} key */
+  read(key) {
+    return this.kept.get(key);
+  }
+
+  /** A metric is in sight until the function that is returned is called. @param {string} key */
+  want(key) {
+    this.wanted.set(key, (this.wanted.get(key) ?? 0) + 1);
+    this.gather();
+    return () => {
+      const left = (this.wanted.get(key) ?? 1) - 1;
+      if (left) this.wanted.set(key, left);
+      else this.wanted.delete(key);
+    };
+  }
+
+  /** @param {GroupView} view */
+  show(view) {
+    if (JSON.stringify(view) === JSON.stringify(this.view)) return;
+    this.view = view;
+    this.restart();
+  }
+
+  /** What is in sight is read anew: its runs have gone on. */
+  refresh() {
+    this.turn += 1;
+    this.restart();
+  }
+
+  restart() {
+    this.ended.abort();
+    this.ended = new AbortController();
+    this.gather();
+  }
+
+  gather() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      const keys = [...this.wanted.keys()].filter((key) => this.kept.get(key)?.asked !== this.asked);
+      for (let at = 0; at < keys.length; at += MOST_KEYS) this.fetch(keys.slice(at, at + MOST_KEYS));
+    }, GATHER_MS);
+  }
+
+  /** @param {string[]} keys */
+  async fetch(keys) {
+    const { view, asked } = this;
+    const { signal } = this.ended;
+    try {
+      const answer = await ask("api/compare/curves", {
+        side: this.sides, key: keys, x: view.x, low: view.low, high: view.high,
+        members: view.members ? 1 : 0, entries: view.entries,
+      }, signal);
+      const curves = readCurves(decodePack(await answer.arrayBuffer())).map((curve) => placeCurve(curve, view.x));
+      if (signal.aborted) return;
+      for (const key of keys) this.kept.set(key, { curves: curves.filter((curve) => curve.key === key), asked, message: "" });
+    } catch (error) {
+      if (signal.aborted) return;
+      const message = error instanceof Error ? error.message : String(error);
+      // A server that is busy or lost is asked again when somebody looks again.
+      const kept = error instanceof Refused && error.status !== 503 ? asked : "";
+      for (const key of keys) this.kept.set(key, { curves: this.kept.get(key)?.curves ?? [], asked: kept, message });
+    }
+    this.changed();
+  }
+}
