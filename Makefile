@@ -52,7 +52,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/oxlint --import-plugin --deny-warnings $(PAGE_MODULES) tests/quark/page/modules
-	$(BIN)/deno check --quiet --config tests/quark/page/modules/deno.json $(wildcard $(addsuffix /*.js,$(PAGE_MODULES) $(addprefix $(PAGE_MODULES)/,charts data pages) tests/quark/page/modules))
+	$(BIN)/deno check --quiet --config tests/quark/page/modules/deno.json $(wildcard $(addsuffix /*.js,$(PAGE_MODULES) $(addprefix $(PAGE_MODULES)/,charts data pages report) tests/quark/page/modules))
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/hot_path.py

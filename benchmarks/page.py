@@ -27,6 +27,7 @@ from viewing.served import DEADLINE_S, DRAWN, Served, load, open_browser, serve
 from quark_backends.store.databases.sqlite import connect, ensure_store
 
 _KEYS = 20
+_REPORT_KEYS = 60
 
 
 def measure_curves(browser: Any, folder: Path, *, steps: int, loads: int) -> list[Figure]:
@@ -104,6 +105,31 @@ def measure_map(folder: Path, *, layers: int, steps: int, loads: int) -> list[Fi
     return [Figure(name, median(times) * 1e3, at_most=300)]
 
 
+def measure_report(folder: Path, *, steps: int, loads: int) -> list[Figure]:
+    """Of a run of as many curves and entries as a report has, whose analysis is stored."""
+    import quark
+
+    store = BenchStore(folder)
+    store.fill(make_metric_batches(make_losses(steps, _REPORT_KEYS), rows=10_000))
+    store.compact()
+    store.close()
+    quark.AnalyzerEngine(quark.open_run(RUN_ID, folder)).analyze(store=True)
+    times, texts = [], []
+    for _ in range(loads):
+        began = time.perf_counter()
+        texts.append(quark.report(RUN_ID, storage_dir=folder).to_html())
+        times.append(time.perf_counter() - began)
+    bare = quark.report(RUN_ID, storage_dir=folder, config=False, logs=False).to_html()
+    data = bare.partition('"deflated":"')[2].partition('"')[0]
+    return [
+        Figure(
+            f"a report of {_REPORT_KEYS} curves of {steps:,} points, s", median(times), at_most=1
+        ),
+        Figure("its size, kB", len(texts[-1]) / 1e3),
+        Figure("its size without data, kB", (len(bare) - len(data)) / 1e3, at_most=350),
+    ]
+
+
 def measure_peers(
     browser: Any, root: Path, *, names: list[str], points: int, runs: int, loads: int
 ) -> dict[str, float]:
@@ -150,9 +176,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer points and runs")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument(
-        "--only", choices=("curves", "list", "metrics", "layers", "size", "live"), action="append",
+        "--only",
+        choices=("curves", "list", "metrics", "layers", "report", "size", "live"),
+        action="append",
         help="measure this part alone; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--peers", nargs="*", choices=tuple(PEERS), metavar="TOOL",
         help=f"the pages of other tools beside ours, and nothing else: {', '.join(PEERS)}; all by "
@@ -213,6 +241,10 @@ def measure_page(
         "layers": (
             "Layers",
             lambda: measure_map(root / "map", layers=layers, steps=layers, loads=loads),
+        ),
+        "report": (
+            "A report",
+            lambda: measure_report(root / "report", steps=20_000, loads=loads),
         ),
         "size": ("What is installed", measure_install_size),
     }

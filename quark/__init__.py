@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quark.page.report import RunReport as RunReport
+    from quark.page.report import report as report
     from quark.tracker.mirrors import CSVBackend as CSVBackend
     from quark.tracker.mirrors import MLflowBackend as MLflowBackend
     from quark.tracker.mirrors import WandbBackend as WandbBackend
@@ -183,6 +185,7 @@ _HOMES = {
     "RunContext": "quark_core.records.runs",
     "RunNotFoundError": "quark_core.errors",
     "RunRecord": "quark_core.records",
+    "RunReport": "quark.page.report",
     "RunSummary": "quark_core.backends.run_summary",
     "SampleExposure": "quark_core.samples.summaries",
     "SchemaMigrationError": "quark_core.errors",
@@ -210,6 +213,7 @@ _HOMES = {
     "monitor": "quark_core.analysis.monitor",
     "open_run": "quark_core.sessions.shortcuts",
     "register_backend": "quark.tracker.setup",
+    "report": "quark.page.report",
     "resume_run": "quark_core.sessions.shortcuts",
     "search_runs": "quark_core.runs.searching",
     "series": "quark_core.runs.reading",
@@ -230,6 +234,8 @@ def __getattr__(name: str) -> Any:
             raise AttributeError(f"module 'quark' has no attribute {name!r}")
     else:
         value = getattr(import_module(home), name)
+        # The core's objects are shown in notebooks by what it does not know.
+        import_module("quark_core.presentation").show_by("quark.page")
     globals()[name] = value
     return value
 

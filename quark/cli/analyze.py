@@ -74,6 +74,18 @@ _MIRRORS_TIMEOUT_S = 30.0
     multiple=True,
     help="Hold RUN against this one, which went well; repeat for several.",
 )
+@click.option(
+    "--report",
+    "report_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write an HTML file, as `quark report` does, also where --fail-on fails.",
+)
+@click.option(
+    "--summary",
+    "summary_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Append a summary in Markdown to this file, such as $GITHUB_STEP_SUMMARY.",
+)
 @click.option("--no-store", is_flag=True, help="Do not keep what is found in the run's store.")
 @json_option
 def analyze(
@@ -87,6 +99,8 @@ def analyze(
     objective: str | None,
     allow_unknown: bool,
     against: tuple[str, ...],
+    report_path: Path | None,
+    summary_path: Path | None,
     no_store: bool,
     as_json: bool,
 ) -> None:
@@ -100,6 +114,7 @@ def analyze(
 
     A run whose loss is not recognised, or that is too short, has a health that
     is not known: name its metric by --objective. With --fail-on that fails too.
+    In CI: quark analyze RUN --fail-on error --report report.html --summary FILE.
 
     \b
     Exit status:
@@ -145,11 +160,45 @@ def analyze(
         print_analysis(stored, result, phases, case)
         if line := source.describe_unstored(run_id):
             click.echo(line)
+    if report_path is not None or summary_path is not None:
+        with show_warnings():
+            _write_report(session, result, phases, report_path, summary_path)
     with show_warnings():
         # After all is said: whoever reads it need not wait for them.
         gathered.deliver(_MIRRORS_TIMEOUT_S)
     if fail_on is not None and not _passes(result, fail_on, rules, allow_unknown=allow_unknown):
         sys.exit(FAILED_CHECK)
+
+
+def _write_report(
+    session: TrainingSession,
+    result: AnalyzerResult,
+    phases: PhaseAnalysisResult,
+    report_path: Path | None,
+    summary_path: Path | None,
+) -> None:
+    """What this analysis has found as a file for people, and in short for a CI job's page."""
+    from quark.page.api.analyses import Analysis
+    from quark.page.report import compose_report, open_session_source
+    from quark.page.report_contents import ReportOptions
+
+    analysis = Analysis(
+        state="stored" if result.stored else "computed",
+        alerts=result.alerts,
+        scores=result.health_scores,
+        phases=phases.phases,
+        phase_notes=phases.notes,
+        verdicts=result.verdicts,
+        generation=result.generation,
+    )
+    runs = [(open_session_source(session), result.run_id)]
+    report = compose_report(runs, ReportOptions(), [analysis])
+    if report_path is not None:
+        path = report.save(report_path)
+        click.echo(f"Wrote {path} ({path.stat().st_size / 1000:,.0f} kB).", err=True)
+    if summary_path is not None:
+        with summary_path.open("a", encoding="utf-8") as file:
+            file.write(report.to_markdown() + "\n")
 
 
 @contextmanager

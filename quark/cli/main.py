@@ -27,6 +27,7 @@ _COMMANDS = {
     "gc": "Remove what is in the trash for good.",
     "keys": "Make, list, rotate and revoke keys of a persistence service.",
     "mirror": "Say what a run's mirrors have, compare them, fill them.",
+    "report": "Write one HTML file about runs.",
     "restore": "Put runs back out of the trash.",
     "rm": "Put runs into the trash.",
     "runs": "List, search and sort runs.",

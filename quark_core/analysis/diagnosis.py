@@ -28,6 +28,7 @@ from quark_core.analysis.learning import judge_learning
 from quark_core.analysis.rule import SEVERITIES, Finding, Rule, Verdict
 from quark_core.analysis.rules.registry import DOCUMENTED_RULES, choose_rules, list_rules
 from quark_core.analysis.run_data import RunData
+from quark_core.presentation import paint
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.findings import AlertRecord, EvidenceRecord, HealthScoreRecord
 from quark_core.records.query import check_index
@@ -68,6 +69,15 @@ class AnalyzerResult:
     generation: int | None = None
     stored: bool = False
     refusal: str | None = None
+
+    def __repr__(self) -> str:
+        worst = f", the worst {self.alerts[0].severity}" if self.alerts else ""
+        overall = self.health_scores[0] if self.health_scores else None
+        health = f"{overall.score:.0f}" if overall is not None and overall.is_known else "not known"
+        return f"AnalyzerResult({self.run_id}: {len(self.alerts)} alerts{worst}, health {health})"
+
+    def _repr_html_(self) -> str | None:
+        return paint(self)
 
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""

@@ -10,11 +10,19 @@ import msgspec
 
 from quark_core.backends.contract import StoredRun
 from quark_core.errors import SchemaValidationError
+from quark_core.presentation import paint
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.names import decode_name, encode_name
 
-__all__ = ["MetricSummaries", "MetricSummary", "RunSummary", "restore_run", "restore_summary"]
+__all__ = [
+    "MetricSummaries",
+    "MetricSummary",
+    "RunSummary",
+    "RunsFound",
+    "restore_run",
+    "restore_summary",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +126,14 @@ class RunSummary:
         """The newest attempt's configuration; empty where there is none."""
         return {} if self.stored.config is None else self.stored.config.values
 
+    def __repr__(self) -> str:
+        run = self.stored.run
+        name = f" {run.name!r}" if run.name else ""
+        return f"RunSummary({self.run_id}{name}, {self.state}, {len(self.metrics)} metrics)"
+
+    def _repr_html_(self) -> str | None:
+        return paint(self)
+
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""
         return {
@@ -126,6 +142,15 @@ class RunSummary:
             "last_metric_at": self.last_metric_at,
             "metrics": {key: asdict(metric) for key, metric in self.metrics.items()},
         }
+
+
+class RunsFound(tuple[RunSummary, ...]):
+    """The runs that a search has found: a tuple, which a notebook shows as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str | None:
+        return paint(self)
 
 
 def restore_run(data: Mapping[str, Any]) -> StoredRun:

@@ -14,7 +14,7 @@ from quark_core.backends.run_pages import (
     RunNames,
     RunPage,
 )
-from quark_core.backends.run_summary import RunSummary
+from quark_core.backends.run_summary import RunsFound, RunSummary
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
 from quark_core.records.expression import OrderBy, RunSearch, SearchSource
@@ -75,7 +75,7 @@ def search_runs(
     search = build_search(project=project, where=where, order_by=order_by, limit=limit)
     reader = open_reader(resolve_storage_dir(storage_dir))
     try:
-        return tuple(find_runs(reader, search))
+        return RunsFound(find_runs(reader, search))
     finally:
         reader.close()
 

@@ -18,6 +18,7 @@ from quark_core.config.arguments import check_tag
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
+from quark_core.presentation import paint, report_session
 from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time
 from quark_core.records.query import check_index
 from quark_core.records.runs import RunContext
@@ -27,6 +28,7 @@ from quark_core.runs import opening, resumed_runs
 from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
+from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
 from quark_core.system.exit_status import read_exit_code
 from quark_core.writers.events import LogLines
 from quark_core.writers.records import write_records
@@ -106,6 +108,7 @@ class TrainingSession(LogLines):
                 that is out of reach, unless QUARK_REQUIRE_SERVICE is set or the
                 run is strict.
         """
+        end_run_of_this_cell()
         run = opening.start(
             project=project,
             config=config,
@@ -159,6 +162,7 @@ class TrainingSession(LogLines):
                 within 5 s. A run that this machine has led before is continued
                 within 2 s without a service that is out of reach, as in `start_run`.
         """
+        end_run_of_this_cell()
         run = resumed_runs.resume(
             run_id=run_id,
             storage_dir=storage_dir,
@@ -173,6 +177,7 @@ class TrainingSession(LogLines):
     def _opened(cls, run: OpenRun) -> Self:
         session = cls(run)
         open_runs.add(session)
+        note_cell(session)
         watch_process()
         default_registry().notify("quark_run_started", context=run.context)
         return session
@@ -330,6 +335,30 @@ class TrainingSession(LogLines):
     def report_delivery(self) -> DeliveryReport:
         """What each backend has got so far, what waits, and what was refused and why."""
         return self._run.stream.report()
+
+    def report(self, *, config: bool = True, logs: bool = True) -> Any:
+        """What is wrong with the run and what shows it, up to now; see `quark.RunReport`.
+
+        `str()` of it is text, `to_dict()` plain values, `save("report.html")` writes one file
+        that works without a server. Nothing is stored, and the run goes on.
+
+        Args:
+            config: Whether configuration, environment, command line and paths are in it.
+            logs: Whether the newest events and log lines are.
+
+        Raises:
+            InvalidRunStateError: The run keeps nothing that could be read back.
+            SessionStoreError: The store does not answer in time.
+        """
+        return report_session(self, config=config, logs=logs)
+
+    def __repr__(self) -> str:
+        run = self._run.context.run
+        name = f" {run.name!r}" if run.name else ""
+        return f"TrainingSession({self.run_id}{name}, {self.status})"
+
+    def _repr_html_(self) -> str | None:
+        return paint(self)
 
     def state_dict(self, *, step: int | None = None) -> dict[str, Any]:
         """What to put into a checkpoint, so that a resumed run goes on where it is.

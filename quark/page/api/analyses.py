@@ -118,6 +118,10 @@ class AnalysisDesk:
             self._start()
             self._queue.put(job)
 
+    def settle(self, summary: RunSummary) -> Analysis:
+        """What is stored, else what is computed now, in the thread that calls."""
+        return self.find(summary) or self._compute_of(summary.run_id)[2]
+
     def is_computing(self, run_id: str) -> bool:
         """Whether a run waits for its analysis."""
         with self._lock:
@@ -152,20 +156,7 @@ class AnalysisDesk:
                 self._analyzer.prepare()
                 continue
             run_id = job
-            began = ""
-            of: tuple[str, str | None] = ("", None)
-            try:
-                summary = self._source.summarize(run_id)
-                began = _tell_begin(summary)
-                of = summary.state, summary.last_metric_at
-                analysis = self._analyzer.analyze(run_id)
-            except RunNotFoundError:
-                analysis = Analysis(state="failed", note="the run is gone")
-            except QuarkError as error:
-                analysis = Analysis(state="failed", note=str(error))
-            except Exception as error:  # noqa: BLE001 - a plugin's rule may raise anything
-                _log.exception("run %s cannot be analyzed", run_id)
-                analysis = Analysis(state="failed", note=f"{type(error).__name__}: {error}")
+            began, of, analysis = self._compute_of(run_id)
             with self._lock:
                 self._computed[run_id] = _Computed(analysis, began, of)
                 self._computed.move_to_end(run_id)
@@ -180,6 +171,24 @@ class AnalysisDesk:
         except queue.Empty:
             self._analyzer.rest()
         return self._queue.get()
+
+    def _compute_of(self, run_id: str) -> tuple[str, tuple[str, str | None], Analysis]:
+        """An analysis, after which beginning of the run it is of, and up to where."""
+        began = ""
+        of: tuple[str, str | None] = ("", None)
+        try:
+            summary = self._source.summarize(run_id)
+            began = _tell_begin(summary)
+            of = summary.state, summary.last_metric_at
+            return began, of, self._analyzer.analyze(run_id)
+        except RunNotFoundError:
+            note = "the run is gone"
+        except QuarkError as error:
+            note = str(error)
+        except Exception as error:  # noqa: BLE001 - a plugin's rule may raise anything
+            _log.exception("run %s cannot be analyzed", run_id)
+            note = f"{type(error).__name__}: {error}"
+        return began, of, Analysis(state="failed", note=note)
 
     def _find_computed(self, summary: RunSummary) -> _Computed | None:
         """What was computed of a run, and not of another one of its id; the lock is held."""

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["Analysis", "ComparedPair", "RuleCoverage", "RunAnalyzer", "analyze", "compare"]
+__all__ = [
+    "Analysis",
+    "ComparedPair",
+    "LocalAnalyzer",
+    "RuleCoverage",
+    "RunAnalyzer",
+    "analyze",
+    "compare",
+]
 
 _NOTE = "analyzed for this page; `quark analyze` stores it with the run"
 
@@ -99,6 +107,34 @@ class RunAnalyzer(Protocol):
 
     def close(self) -> None:
         """The same, for good, from any thread; an analysis under way may end before it is done."""
+
+
+class LocalAnalyzer:
+    """Computes in the thread that asks, without bounds: a `RunAnalyzer` for commands.
+
+    Args:
+        open_run: Opens a run for reading.
+    """
+
+    def __init__(self, open_run: Callable[[str], OpenRun]) -> None:
+        self._open_run = open_run
+
+    def analyze(self, run_id: str) -> Analysis:
+        """See `RunAnalyzer`."""
+        return analyze(self._open_run(run_id))
+
+    def compare(self, pair: ComparedPair) -> dict[str, Any]:
+        """See `RunAnalyzer`."""
+        return compare(self._open_run, pair)
+
+    def prepare(self) -> None:
+        """See `RunAnalyzer`: there is nothing to do."""
+
+    def rest(self) -> None:
+        """See `RunAnalyzer`: there is nothing to do."""
+
+    def close(self) -> None:
+        """See `RunAnalyzer`: there is nothing to do."""
 
 
 def analyze(run: OpenRun) -> Analysis:

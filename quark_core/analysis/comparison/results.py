@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from quark_core.presentation import paint
 from quark_core.records.base import Record
 
 __all__ = [
@@ -437,6 +438,20 @@ class RunComparisonResult(Record, frozen=True, gc=False):
     phase_diffs: tuple[PhaseDiff, ...]
     layer_summary_diffs: tuple[LayerSummaryDiff, ...]
     parameter_diffs: tuple[ParameterDiff, ...]
+
+    def __repr__(self) -> str:
+        said = dict.fromkeys(("better", "worse", "equivalent", "inconclusive"), 0)
+        for diff in self.metric_diffs:
+            if diff.verdict is not None:
+                said[diff.verdict] += 1
+        verdicts = ", ".join(f"{count} {word}" for word, count in said.items() if count)
+        return (
+            f"RunComparisonResult({self.primary.run_id} against {self.reference.run_id}: "
+            f"{verdicts or 'no verdict'})"
+        )
+
+    def _repr_html_(self) -> str | None:
+        return paint(self)
 
     def find_metric(self, metric_key: str) -> MetricDiff | None:
         """The diff of one metric, or None."""

@@ -17,6 +17,7 @@ COMMANDS = [
     ("compare", "x", "y"),
     ("export", "x", "-f", "csv"),
     ("rm", "x"),
+    ("report", "x"),
     ("restore", "x"),
     ("gc", "-y"),
     ("du",),

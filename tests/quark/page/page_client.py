@@ -6,31 +6,13 @@ import warnings
 from starlette.testclient import TestClient
 
 import quark
-from quark.page.api.run_analysis import analyze, compare
+from quark.page.api.run_analysis import LocalAnalyzer
 from quark.page.app import make_app
 from quark.page.guard import Guard, Sessions
 from quark.page.pack import decode_pack
 
 PORT = 7410
 DEADLINE_S = 60
-
-
-class _Analyzer:
-    """Analyzes in the thread that asks, as the page's process for it does in its own."""
-
-    def __init__(self, source):
-        self._source = source
-
-    def analyze(self, run_id):
-        return analyze(self._source.open_run(run_id))
-
-    def compare(self, pair):
-        return compare(self._source.open_run, pair)
-
-    def prepare(self):
-        pass
-
-    rest = close = prepare
 
 
 class PageClient:
@@ -41,7 +23,7 @@ class PageClient:
         self.base = base
         self.sessions = Sessions()
         # The tests of the process itself have one; it takes half a second of the others.
-        self.analyzer = analyzer or _Analyzer(source)
+        self.analyzer = analyzer or LocalAnalyzer(source.open_run)
         self.app = make_app(source, base=base, analyzer=self.analyzer)
         guard = Guard(
             self.app, self.sessions, cookie_name=f"quark_page_{PORT}", hosts=hosts, base=base

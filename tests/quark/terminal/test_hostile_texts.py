@@ -35,6 +35,7 @@ WALKED = {
     "mirror replay": ["mirror replay RUN --to csv:OUT"],
     "mirror status": ["mirror status RUN", "mirror status RUN --json"],
     "mirror verify": ["mirror verify RUN"],
+    "report": ["report RUN OTHER -o OUT", "report RUN -o OUT --json"],
     "restore": ["restore TRASHED"],
     "rm": ["rm OTHER", "rm OTHER --yes", "rm --list"],
     "runs": [

@@ -4,38 +4,14 @@
 import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { MetricTile } from "./metric_tile.js";
+import { groupMetrics } from "./metrics.js";
 import { writeMany } from "./texts.js";
 
 const MOST_AT_ONCE = 48;
 const CHART_REM = 24;
 const FOLDED = new Set(["system"]);
 
-/** @typedef {{ key: string, name: string, group: string, count: number, non_finite: number,
- *   last: unknown, last_step: number | null }} Metric */
-
-/** Rows of the answer as objects. @param {{ fields: string[], rows: unknown[][] }} table @returns {Metric[]} */
-export function readMetrics(table) {
-  return table.rows.map((row) => (
-    /** @type {any} */ (Object.fromEntries(table.fields.map((field, place) => [field, row[place]])))));
-}
-
-/**
- * Groups in the order of their first metric.
- * @param {Metric[]} metrics @param {string} find
- * @returns {Map<string, Metric[]>}
- */
-export function groupMetrics(metrics, find) {
-  const words = find.toLowerCase().split(/\s+/).filter(Boolean);
-  const groups = new Map();
-  for (const metric of metrics) {
-    const name = metric.name.toLowerCase();
-    if (!words.every((word) => name.includes(word))) continue;
-    const group = groups.get(metric.group);
-    if (group) group.push(metric);
-    else groups.set(metric.group, [metric]);
-  }
-  return groups;
-}
+/** @typedef {import("./metrics.js").Metric} Metric */
 
 /** Which are open before anybody opens one: as many as hold the first charts, and not the system's. */
 export function listOpen(/** @type {Map<string, Metric[]>} */ groups, /** @type {boolean} */ isSearch) {
@@ -119,3 +95,5 @@ function Further({ left, show }) {
   }, [left]);
   return html`<button ref=${button} class="plain more" onClick=${show}>and ${writeMany(left, "more chart")}</button>`;
 }
+
+export { groupMetrics };

@@ -38,24 +38,26 @@ export function isGrave(finding) {
 
 /**
  * @param {{ analysis: any, run: string, active: string, isRunning: boolean,
- *   zoomTo: (finding: any) => void, version: number }} props
+ *   zoomTo: (finding: any) => void, version: number, most?: number }} props
+ *   most: so many at first, the others where they are asked for
  */
-export function Findings({ analysis, run, active, isRunning, zoomTo, version }) {
+export function Findings({ analysis, run, active, isRunning, zoomTo, version, most = MOST }) {
   const [isAll, setAll] = useState(false);
   const grave = analysis.findings.filter(isGrave);
   const rest = analysis.findings.filter((/** @type {any} */ finding) => !isGrave(finding));
-  const isBeyond = grave.slice(MOST).some((/** @type {any} */ finding) => `alert-${finding.id}` === active);
+  const isBeyond = grave.slice(most).some((/** @type {any} */ finding) => `alert-${finding.id}` === active);
   useEffect(() => {
     if (isBeyond) setAll(true);
   }, [isBeyond]);
-  const shown = isAll ? grave : grave.slice(0, MOST);
+  const shown = isAll ? grave : grave.slice(0, most);
   const titles = new Map(analysis.findings.map((/** @type {any} */ finding) => [finding.id, finding.title]));
   /** @param {any} finding */
   const one = (finding) => html`<${Finding} key=${finding.id} finding=${finding} run=${run}
     titles=${titles} isActive=${`alert-${finding.id}` === active} zoomTo=${zoomTo}
     version=${version} />`;
-  return html`<section class="findings" aria-labelledby="findings-title">
-    <h2 id="findings-title" class=${grave.length ? "hidden" : "quiet-title"}>${grave.length
+  const titleId = `findings-${run}`;
+  return html`<section class="findings" aria-labelledby=${titleId}>
+    <h2 id=${titleId} class=${grave.length ? "hidden" : "quiet-title"}>${grave.length
       ? writeMany(grave.length, "finding") : writeNothing(analysis, isRunning)}</h2>
     ${!grave.length && html`<${Unseen} rules=${analysis.rules} />`}
     ${shown.map(one)}
@@ -122,10 +124,10 @@ function Finding({ finding, run, titles, isActive, zoomTo, version }) {
   </article>`;
 }
 
-/** @param {{ analysis: any }} props */
-export function Health({ analysis }) {
+/** @param {{ analysis: any, of?: string }} props of: the run, where there are several */
+export function Health({ analysis, of = "" }) {
   const overall = analysis.scores.find((/** @type {any} */ score) => score.key === "overall");
-  return html`<section class="health-row" aria-label="Health">
+  return html`<section class="health-row" aria-label=${`Health${of}`}>
     ${analysis.scores.map((/** @type {any} */ score) => html`<${HealthBadge} key=${score.key} name=${score.key}
       health=${{ ...score, reason: score.known ? score.summary : score.reason || score.summary }} />`)}
     ${!analysis.scores.length && html`<${HealthBadge} health=${null} name="overall" />`}

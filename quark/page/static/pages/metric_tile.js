@@ -4,17 +4,9 @@
 import { MetricChart } from "../charts/metric_chart.js";
 import { html } from "../data/html.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
-import { isGrave } from "./findings.js";
 import { change } from "./links.js";
+import { listMarks } from "./metrics.js";
 import { watchSight } from "./sight.js";
-
-/** Findings about this metric, to be marked in its chart. @param {any[]} findings @param {any} metric */
-export function listMarks(findings, metric) {
-  return findings.filter((finding) => isGrave(finding) && finding.step !== null && finding.step !== undefined
-    && (finding.culprit === metric.name || finding.culprit === metric.key
-      || finding.evidence?.some((/** @type {any} */ piece) => piece.kind === "metric" && (piece.source === metric.key || piece.name === metric.name))))
-    .map((finding) => ({ step: finding.step, text: finding.title, severity: finding.severity, id: finding.id }));
-}
 
 /** @param {{ metric: any, chart: any }} props */
 export function MetricTile({ metric, chart }) {

@@ -9,9 +9,9 @@ const LEAST_SHARE = 2;
 
 /**
  * @param {{ phases: any[], notes: string[], window: [number, number] | null,
- *   zoom: (from: number, to: number) => void }} props window in steps
+ *   zoom: (from: number, to: number) => void, of?: string }} props window in steps; of: the run, where there are several
  */
-export function Phases({ phases, notes, window: shown, zoom }) {
+export function Phases({ phases, notes, window: shown, zoom, of = "" }) {
   const known = phases.filter((phase) => phase.from !== null && phase.to !== null);
   const [low, high] = shown ?? [-Infinity, Infinity];
   const visible = known.filter((phase) => phase.to >= low && phase.from <= high);
@@ -20,7 +20,7 @@ export function Phases({ phases, notes, window: shown, zoom }) {
   }
   const first = Math.max(low, visible[0].from);
   const whole = Math.max(1, Math.min(high, visible[visible.length - 1].to) - first);
-  return html`<section aria-label="Phases"><ol class="phases">${visible.map((phase) => {
+  return html`<section aria-label=${`Phases${of}`}><ol class="phases">${visible.map((phase) => {
     const share = (Math.min(high, phase.to) - Math.max(low, phase.from)) / whole * 100;
     const steps = `steps ${writeStep(phase.from)} to ${writeStep(phase.to)}`;
     const isShown = shown !== null && low === phase.from && high === phase.to;

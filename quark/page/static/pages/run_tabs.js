@@ -3,11 +3,11 @@
 
 import { html } from "../data/html.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
-import { FreeText } from "./badges.js";
 import { Refused, askJson } from "./connection.js";
 import { root } from "./links.js";
 import { Images, TextPayload, isText } from "./payloads.js";
-import { writeBytes, writeCount, writeStep, writeTime, writeValue } from "./texts.js";
+import { EventRows } from "./run_facts.js";
+import { writeBytes, writeCount, writeStep, writeTime } from "./texts.js";
 
 const PAGE_ROWS = 100;
 const WAIT_MS = 200;
@@ -101,13 +101,7 @@ export function Events({ run, query, change, version }) {
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     ${next && html`<button class="plain more" onClick=${more}>older</button>`}
     ${isReady && !rows.length && !mistake && html`<p class="notice-line">Nothing was logged${level || text ? " that fits" : ""}.</p>`}
-    <ol class="events">${rows.map((row) => html`<li key=${row.id} class=${`level-${row.severity}`}>
-      <time datetime=${row.at} title=${row.at}>${writeTime(row.at)}</time>
-      <b>${row.severity}</b> <span class="quiet">${row.logger || row.type}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}${row.rank ? ` · rank ${row.rank}` : ""}</span>
-      <p><${FreeText} text=${row.message ?? ""} /></p>
-      ${row.traceback && html`<details><summary>Traceback</summary><pre>${row.traceback}</pre></details>`}
-      ${row.payload && Object.keys(row.payload).length > 0 && html`<details><summary>Payload</summary><pre>${JSON.stringify(row.payload, null, 2)}</pre></details>`}
-    </li>`)}</ol>`;
+    <${EventRows} rows=${rows} />`;
 }
 
 /** @param {{ run: string, query: URLSearchParams, change: (changes: Record<string, string>) => void, version: number }} props */
@@ -126,35 +120,6 @@ export function Artifacts({ run, query, change, version }) {
         <td class="number">${writeStep(row.step)}</td><td class="number">${writeBytes(row.size_bytes)}</td><td>${writeTime(row.at)}</td>
         <td>${isText(row) && html`<${TextPayload} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</td></tr>`)}</tbody></table></div>`}
     ${next && html`<button class="plain more" onClick=${more}>more</button>`}`;
-}
-
-/** Nested values as one line each. @param {unknown} value @param {string} [path] @returns {[string, unknown][]} */
-export function flatten(value, path = "") {
-  if (value === null || typeof value !== "object" || Array.isArray(value)) return [[path, value]];
-  const entries = Object.entries(value);
-  if (!entries.length) return path ? [[path, "{}"]] : [];
-  return entries.flatMap(([key, item]) => flatten(item, path ? `${path}.${key}` : key));
-}
-
-/** @param {{ title: string, id: string, values: unknown }} props */
-function Values({ title, id, values }) {
-  const rows = flatten(values ?? {});
-  return html`<section aria-labelledby=${id}><h2 id=${id}>${title}</h2>
-    ${rows.length ? html`<table class="plain-table values"><tbody>${rows.map(([key, value]) => html`<tr key=${key}><th scope="row">${key}</th>
-      <td>${typeof value === "string" ? html`<${FreeText} text=${value} />` : writeValue(value)}</td></tr>`)}</tbody></table>`
-      : html`<p class="quiet">Nothing.</p>`}</section>`;
-}
-
-/** @param {{ data: any }} props */
-export function Config({ data }) {
-  const { run } = data;
-  const facts = { id: run.id, path: run.path, command: run.user_command, host: run.host, commit: run.git_commit,
-    branch: run.branch, parent: run.parent };
-  return html`${run.notes && html`<section aria-labelledby="notes"><h2 id="notes">Notes</h2><p class="free"><${FreeText} text=${run.notes} /></p></section>`}
-    <${Values} title="Configuration" id="config" values=${data.config} />
-    ${data.config_notes?.length > 0 && html`<p class="free"><${FreeText} text=${[data.config_notes].flat().map(writeValue).join("\n")} /></p>`}
-    <${Values} title="The run" id="facts" values=${Object.fromEntries(Object.entries(facts).filter(([, value]) => value !== null && value !== undefined))} />
-    <${Values} title="Environment" id="environment" values=${data.environment} />`;
 }
 
 /** @param {{ data: any }} props */

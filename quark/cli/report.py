@@ -1,0 +1,68 @@
+"""`quark report`: runs as one HTML file that works without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quark.cli.run_source import backend_option
+from quark.cli.store_access import find_run, json_option, print_json, storage_option
+
+__all__ = ["report"]
+
+
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@storage_option
+@backend_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    show_default=True,
+    help="The file to write.",
+)
+@click.option(
+    "--no-config",
+    is_flag=True,
+    help="Leave out configuration, environment, command line and paths.",
+)
+@click.option("--no-logs", is_flag=True, help="Leave out events and log lines.")
+@json_option
+def report(
+    runs: tuple[str, ...],
+    storage_dir: Path | None,
+    backend: str | None,
+    output: Path,
+    no_config: bool,
+    no_logs: bool,
+    as_json: bool,
+) -> None:
+    """Write one HTML file about each RUN (an id, the beginning of it, or a name).
+
+    What is wrong with it and the curves that show it, health, phases, up to 60
+    curves, maps of layers, configuration and the newest log lines; of several
+    runs also what differs between each of them and the first. The file needs no
+    server and no network, prints, and says at its top what it holds and what
+    was left out. Nothing is stored: a run that was not analyzed is analyzed in
+    memory.
+    """
+    from quark.cli.analyze import show_warnings
+    from quark.page.api.source import open_source
+    from quark.page.report import compose_report
+    from quark.page.report_contents import ReportOptions
+
+    source = open_source(storage_dir, backend)
+    try:
+        chosen = [(source, str(find_run(source.reader, run).run.id)) for run in runs]
+        with show_warnings():
+            made = compose_report(chosen, ReportOptions(config=not no_config, logs=not no_logs))
+    finally:
+        source.close()
+    path = made.save(output)
+    if as_json:
+        print_json({"path": str(path), "size_bytes": path.stat().st_size, **made.to_dict()})
+        return
+    click.echo(f"Wrote {path} ({path.stat().st_size / 1000:,.0f} kB).")

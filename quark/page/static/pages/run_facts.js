@@ -1,0 +1,49 @@
+// @ts-check
+/** What a run was made with and what it said, as it stands on its page and in a report. */
+
+import { html } from "../data/html.js";
+import { FreeText } from "./badges.js";
+import { writeStep, writeTime, writeValue } from "./texts.js";
+
+/** @param {{ rows: any[] }} props */
+export function EventRows({ rows }) {
+  return html`<ol class="events">${rows.map((row) => html`<li key=${row.id} class=${`level-${row.severity}`}>
+      <time datetime=${row.at} title=${row.at}>${writeTime(row.at)}</time>
+      <b>${row.severity}</b> <span class="quiet">${row.logger || row.type}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}${row.rank ? ` · rank ${row.rank}` : ""}</span>
+      <p><${FreeText} text=${row.message ?? ""} /></p>
+      ${row.traceback && html`<details><summary>Traceback</summary><pre>${row.traceback}</pre></details>`}
+      ${row.payload && Object.keys(row.payload).length > 0 && html`<details><summary>Payload</summary><pre>${JSON.stringify(row.payload, null, 2)}</pre></details>`}
+    </li>`)}</ol>`;
+}
+
+/** Nested values as one line each. @param {unknown} value @param {string} [path] @returns {[string, unknown][]} */
+export function flatten(value, path = "") {
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return [[path, value]];
+  const entries = Object.entries(value);
+  if (!entries.length) return path ? [[path, "{}"]] : [];
+  return entries.flatMap(([key, item]) => flatten(item, path ? `${path}.${key}` : key));
+}
+
+/** @param {{ title: string, id: string, values: unknown, by?: string }} props */
+function Values({ title, id, values, by = "" }) {
+  const rows = flatten(values ?? {});
+  return html`<section aria-labelledby=${id + by}><h2 id=${id}>${title}</h2>
+    ${rows.length ? html`<table class="plain-table values"><tbody>${rows.map(([key, value]) => html`<tr key=${key}><th scope="row">${key}</th>
+      <td>${typeof value === "string" ? html`<${FreeText} text=${value} />` : writeValue(value)}</td></tr>`)}</tbody></table>`
+      : html`<p class="quiet">Nothing.</p>`}</section>`;
+}
+
+/**
+ * @param {{ data: any, prefix?: string, by?: string }} props where several runs are on a page: what
+ *   the headings' IDs begin with, and the ID of the run's own heading, with a space before it
+ */
+export function Config({ data, prefix = "", by = "" }) {
+  const { run } = data;
+  const facts = { id: run.id, path: run.path, command: run.user_command, host: run.host, commit: run.git_commit,
+    branch: run.branch, parent: run.parent };
+  return html`${run.notes && html`<section aria-labelledby=${`${prefix}notes${by}`}><h2 id=${`${prefix}notes`}>Notes</h2><p class="free"><${FreeText} text=${run.notes} /></p></section>`}
+    <${Values} title="Configuration" id=${`${prefix}config`} by=${by} values=${data.config} />
+    ${data.config_notes?.length > 0 && html`<p class="free"><${FreeText} text=${[data.config_notes].flat().map(writeValue).join("\n")} /></p>`}
+    <${Values} title="The run" id=${`${prefix}facts`} by=${by} values=${Object.fromEntries(Object.entries(facts).filter(([, value]) => value !== null && value !== undefined))} />
+    <${Values} title="Environment" id=${`${prefix}environment`} by=${by} values=${data.environment} />`;
+}

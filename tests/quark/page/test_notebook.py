@@ -1,0 +1,177 @@
+"""What a notebook shows of Quark's objects, and what its cells mean for runs."""
+
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import quark
+
+HOSTILE = "<img src=x onerror=alert(1)>&\"'"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notebook")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in (HOSTILE, "plain"):
+            session = quark.start_run(project="p", storage_dir=folder, name=name, tags=[HOSTILE])
+            with quark.MetricsLogger(session) as metrics:
+                for step in range(120):
+                    exploded = name == HOSTILE and step >= 80
+                    metrics.log("train/loss", 1e6 if exploded else 2 * 0.95**step, step=step)
+                    metrics.log(HOSTILE, 1.0, step=step)
+            session.end_run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(store):
+    return quark.search_runs(storage_dir=store, order_by="created")
+
+
+@pytest.fixture(scope="module")
+def session(store, found):
+    return quark.open_run(found[0].run_id, store)
+
+
+@pytest.fixture(scope="module")
+def shown(store, found, session):
+    """Objects by what they are."""
+    other = quark.open_run(found[1].run_id, store)
+    return {
+        "session": session,
+        "summary": found[0],
+        "search": found,
+        "analysis": quark.AnalyzerEngine(session).analyze(),
+        "comparison": quark.ComparisonEngine(session).compare(other),
+        "report": session.report(),
+    }
+
+
+NAMES = ("session", "summary", "search", "analysis", "comparison", "report")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_a_run_is_markup_in_a_card(shown, name):
+    html = shown[name]._repr_html_()
+    assert html is not None
+    outside = re.sub(r'srcdoc="[^"]*"', "", html)
+    assert "<img" not in outside
+    assert "<script" not in outside
+    if name not in ("analysis",):  # which has no name in it
+        assert "&lt;img" in outside
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_text_stays_short(shown, name):
+    text = repr(shown[name])
+    assert len(text) < 400
+    assert text.isprintable()
+
+
+@pytest.mark.parametrize("name", ["session", "report"])
+def test_the_report_is_in_a_frame_that_may_only_run_its_script(shown, name):
+    html = shown[name]._repr_html_()
+    (frame,) = re.findall(r"<iframe\b[^>]*>", html)
+    assert re.search(r'\ssandbox="allow-scripts"\s', frame)
+    # Beside it stands what readers without scripts see.
+    outside = html.replace(frame, "")
+    assert "critical" in outside
+    assert "<svg" in outside
+
+
+def test_what_is_not_known_to_be_painted_is_plain_text(monkeypatch, shown):
+    from quark_core import presentation
+
+    monkeypatch.setattr(presentation, "_room", None)
+    assert shown["summary"]._repr_html_() is None
+    with pytest.raises(RuntimeError, match="import quark"):
+        shown["session"].report()
+
+
+def test_what_cannot_be_painted_ends_no_cell(monkeypatch, shown):
+    from quark_core import presentation
+
+    monkeypatch.setattr(presentation, "_room", "nobody.has.this")
+    assert shown["summary"]._repr_html_() is None
+
+
+def test_a_search_is_the_tuple_that_it_always_was(found):
+    assert isinstance(found, tuple)
+    assert found == tuple(found)
+    assert [each.run_id for each in found[:1]] == [found[0].run_id]
+    assert "No run fits" in type(found)()._repr_html_()
+
+
+def test_a_session_that_is_kept_nowhere_says_so(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path, backends="none") as session:
+        assert "nothing to report" in session._repr_html_()
+
+
+# --- cells
+
+_SHELL = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+start = 'session = quark.start_run(project="p", storage_dir=root)\\nids.append(session.run_id)'
+for cell in (
+    f"import quark; root = {sys.argv[1]!r}; ids = []",
+    start, "1 / 0", start, start, start + "  # another cell",
+    start.replace("session", "one") + "; " + start.replace("session", "two").replace("\\n", "; "),
+    "print([(quark.open_run(each, root).status) for each in ids])",
+    "open_run = quark.open_run(ids[0], root)",
+    "events = quark.EventLogger(open_run).read()",
+    "print([(e.event_type, e.severity) for e in events if 'cell' in e.event_type])",
+    "print('ZeroDivisionError' in str([e.payload for e in events]))",
+):
+    shell.run_cell(cell, store_history=True)
+"""
+
+
+@pytest.mark.long
+def test_cells_that_fail_are_told_and_a_start_that_is_run_again_ends_the_run_before(tmp_path):
+    pytest.importorskip("IPython", reason="needs IPython: pip install --group notebook")
+    ended = subprocess.run(
+        [sys.executable, "-c", _SHELL, str(tmp_path)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    lines = [line for line in ended.stdout.splitlines() if line.startswith(("[", "True", "False"))]
+    assert lines == [
+        # The first had a cell that failed; the second was begun anew; the third is another cell's.
+        # The last cell has started two at once, and both go on.
+        "['failed', 'completed', 'running', 'running', 'running', 'running']",
+        "[('cell_failed', 'error')]",
+        "True",
+    ], ended.stdout + ended.stderr
+
+
+@pytest.mark.long
+def test_a_notebook_is_executed_and_converted(tmp_path, store):
+    reason = "needs nbconvert and ipykernel: pip install --group notebook"
+    nbformat = pytest.importorskip("nbformat", reason=reason)
+    nbclient = pytest.importorskip("nbclient", reason=reason)
+    nbconvert = pytest.importorskip("nbconvert", reason=reason)
+    pytest.importorskip("ipykernel", reason=reason)
+    cells = [
+        "import quark",
+        f"found = quark.search_runs(storage_dir={str(store)!r}); found",
+        f"session = quark.open_run(found[0].run_id, {str(store)!r}); session",
+        "quark.AnalyzerEngine(session).analyze()",
+        f"quark.ComparisonEngine(session).compare(quark.open_run(found[1].run_id, {str(store)!r}))",
+        "session.report()",
+        "print(session.report())",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    for cell in notebook.cells[1:6]:
+        (output,) = cell.outputs
+        assert set(output["data"]) == {"text/plain", "text/html"}, cell.source
+    assert notebook.cells[6].outputs[0]["text"].startswith("plain (")
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
+    assert page.count('sandbox="allow-scripts"') == 2
+    assert "<img src=x" not in page
