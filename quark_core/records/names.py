@@ -24,6 +24,7 @@ from quark_core.errors import SchemaValidationError
 
 __all__ = [
     "MAX_NAME_LENGTH",
+    "check_key",
     "check_name",
     "check_text",
     "decode_name",
@@ -74,6 +75,18 @@ def check_name(name: object, argument: str) -> str:
             f"{argument} has {len(name)} characters; at most {MAX_NAME_LENGTH} are allowed"
         )
     return name
+
+
+def check_key(key: object, argument: str) -> str:
+    """Return a stored key, which may be longer than the name that it encodes.
+
+    Raises:
+        SchemaValidationError: `check_name` refuses that name.
+    """
+    if isinstance(key, str) and len(key) > MAX_NAME_LENGTH:
+        check_name(decode_name(key), argument)
+        return str.__str__(key)
+    return check_name(key, argument)
 
 
 def check_text(text: object, argument: str) -> str:

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import quark
 from quark_core.errors import SchemaValidationError
 from quark_core.records.names import (
     MAX_NAME_LENGTH,
+    check_key,
     check_name,
     decode_name,
     encode_name,
@@ -17,6 +19,7 @@ from quark_core.records.names import (
     join_name,
     split_name,
 )
+from quark_core.runs.following import read_series_many
 
 RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
@@ -132,3 +135,23 @@ def test_the_longest_name_is_taken_and_one_longer_refused():
 @given(st.none() | NAMES, NAMES.filter(lambda name: "/" not in name))
 def test_a_joined_key_splits_into_its_namespace_and_name(namespace, name):
     assert split_name(join_name(namespace, name)) == (namespace, name)
+
+
+def test_the_key_of_a_name_that_fits_is_read_however_long_it_is(tmp_path):
+    """Encoded, a name of 250 characters is stored under a key of up to 1,500."""
+    name = "@" * MAX_NAME_LENGTH
+    key = encode_name(name)
+    assert len(key) > MAX_NAME_LENGTH
+    assert check_key(key, "metric") == key
+    for long in ("a" * (MAX_NAME_LENGTH + 1), encode_name("@" * (MAX_NAME_LENGTH + 1))):
+        with pytest.raises(SchemaValidationError, match="metric has 251 characters"):
+            check_key(long, "metric")
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        metrics = quark.MetricsLogger(session)
+        with pytest.warns(RuntimeWarning, match="naming rule"):
+            metrics.log(name, 1.0, step=0)
+        for asked in (name, key):
+            assert metrics.columns(metric_key=asked)["value"].tolist() == [1.0]
+            assert metrics.series(asked).last.tolist() == [1.0]
+        found = read_series_many(session.open_run.reader, session.run_id, [key], entries=10)
+        assert [curve.key for curve in found.curves] == [key]
