@@ -24,6 +24,7 @@ _COMMANDS = {
     "doctor": "Say what waits, is refused or is damaged.",
     "du": "Say what takes up the disk.",
     "export": "Write a run to files.",
+    "follow": "Follow a run in the terminal while it goes on.",
     "gc": "Remove what is in the trash for good.",
     "keys": "Make, list, rotate and revoke keys of a persistence service.",
     "mirror": "Say what a run's mirrors have, compare them, fill them.",

@@ -131,15 +131,21 @@ class AnalysisDesk:
         with self._lock:
             return run_id in self._waiting
 
-    def close(self, timeout_s: float = 0.0) -> None:
-        """Compute no more; what is under way is waited for so long, or ends with the process."""
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """Compute no more; what is under way is waited for so long, or ends with the process.
+
+        Returns:
+            Whether nothing is under way: before that what is read must not be closed.
+        """
         with self._lock:
             self._closed = True
             self._waiting.clear()
             self._queue.put(None)
             thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
     def _start(self) -> None:
         """Have the thread; the lock is held."""
