@@ -27,6 +27,7 @@ _COMMANDS = {
     "follow": "Follow a run in the terminal while it goes on.",
     "gc": "Remove what is in the trash for good.",
     "keys": "Make, list, rotate and revoke keys of a persistence service.",
+    "mcp": "Serve runs as tools of the Model Context Protocol.",
     "mirror": "Say what a run's mirrors have, compare them, fill them.",
     "restore": "Put runs back out of the trash.",
     "rm": "Put runs into the trash.",

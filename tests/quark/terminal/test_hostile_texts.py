@@ -54,6 +54,7 @@ ELSEWHERE = {
     "db restore": "likewise",
     "db upgrade": "likewise",
     "db version": "likewise",
+    "mcp": "serves a protocol of its own, in which texts are escaped",
     "keys create": "its words are the operator's own",
     "keys list": "see test_keys_of_a_service",
     "keys revoke": "its words are the operator's own",
