@@ -33,6 +33,7 @@ __all__ = [
     "describe_contents",
     "describe_late",
     "find_direction",
+    "list_points",
     "print_contents",
     "print_ranks",
     "summarize_metrics",
@@ -130,7 +131,7 @@ def _summarize(metric: StoredSummary, series: Series | None) -> MetricSummary:
         downwards = direction == "min"
         best = metric.low if downwards else metric.high
         best_at = None if series is None else _find_best(series, downwards=downwards)
-    x, y = (np.empty(0), np.empty(0)) if series is None else _draw_points(series)
+    x, y = (np.empty(0), np.empty(0)) if series is None else list_points(series)
     return MetricSummary(
         key=metric.key,
         count=metric.count,
@@ -155,7 +156,7 @@ def _find_best(series: Series, *, downwards: bool) -> int:
     return step if step >= 0 else int(series.epoch[entry])
 
 
-def _draw_points(series: Series) -> tuple[NDArray[Any], NDArray[Any]]:
+def list_points(series: Series) -> tuple[NDArray[Any], NDArray[Any]]:
     """The points of a curve to draw: all of them, or the extremes of each entry."""
     if series.exact:
         return np.where(series.step >= 0, series.step, series.epoch), series.last

@@ -29,6 +29,7 @@ __all__ = [
     "find_by_id",
     "find_run",
     "json_option",
+    "make_finite",
     "open_store",
     "print_json",
     "storage_option",
@@ -168,14 +169,15 @@ def print_json(value: Any) -> None:
     What is not finite becomes null, since JSON has no word for it; what is not fit for a
     terminal is escaped, which reads as the same.
     """
-    click.echo(escape_json(json.dumps(_finite(value), indent=2, ensure_ascii=False)))
+    click.echo(escape_json(json.dumps(make_finite(value), indent=2, ensure_ascii=False)))
 
 
-def _finite(value: Any) -> Any:
+def make_finite(value: Any) -> Any:
+    """JSON values in which what is not finite is None."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: make_finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [make_finite(item) for item in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value

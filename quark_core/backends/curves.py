@@ -19,7 +19,7 @@ from quark_core.backends.series import (
     reduce_points,
 )
 from quark_core.errors import SchemaValidationError
-from quark_core.records.names import check_stored_name
+from quark_core.records.names import check_key
 from quark_core.records.query import check_index
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def check_keys(keys: object) -> tuple[str, ...]:
     """
     if isinstance(keys, str) or not isinstance(keys, Sequence):
         raise SchemaValidationError(f"keys must be a list of metrics, not {type(keys).__name__}")
-    return tuple(dict.fromkeys(check_stored_name(key, "keys") for key in keys))
+    return tuple(dict.fromkeys(check_key(key, "keys") for key in keys))
 
 
 def _check_ranks(ranks: object) -> RankChoice:

@@ -24,8 +24,8 @@ from quark_core.errors import SchemaValidationError
 
 __all__ = [
     "MAX_NAME_LENGTH",
+    "check_key",
     "check_name",
-    "check_stored_name",
     "check_text",
     "decode_name",
     "encode_name",
@@ -77,16 +77,16 @@ def check_name(name: object, argument: str) -> str:
     return name
 
 
-def check_stored_name(name: object, argument: str) -> str:
-    """Return a name as it is stored, which may be longer than the name that was encoded.
+def check_key(key: object, argument: str) -> str:
+    """Return a stored key, which may be longer than the name that it encodes.
 
     Raises:
-        SchemaValidationError: As `check_name`, of what was encoded.
+        SchemaValidationError: `check_name` refuses that name.
     """
-    if not isinstance(name, str):
-        return check_name(name, argument)
-    check_name(decode_name(name), argument)
-    return str.__str__(name)
+    if isinstance(key, str) and len(key) > MAX_NAME_LENGTH:
+        check_name(decode_name(key), argument)
+        return str.__str__(key)
+    return check_name(key, argument)
 
 
 def check_text(text: object, argument: str) -> str:

@@ -23,7 +23,7 @@ from quark_core.backends.series import (
 from quark_core.config import settings
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import MetricRecord
-from quark_core.records.names import check_stored_name, decode_name, encode_name
+from quark_core.records.names import check_key, decode_name, encode_name
 from quark_core.records.query import Query, check_index
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def encode_key(name: str, argument: str) -> str:
     Raises:
         SchemaValidationError: Not a str, empty or too long.
     """
-    checked = check_stored_name(name, argument)
+    checked = check_key(name, argument)
     # A name that decodes to something else is itself a stored form.
     return checked if decode_name(checked) != checked else encode_name(checked)
 

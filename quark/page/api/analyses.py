@@ -5,6 +5,7 @@ Nothing that is computed is stored. It is computed for one run after the other.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
@@ -31,6 +32,7 @@ _log = logging.getLogger("quark")
 
 _LIVE_EVERY_S = 60.0
 _STORED_KEPT_S = 2.0
+_EXIT_S = 60.0
 _MOST_KEPT = 256
 _MOST_WAITING = 64
 # What is younger than this beside an analysis is on its way to the next one.
@@ -127,16 +129,25 @@ class AnalysisDesk:
         with self._lock:
             return run_id in self._waiting
 
-    def close(self, timeout_s: float = 0.0) -> None:
-        """Compute no more; what is under way is waited for so long, or ends with the process."""
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """Compute no more; what is under way is waited for so long, and at the end of the process.
+
+        Returns:
+            Whether nothing is under way: before that what is read must not be closed.
+        """
         with self._lock:
             self._closed = True
             self._waiting.clear()
             self._queue.put(None)
             thread = self._thread
         self._analyzer.close()
-        if thread is not None:
-            thread.join(timeout_s)
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        is_done = not thread.is_alive()
+        if is_done:
+            atexit.unregister(self.close)
+        return is_done
 
     def _start(self) -> None:
         """Have the thread; the lock is held."""
@@ -145,6 +156,8 @@ class AnalysisDesk:
                 target=self._run, name="quark-page-analysis", daemon=True
             )
             self._thread.start()
+            # The end of the interpreter closes connections, which would crash who reads by them.
+            atexit.register(self.close, _EXIT_S)
 
     def _run(self) -> None:
         """The thread."""

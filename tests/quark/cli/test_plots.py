@@ -116,3 +116,22 @@ def test_extremes_are_drawn(values, x):
     lines = draw(values, x=x)
     assert measure(lines) == (36, 4)
     assert used_columns(lines)
+
+
+def test_in_ascii_a_spike_of_one_point_is_seen_too():
+    y = np.linspace(1.0, 0.5, 2000)
+    y[1200] = 4.0
+    lines = draw_curve(np.arange(2000), y, width=40, height=6, ascii_only=True).split("\n")
+    assert {len(line) for line in lines} == {40}
+    assert set("".join(lines)) <= set(" .':")
+    # It reaches from the curve to the top, and is one column wide.
+    assert lines[0].strip(" ") != ""
+    assert lines[0].index(lines[0].strip(" ")) == round(1200 / 1999 * 39)
+    assert len(lines[0].strip(" ")) == 1
+
+
+@pytest.mark.parametrize("y", [[1.0], [2.0, 2.0], [np.nan, 1.0, np.inf, 1e308, -1e308], [np.nan]])
+def test_in_ascii_anything_can_be_drawn(y):
+    lines = draw_curve(np.arange(len(y)), np.array(y), width=9, height=3, ascii_only=True)
+    assert [len(line) for line in lines.split("\n")] == [9, 9, 9]
+    assert bool(lines.strip()) == bool(np.isfinite(y).any())

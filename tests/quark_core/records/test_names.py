@@ -1,8 +1,6 @@
 """Names: any text has an encoding within the rule, and that encoding leads back to it."""
 
 import re
-import warnings
-from contextlib import closing
 from itertools import product
 
 import pytest
@@ -14,17 +12,15 @@ from quark_core.backends.curves import CurveQuery
 from quark_core.errors import SchemaValidationError
 from quark_core.records.names import (
     MAX_NAME_LENGTH,
+    check_key,
     check_name,
-    check_stored_name,
     decode_name,
     encode_name,
     is_plain_name,
     join_name,
     split_name,
 )
-from quark_core.runs.composition import open_reader
 from quark_core.runs.following import read_series_many
-from quark_core.runs.reading import encode_key, read_series
 
 RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
@@ -142,24 +138,23 @@ def test_a_joined_key_splits_into_its_namespace_and_name(namespace, name):
     assert split_name(join_name(namespace, name)) == (namespace, name)
 
 
-def test_a_stored_name_may_be_longer_than_what_was_logged(tmp_path):
-    name = "ü" * 200
-    stored = encode_name(name)
-    assert len(stored) > MAX_NAME_LENGTH
-    assert check_stored_name(stored, "key") == stored
-    with pytest.raises(SchemaValidationError, match="key has 251 characters"):
-        check_stored_name(encode_name("ü" * 251), "key")
-    with pytest.raises(SchemaValidationError, match="key must be a str"):
-        check_stored_name(7, "key")
-    session = quark.start_run(project="p", storage_dir=tmp_path)
-    with session, quark.MetricsLogger(session) as metrics, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        metrics.log(name, 1.5, step=0)
-    for key in (name, stored):
-        asked = encode_key(key, "key")
-        with closing(open_reader(tmp_path)) as reader:
-            curves = read_series_many(
-                reader, session.run_id, CurveQuery.build([asked], entries=10)
-            ).curves
-            assert [curve.mean.tolist() for curve in curves] == [[1.5]]
-            assert read_series(reader, session.run_id, asked).mean.tolist() == [1.5]
+def test_the_key_of_a_name_that_fits_is_read_however_long_it_is(tmp_path):
+    """Encoded, a name of 250 characters is stored under a key of up to 1,500."""
+    name = "@" * MAX_NAME_LENGTH
+    key = encode_name(name)
+    assert len(key) > MAX_NAME_LENGTH
+    assert check_key(key, "metric") == key
+    for long in ("a" * (MAX_NAME_LENGTH + 1), encode_name("@" * (MAX_NAME_LENGTH + 1))):
+        with pytest.raises(SchemaValidationError, match="metric has 251 characters"):
+            check_key(long, "metric")
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        metrics = quark.MetricsLogger(session)
+        with pytest.warns(RuntimeWarning, match="naming rule"):
+            metrics.log(name, 1.0, step=0)
+        for asked in (name, key):
+            assert metrics.columns(metric_key=asked)["value"].tolist() == [1.0]
+            assert metrics.series(asked).last.tolist() == [1.0]
+        found = read_series_many(
+            session.open_run.reader, session.run_id, CurveQuery.build([key], entries=10)
+        )
+        assert [curve.key for curve in found.curves] == [key]

@@ -1,0 +1,387 @@
+"""`quark follow`: a run that goes on, in the terminal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.run_source import backend_option
+from quark.cli.store_access import find_run, json_option, make_finite, storage_option
+
+if TYPE_CHECKING:
+    from quark.cli.followed_run import FollowedRun, Look
+    from quark.cli.texts import Console
+
+__all__ = ["follow"]
+
+EXIT_STATUSES = {"failed": 3, "interrupted": 4, "lost": 5}
+"""By how a run has ended; 0 where it is completed, or goes on and --once was given."""
+
+_INTERRUPTED = 130  # as a shell says of Ctrl-C
+_TERMINATED = 128
+_SCREEN_S = 1.0
+_LINES_S = 5.0
+_ANALYSIS_S = 60.0
+_LAST_ANALYSIS_S = 10.0
+_END_S = 0.5
+_NOTE = "Ctrl-C ends this; the run goes on"
+
+
+@click.command()
+@click.argument("run")
+@storage_option
+@backend_option
+@click.option(
+    "-m",
+    "--metric",
+    "metrics",
+    multiple=True,
+    help="Show this metric; repeat for several [default: objective and loss first].",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.05, 3600),
+    metavar="SECONDS",
+    help=f"Time between looks [default: {_SCREEN_S:g}, where lines are printed {_LINES_S:g}].",
+)
+@click.option("--once", is_flag=True, help="Say how the run stands, and end.")
+@click.option("--lines", is_flag=True, help="Print lines as things come, also on a terminal.")
+@click.option("--no-analyze", is_flag=True, help="Analyze nothing; show what is stored of it.")
+@json_option
+def follow(
+    run: str,
+    storage_dir: Path | None,
+    backend: str | None,
+    metrics: tuple[str, ...],
+    interval: float | None,
+    once: bool,
+    lines: bool,
+    no_analyze: bool,
+    as_json: bool,
+) -> None:
+    """Follow RUN (its id, the beginning of it, or its name) while it goes on.
+
+    Shows curves, step, pace, time to go, phase, health, alerts and log lines as
+    they come, on a screen of the terminal's size. Where there is none (a pipe, a
+    dumb terminal), and with --lines, each thing that comes is a line; with
+    --json each look is one. Of a run that no monitor watches an analysis is made
+    once a minute, and not stored. Ends with the run; Ctrl-C ends it before.
+
+    \b
+    Exit status:
+      0    the run is completed, or goes on and --once was given
+      1    the run or the store cannot be read
+      2    a mistake in the command line
+      3    the run has failed
+      4    the run was interrupted
+      5    the run is lost: its process is gone without a word
+      130  Ctrl-C; the run goes on
+    """  # noqa: D301 - click wants the character
+    from quark.cli.followed_run import FollowedRun
+    from quark.cli.texts import Console
+    from quark.page.api.source import open_source
+
+    try:
+        source = open_source(storage_dir, backend)
+        run_id = str(find_run(source.reader, run).run.id)
+        followed = FollowedRun(source, run_id, names=metrics, analyze=not no_analyze)
+        console = Console(highlight=False)
+        try:
+            if once:
+                look = _show_once(followed, console, as_json=as_json)
+            elif as_json or lines or not console.is_terminal or console.is_dumb_terminal:
+                look = _follow_in_lines(followed, interval or _LINES_S, as_json=as_json)
+            else:
+                look = _follow_on_screen(followed, console, interval or _SCREEN_S)
+        finally:
+            # What still reads has the connections until the process ends.
+            if followed.close(_END_S):
+                source.close()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    status = EXIT_STATUSES.get(look.summary.state, 0)
+    sys.exit(status if look.has_ended or once else _INTERRUPTED)
+
+
+def _show_once(followed: FollowedRun, console: Console, *, as_json: bool) -> Look:
+    from quark.cli.follow_view import Frame, build_frame
+
+    look = _look_after_analysis(followed, _ANALYSIS_S)
+    if as_json:
+        _print_json_line(followed, look)
+        return look
+    frame = Frame(width=console.width, height=None, ascii_only=console.options.ascii_only)
+    console.print(build_frame(look, followed.keys, frame))
+    return look
+
+
+def _look_after_analysis(followed: FollowedRun, timeout_s: float) -> Look:
+    """A look that has the analysis which the one before it has asked for, if it comes in time."""
+    look = followed.look()
+    if not look.computing:
+        return look
+    followed.wait_for_analysis(timeout_s)
+    after = followed.look()
+    return replace(after, new_events=[*look.new_events, *after.new_events])
+
+
+def _follow_in_lines(followed: FollowedRun, interval_s: float, *, as_json: bool) -> Look:
+    from quark.cli.follow_view import LineTeller, describe_end
+
+    teller = LineTeller()
+    last: Look | None = None
+
+    def show(look: Look, trouble: str | None) -> None:
+        if trouble is not None:
+            click.echo(f"quark: {trouble}", err=True)
+        elif as_json:
+            _print_json_line(followed, look)
+        else:
+            now = datetime.now(UTC).isoformat()[11:19]
+            for line in teller.tell(look, followed.keys, now):
+                _print_line(line)
+
+    with _Waiting() as waiting:
+        last = _look_until_end(followed, waiting, interval_s, show, repeats=False)
+    if not as_json and last is not None:
+        _print_line(describe_end(last))
+    return _need(last)
+
+
+def _print_line(text: str) -> None:
+    from quark_core.system.terminal_text import clean_line
+
+    click.echo(clean_line(text))
+    sys.stdout.flush()
+
+
+def _print_json_line(followed: FollowedRun, look: Look) -> None:
+    from quark.cli.follow_view import describe_look
+    from quark_core.system.terminal_text import escape_json
+
+    told = make_finite(describe_look(look, followed.keys))
+    click.echo(escape_json(json.dumps(told, ensure_ascii=False)))
+    sys.stdout.flush()
+
+
+def _follow_on_screen(followed: FollowedRun, console: Console, interval_s: float) -> Look:
+    from quark.cli.follow_view import Frame, build_frame, describe_end
+
+    warnings = _LastWarning(logging.WARNING)
+
+    def show(look: Look, trouble: str | None) -> None:
+        note = f"{trouble}; trying again" if trouble else warnings.text or _NOTE
+        width, height = console.size
+        ascii_only = console.options.ascii_only
+        frame = Frame(width=width, height=height, ascii_only=ascii_only, note=note)
+        console.update_screen(build_frame(look, followed.keys, frame))
+
+    logger = logging.getLogger("quark")
+    logger.addHandler(warnings)
+    screen = _Screen(console)
+    last: Look | None = None
+    try:
+        with _Waiting() as waiting:
+            waiting.on_suspend = screen.suspend
+            try:
+                screen.enter()
+                last = _look_until_end(followed, waiting, interval_s, show, repeats=True)
+            finally:
+                # Whatever comes now, the terminal is made whole first.
+                try:
+                    waiting.ignore_interrupts()
+                finally:
+                    screen.leave()
+    finally:
+        logger.removeHandler(warnings)
+    last = _need(last)
+    frame = Frame(width=console.width, height=None, ascii_only=console.options.ascii_only)
+    console.print(build_frame(last, followed.keys, frame))
+    _print_line(describe_end(last))
+    return last
+
+
+def _need(look: Look | None) -> Look:
+    """The last look; without one there is nothing to say of the run."""
+    if look is None:
+        sys.exit(_INTERRUPTED)
+    return look
+
+
+def _look_until_end(
+    followed: FollowedRun,
+    waiting: _Waiting,
+    interval_s: float,
+    show: Callable[[Look, str | None], None],
+    *,
+    repeats: bool,
+) -> Look | None:
+    """Look again and again until the run has ended, or Ctrl-C; returns the last look.
+
+    Args:
+        followed: The run.
+        waiting: Waits between two looks.
+        interval_s: How long.
+        show: Shows a look, or what is wrong with reading beside the look before.
+        repeats: Whether that is said at each look, or once.
+    """
+    from quark_core.errors import StoreUnavailableError
+
+    look: Look | None = None
+    told: str | None = None
+    try:
+        while True:
+            try:
+                look, trouble = followed.look(), None
+                if look.has_ended:
+                    look = _look_at_end(followed, look)
+            except StoreUnavailableError as error:
+                if look is None:
+                    raise
+                trouble = str(error)
+            assert look is not None
+            if trouble is None or repeats or trouble != told:
+                show(look, trouble)
+            told = trouble
+            if look.has_ended:
+                return look
+            while waiting.wait(interval_s):
+                if repeats:
+                    show(look, trouble)
+    except KeyboardInterrupt:
+        return look
+
+
+def _look_at_end(followed: FollowedRun, look: Look) -> Look:
+    """The last look, with what is found in the whole run."""
+    if not look.computing:
+        return look
+    followed.wait_for_analysis(_LAST_ANALYSIS_S)
+    after = followed.look()
+    return replace(
+        after,
+        new_events=[*look.new_events, *after.new_events],
+        new_alerts=[*look.new_alerts, *after.new_alerts],
+    )
+
+
+class _Screen:
+    """The alternate screen of a terminal, without a cursor; both methods may be called again."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def enter(self) -> None:
+        self._console.set_alt_screen(True)
+        self._console.show_cursor(False)
+
+    def leave(self) -> None:
+        self._console.show_cursor(True)
+        self._console.set_alt_screen(False)
+
+    def suspend(self) -> None:
+        """Stop this process, with the terminal whole meanwhile."""
+        self.leave()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        self.enter()
+
+
+class _LastWarning(logging.Handler):
+    """Keeps what was warned of last: printed, it would stand in the midst of the screen."""
+
+    text: str | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+
+class _Waiting:
+    """Waits between looks; a change of the window's size, or a reader who leaves, ends it early.
+
+    Used by the main thread. SIGTERM and SIGHUP end the command with what it has to do at its
+    end, as Ctrl-C does.
+
+    Attributes:
+        on_suspend: What Ctrl-Z does.
+    """
+
+    def __init__(self) -> None:
+        self.on_suspend: Callable[[], None] | None = None
+        self._suspended = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Waiting:
+        self._reading, self._writing = os.pipe()
+        for end in (self._reading, self._writing):
+            os.set_blocking(end, False)
+        self._before_fd = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        handlers: dict[int, Callable[[int, FrameType | None], Any]] = {
+            signal.SIGWINCH: lambda *_: None,
+            signal.SIGTERM: self._end,
+            signal.SIGHUP: self._end,
+        }
+        for number, handler in handlers.items():
+            self._before[number] = signal.signal(number, handler)
+        self._poll = select.poll()
+        self._poll.register(self._reading, select.POLLIN)
+        self._stdout = -1
+        with suppress(OSError):  # what is printed to has no file
+            self._stdout = sys.stdout.fileno()
+            # Nothing is asked of it: that nobody reads any more is told unasked.
+            self._poll.register(self._stdout, 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._before_fd)
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for so long; True, and at once, where what is shown must be shown anew.
+
+        Raises:
+            BrokenPipeError: Nobody reads what is printed any more.
+        """
+        if self.on_suspend is not None:
+            self._before.setdefault(signal.SIGTSTP, signal.getsignal(signal.SIGTSTP))
+            signal.signal(signal.SIGTSTP, self._suspend)
+        ready = dict(self._poll.poll(timeout_s * 1e3))
+        if self._stdout in ready:
+            raise BrokenPipeError("nobody reads what is printed")
+        if self._reading not in ready:
+            return False
+        with suppress(BlockingIOError):
+            while os.read(self._reading, 512):
+                pass
+        if self._suspended and self.on_suspend is not None:
+            self._suspended = False
+            self.on_suspend()
+        return True
+
+    def ignore_interrupts(self) -> None:
+        """Take no notice of Ctrl-C, and of whoever else wants an end, from now on."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before.setdefault(number, signal.getsignal(number))
+            signal.signal(number, signal.SIG_IGN)
+
+    def _suspend(self, *_: object) -> None:
+        self._suspended = True
+
+    def _end(self, number: int, _: FrameType | None) -> None:
+        sys.exit(_TERMINATED + number)

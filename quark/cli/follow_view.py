@@ -1,0 +1,395 @@
+"""What `quark follow` shows: a screen of a size, or lines as things come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+
+from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES
+from quark.cli.plots import draw_curve
+from quark.cli.texts import (
+    Text,
+    describe_duration,
+    describe_number,
+    describe_state,
+    find_duration_s,
+)
+from quark_core.records.names import decode_name
+
+if TYPE_CHECKING:
+    from quark.cli.followed_run import Look, Points
+    from quark_core.backends.run_summary import MetricSummary
+    from quark_core.records import AlertRecord, EventRecord, HealthScoreRecord
+
+__all__ = ["Frame", "LineTeller", "build_frame", "describe_end", "describe_look"]
+
+_PLOT_WIDTH = 38
+_GAP = 3
+_LEAST_ROWS = 3  # of a plot: its title, and two of the curve
+_MOST_ROWS = 14
+_MOST_ALERTS = 5
+_MOST_EVENTS = 6
+_BAR = 24
+_EVENT_CHARACTERS = 400
+_EVENT_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug": "dim"}
+_SEVERITIES = ("critical", "error", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """How a screen is to be.
+
+    Attributes:
+        width, height: Columns and lines; a height of None is as many as there is to say.
+        ascii_only: Whether nothing but ASCII is drawn.
+        note: A last line, such as how to end it.
+    """
+
+    width: int
+    height: int | None
+    ascii_only: bool = False
+    note: str = ""
+
+    @property
+    def dots(self) -> str:
+        """Stands between the ends of a range."""
+        return ".." if self.ascii_only else "…"
+
+
+def build_frame(look: Look, keys: Sequence[str], frame: Frame) -> Group:
+    """A run as lines of a screen, none of them longer than it is wide.
+
+    Args:
+        look: The run.
+        keys: Metrics that are to be shown, also those that were not logged yet.
+        frame: The screen.
+    """
+    head = [_title(look), *_facts(look, frame), *_judgements(look)]
+    alerts = _alert_lines(look)
+    events = [_event_line(event) for event in look.events[-_MOST_EVENTS:]]
+    foot = [Text(frame.note, style="dim")] if frame.note else []
+    if frame.height is None:
+        plots = _plots(look, keys, frame, None)
+        lines = [*head, *alerts, *plots, *events, *foot]
+    else:
+        rest = frame.height - len(head) - len(foot)
+        alerts = alerts[: max(0, rest // 4)]
+        rest -= len(alerts)
+        # Curves first: what is left over is for what was said.
+        events = events[-(rest // 5) :] if rest >= 2 * _LEAST_ROWS and rest // 5 else []
+        plots = _plots(look, keys, frame, max(0, rest - len(events)))
+        space = [Text()] * max(0, rest - len(events) - len(plots))
+        lines = [*head, *alerts, *plots, *space, *events, *foot]
+        # Of what has no room the last line goes last.
+        lines = [*lines[: max(0, frame.height - len(foot))], *foot][: frame.height]
+    for line in lines:
+        line.no_wrap = True
+        if frame.height is None:
+            line.rstrip()
+        line.truncate(frame.width, overflow="crop" if frame.ascii_only else "ellipsis")
+    return Group(*lines)
+
+
+def _title(look: Look) -> Text:
+    stored = look.summary.stored
+    line = Text.assemble((f"{stored.project.name} ", "bold"), (look.summary.run_id, "bold cyan"))
+    if stored.run.name:
+        line.append(f"  {stored.run.name}")
+    line.append("  ")
+    line.append(describe_state(stored.state))
+    if stored.lost_reason:
+        line.append(f" ({stored.lost_reason})", style="dim")
+    duration = describe_duration(find_duration_s(stored, look.summary.last_metric_at))
+    return line.append(f" {'for' if stored.state == 'running' else 'after'} {duration}")
+
+
+def _facts(look: Look, frame: Frame) -> list[Text]:
+    """A line on how far the run is and when it is done."""
+    parts = describe_progress_parts(look)
+    if not parts:
+        return [Text("no steps yet", style="dim")]
+    line = Text("   ".join(parts))
+    share = look.progress.get("share")
+    if share is not None and frame.width >= 2 * _BAR:
+        full = round(_BAR * min(1.0, share))
+        marks = ("#", "-") if frame.ascii_only else ("━", "─")
+        line = Text.assemble(
+            (marks[0] * full, "green"), (marks[1] * (_BAR - full), "dim"), "  ", line
+        )
+    return [line]
+
+
+def describe_progress_parts(look: Look) -> list[str]:
+    """Step, share, pace and time to go of a run, each as a text; nothing that is not known."""
+    progress = look.progress
+    step, of, step_ms = (progress.get(name) for name in ("step", "of", "ms_per_step"))
+    parts = []
+    if step is not None:
+        parts.append(f"step {step:,}" + (f" of {of:,} ({100 * step / of:.0f} %)" if of else ""))
+    if step_ms is not None:
+        pace = f"{step_ms:.4g} ms/step" if step_ms < 1e4 else f"{step_ms / 1e3:.4g} s/step"
+        data = progress.get("data_share")
+        parts.append(pace + (f" (data {100 * data:.0f} %)" if data is not None else ""))
+    if progress.get("eta_s") is not None:
+        parts.append(f"{describe_duration(progress['eta_s'])} to go")
+    return parts
+
+
+def _judgements(look: Look) -> list[Text]:
+    """A line on health and phase."""
+    line = Text()
+    health = _find_health(look)
+    if health is not None:
+        line.append("health ", style="dim")
+        line.append(describe_health(health))
+    elif look.computing:
+        line.append("health is being computed", style="dim")
+    else:
+        line.append("health not known", style="dim")
+    phase = look.analysis.phases[-1] if look.analysis and look.analysis.phases else None
+    if phase is not None:
+        line.append("   phase ", style="dim")
+        line.append(phase.display_name, style=PHASE_STYLES.get(phase.phase_name, ""))
+    counts = _count_alerts(look)
+    if counts or look.analysis is not None:
+        line.append("   alerts ", style="dim")
+        line.append(", ".join(counts) if counts else "none")
+    return [line]
+
+
+def _find_health(look: Look) -> HealthScoreRecord | None:
+    scores = () if look.analysis is None else look.analysis.scores
+    return next((score for score in scores if score.score_key == "overall"), None)
+
+
+def describe_health(health: HealthScoreRecord) -> str:
+    """Such as `82 of 100 (watch)`."""
+    if not health.is_known:
+        return f"not known: {health.unknown_reason}" if health.unknown_reason else "not known"
+    return f"{health.score:.0f} of 100 ({health.status})"
+
+
+def _count_alerts(look: Look) -> list[str]:
+    found = [alert.severity for alert in look.alerts]
+    return [f"{found.count(name)} {name}" for name in _SEVERITIES if name in found]
+
+
+def _alert_lines(look: Look) -> list[Text]:
+    alerts = look.alerts
+    new = {id(alert) for alert in look.new_alerts}
+    lines = []
+    for alert in alerts[:_MOST_ALERTS]:
+        line = Text(f"{alert.severity}: ", style=SEVERITY_STYLES.get(alert.severity, ""))
+        line.append(describe_alert(alert), style="bold" if id(alert) in new else "not bold")
+        lines.append(line)
+    if len(alerts) > _MOST_ALERTS:
+        lines.append(Text(f"{len(alerts) - _MOST_ALERTS} more alerts: quark analyze", style="dim"))
+    return lines
+
+
+def describe_alert(alert: AlertRecord) -> str:
+    """Such as `The loss spikes (train/loss) since step 900`."""
+    text = alert.title
+    if alert.culprit:
+        text += f" ({decode_name(alert.culprit)})"
+    if alert.step is not None:
+        text += f" since step {alert.step}"
+    elif alert.epoch is not None:
+        text += f" since epoch {alert.epoch}"
+    return text
+
+
+def describe_event(event: EventRecord) -> str:
+    """An event or log line as one line."""
+    payload: dict[str, Any] = dict(event.payload or {})
+    message = payload.get("message")
+    text = message if isinstance(message, str) else event.event_type
+    if event.step is not None:
+        text = f"step {event.step}: {text}"
+    return text if len(text) <= _EVENT_CHARACTERS else f"{text[:_EVENT_CHARACTERS]} ..."
+
+
+def _event_line(event: EventRecord) -> Text:
+    line = Text(f"{event.timestamp[11:19]} ", style="dim")
+    line.append(f"{event.severity} ", style=_EVENT_STYLES.get(event.severity, "not dim"))
+    return line.append(describe_event(event), style="not dim")
+
+
+def _plots(look: Look, keys: Sequence[str], frame: Frame, room: int | None) -> list[Text]:
+    """Curves side by side in so many lines; where that is too few, values alone."""
+    if not keys:
+        return [Text("no metrics yet", style="dim")] if room != 0 else []
+    across = max(1, min(len(keys), (frame.width + _GAP) // (_PLOT_WIDTH + _GAP)))
+    down = -(-len(keys) // across)
+    if room is None:
+        height = _MOST_ROWS // 2
+    else:
+        while down > 1 and room // down < _LEAST_ROWS:
+            down -= 1
+        height = min(_MOST_ROWS, room // down)
+    shown, rest = keys[: across * down], keys[across * down :]
+    width = (frame.width - _GAP * (across - 1)) // across
+    if height < _LEAST_ROWS:
+        return [_value_title(look, key, width) for key in keys[: room or 0]]
+    lines = []
+    for start in range(0, len(shown), across):
+        row = [_plot(look, key, width, height, frame) for key in shown[start : start + across]]
+        lines += [_join_cells(cells, width) for cells in zip(*row, strict=True)]
+    if rest and lines and (room is None or len(lines) < room):
+        lines.append(Text(f"{len(rest)} more have no room", style="dim"))
+    return lines
+
+
+def _join_cells(cells: Sequence[Text], width: int) -> Text:
+    line = Text()
+    for index, cell in enumerate(cells):
+        if index:
+            line.append(" " * _GAP)
+        cell.truncate(width, pad=True)
+        line.append(cell)
+    return line
+
+
+def _plot(look: Look, key: str, width: int, height: int, frame: Frame) -> list[Text]:
+    """The title of a curve, the curve, and its range, in so many lines."""
+    title = _value_title(look, key, width)
+    points = look.curves.get(key)
+    metric = look.summary.metrics.get(key)
+    has_range = height > _LEAST_ROWS
+    rows = height - 1 - has_range
+    if points is None or metric is None or not len(points.x):
+        return [title, *(Text() for _ in range(height - 1))]
+    curve = draw_curve(points.x, points.y, width=width, height=rows, ascii_only=frame.ascii_only)
+    lines = [title, *(Text(line, style="cyan") for line in curve.split("\n"))]
+    if has_range:
+        lines.append(Text(_describe_range(metric, points, frame), style="dim"))
+    return lines
+
+
+def _value_title(look: Look, key: str, width: int) -> Text:
+    """A metric and its newest value, of which the value is never cut off."""
+    metric = look.summary.metrics.get(key)
+    missing = "not logged" if look.has_ended else "not logged yet"
+    value = missing if metric is None else _describe_last(metric)
+    name = Text(decode_name(key), style="bold")
+    name.truncate(max(1, width - len(value) - 2))
+    return name.append(f"  {value}", style="not bold")
+
+
+def _describe_last(metric: MetricSummary) -> str:
+    if metric.last is None and metric.count:
+        return "not finite"
+    return describe_number(metric.last)
+
+
+def _describe_range(metric: MetricSummary, points: Points, frame: Frame) -> str:
+    low, high = describe_number(metric.low), describe_number(metric.high)
+    steps = f"{int(points.x.min())} {frame.dots} {int(points.x.max())}"
+    text = f"{low} {frame.dots} {high}   steps {steps}"
+    return text + (f"   {metric.non_finite} not finite" if metric.non_finite else "")
+
+
+class LineTeller:
+    """Tells a run in lines, for what is no terminal or a dumb one."""
+
+    def __init__(self) -> None:
+        self._progress: tuple[Any, ...] | None = None
+        self._judged: tuple[str, ...] | None = None
+
+    def tell(self, look: Look, keys: Sequence[str], now: str) -> list[str]:
+        """What is new, each as a line that begins with the time; nothing where nothing is.
+
+        Args:
+            look: The run.
+            keys: The metrics that are told.
+            now: The time.
+        """
+        lines = [
+            f"{event.timestamp[11:19]} {event.severity}: {describe_event(event)}"
+            for event in look.new_events
+        ]
+        values = [
+            f"{decode_name(key)} {_describe_last(look.summary.metrics[key])}"
+            for key in keys
+            if key in look.summary.metrics
+        ]
+        progress = look.progress.get("step"), *values
+        if progress != self._progress and (values or look.progress.get("step") is not None):
+            self._progress = progress
+            lines.append(f"{now} {'  '.join([*describe_progress_parts(look), *values])}")
+        lines += [
+            f"{now} alert, {alert.severity}: {describe_alert(alert)}" for alert in look.new_alerts
+        ]
+        judged = tuple(describe_judgement(look))
+        if judged and judged != self._judged:
+            self._judged = judged
+            lines.append(f"{now} {', '.join(judged)}")
+        return lines
+
+
+def describe_judgement(look: Look) -> list[str]:
+    """Health and phase of a run, as far as they are known."""
+    parts = []
+    health = _find_health(look)
+    if health is not None:
+        parts.append(f"health {describe_health(health)}")
+    if look.analysis is not None and look.analysis.phases:
+        parts.append(f"phase {look.analysis.phases[-1].display_name}")
+    return parts
+
+
+def describe_end(look: Look) -> str:
+    """How a run stands, in a line."""
+    stored = look.summary.stored
+    duration = describe_duration(find_duration_s(stored, look.summary.last_metric_at))
+    if stored.state == "running":
+        return f"run {look.summary.run_id} goes on, at step {look.progress.get('step')}"
+    reason = f" ({stored.lost_reason})" if stored.lost_reason else ""
+    code = "" if stored.exit_code is None else f", exit code {stored.exit_code}"
+    return f"run {look.summary.run_id} is {stored.state}{reason} after {duration}{code}"
+
+
+def describe_look(look: Look, keys: Sequence[str]) -> dict[str, Any]:
+    """A look as JSON values."""
+    stored, analysis, health = look.summary.stored, look.analysis, _find_health(look)
+    metrics = {key: look.summary.metrics[key] for key in keys if key in look.summary.metrics}
+    return {
+        "run_id": look.summary.run_id,
+        "project": stored.project.name,
+        "name": stored.run.name,
+        "state": stored.state,
+        "lost_reason": stored.lost_reason,
+        "exit_code": stored.exit_code,
+        "duration_s": find_duration_s(stored, look.summary.last_metric_at),
+        "last_metric_at": look.summary.last_metric_at,
+        "progress": dict(look.progress),
+        "metrics": {
+            decode_name(key): {
+                "last": metric.last,
+                "low": metric.low,
+                "high": metric.high,
+                "count": metric.count,
+                "non_finite": metric.non_finite,
+                "last_step": metric.last_step,
+            }
+            for key, metric in metrics.items()
+        },
+        "health": None
+        if health is None
+        else {"known": health.is_known, "score": health.score, "status": health.status},
+        "phase": analysis.phases[-1].phase_name if analysis and analysis.phases else None,
+        "alerts": [
+            {
+                "rule": alert.rule_id,
+                "severity": alert.severity,
+                "title": alert.title,
+                "culprit": alert.culprit,
+                "step": alert.step,
+            }
+            for alert in look.alerts
+        ],
+        "new_events": [event.to_dict() for event in look.new_events],
+    }
