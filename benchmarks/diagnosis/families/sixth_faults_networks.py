@@ -279,13 +279,14 @@ def _is_stuck(log: Log, _twin: Log) -> str | None:
 
 _FROZEN = (*ANYTHING, "parameters_not_optimized", "mostly_frozen")
 
+# Since the first sight the layers whose outputs saturate or die are right, too, as culprits.
 SCENARIOS: tuple[Scenario, ...] = (
     fault("dark_images", _dark_images, "constant_inputs"),
     fault(
         "raw_columns",
         _raw_columns,
         "activation_collapse",
-        culprits=("act1", "act2"),
+        culprits=("act1", "act2", "first", "second"),
         share=0.1,
     ),
     fault("left_frozen", _left_frozen, "mostly_frozen", tolerated=_FROZEN, share=0.15),
@@ -294,7 +295,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "killed_by_first_steps",
         _killed_by_the_first_steps,
         "activation_collapse",
-        culprits=("act1", "act2"),
+        culprits=("act1", "act2", "first", "second"),
         check=_is_dead,
     ),
     fault("collapsed_posterior", _collapsed_posterior, share=0.1),

@@ -311,7 +311,13 @@ SCENARIOS: tuple[Scenario, ...] = (
     fault("softmax_twice", _softmax_twice, "squashed_outputs"),
     fault("clip_to_nothing", _clip_to_nothing, "update_ratio"),
     fault("never_zeroed", _never_zeroed, "gradients_not_cleared", tolerated=_WRECK, share=0.1),
-    fault("rate_per_batch", _rate_per_batch, "update_ratio"),
+    # Since the first sight a second rule is tolerated: at a rate of 1e-35 no weight changes.
+    fault(
+        "rate_per_batch",
+        _rate_per_batch,
+        "update_ratio",
+        tolerated=(*ANYTHING, "optimizer_not_stepping"),
+    ),
     fault("rate_never_capped", _rate_never_capped, "divergence", tolerated=_WRECK),
     fault("decay_eats_weights", _decay_eats_weights, "plateau"),
     fault(
@@ -320,11 +326,12 @@ SCENARIOS: tuple[Scenario, ...] = (
         "optimizer_not_stepping",
         tolerated=(*ANYTHING, "gradients_not_cleared"),
     ),
+    # Relabelled after the first sight, from `plateau`: the training loss does get below that of
+    # guesses, by heart, and the validation stays above it.
     fault(
         "labels_out_of_step",
         _labels_out_of_step,
-        "plateau",
-        tolerated=(*ANYTHING, "mislabelled_data"),
+        "mislabelled_data",
     ),
     fault("sorted_by_class", _sorted_by_class, "unshuffled_data", share=0.1),
     fault(
