@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from quark_core.analysis.case import Case
 from quark_core.analysis.figures import between_steps, count_names, measure, measure_curve, say
 from quark_core.analysis.observations import observe
-from quark_core.analysis.outcome import Progress, improves_clearly
+from quark_core.analysis.outcome import Progress, improves_clearly, measure_progress
 from quark_core.analysis.rule import Finding, Verdict
 from quark_core.analysis.rules.base import BaseRule
+from quark_core.analysis.run_data import ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
 
 __all__ = ["MislabelledData"]
@@ -39,6 +41,7 @@ _NAMED, _SAMPLE_CHARACTERS = 8, 40
 _LEAST_LOSSES, _LEAST_VALIDATIONS = 30, 6
 _AT_GUESSES, _NEAR = 0.03, 0.005  # share by which a loss differs from that of guesses; clearly so
 _LATE_PART = 3  # the last third
+_STILL = 0.01  # share by which a loss that came down to guesses may fall in all that follows
 _KNOWN = 0.1  # of the way from a guess's share of right answers to all
 _MOVING = 1e-4  # update over weight
 _CONFIDENCE = 0.85  # a kind of its own looks alike where it contradicts the rest
@@ -139,15 +142,16 @@ def _judge_all(case: Case) -> Finding | None:
         return None
     if train.points < _LEAST_LOSSES or validation.points < _LEAST_VALIDATIONS:
         return None
-    held_out = validation.values.value
-    level = float(np.median(held_out))
-    if abs(level - chance) > _AT_GUESSES * chance or validation.has_fallen:
+    level = _find_level(validation, chance)
+    if level is None or abs(level - chance) > _AT_GUESSES * chance:
         return None
     if float(validation.smoothed.value.min()) < (1.0 - _AT_GUESSES) * chance:
         return None
     late = train.values.value[-max(1, len(train.values) // _LATE_PART) :]
-    below = min(chance, level) - float(np.median(late))
-    if below < max(_ERRORS * train.drift_error, _NEAR * chance) or not train.has_fallen:
+    end = float(np.median(late))
+    # What the training gains beyond guesses, the validation does not.
+    is_by_heart = level - end >= _ERRORS * train.drift_error
+    if min(chance, level) - end < _NEAR * chance or not (is_by_heart and train.has_fallen):
         return None
     share, guess = case.outcome.accuracy, float(np.exp(-chance))
     if share is not None and share > guess + _KNOWN * (1.0 - guess):
@@ -159,14 +163,41 @@ def _judge_all(case: Case) -> Finding | None:
     return _describe_all(case, train, validation)
 
 
+def _find_level(validation: Progress, chance: float) -> float | None:
+    """Where the validations stay; None where they fall.
+
+    A fall that ends where guesses are, of a start that was worse than guesses, is none: from
+    then on they have to stay.
+    """
+    values = validation.values
+    if validation.has_fallen:
+        if validation.first <= (1.0 + _AT_GUESSES) * chance:
+            return None
+        values = values.take(slice(len(values) // _LATE_PART, None))
+        later = measure_progress(values)
+        if later is None or later.points < _LEAST_VALIDATIONS:
+            return None
+        if later.has_fallen and later.relative_fall > _STILL:
+            return None
+    return float(np.median(values.value))
+
+
 def _moves(case: Case) -> bool:
-    """Whether the usual weight moves as weights do that are trained."""
+    """Whether the usual weight moves as weights do that are trained, and most may move."""
+    weights = [item for item in case.run.parameters.values() if item.role == "weight"]
+    frozen = [item for item in weights if not item.requires_grad]
+    if _count_elements(frozen) > 0.5 * _count_elements(weights):
+        return False  # too little of the model trains to say that it is the labels
     ratios = [
         float(np.nanmedian(np.append(item["update_to_parameter_ratio"], np.nan)))
         for item in case.run.parameters.values()
         if item.role == "weight" and bool((item["update_to_parameter_ratio"] > 0).any())
     ]
     return not case.run.parameters or (bool(ratios) and float(np.median(ratios)) >= _MOVING)
+
+
+def _count_elements(parameters: Sequence[ParameterHistory]) -> float:
+    return sum(float(np.nanmax(item["element_count"], initial=0.0)) for item in parameters)
 
 
 def _describe_all(case: Case, train: Progress, validation: Progress) -> Finding:

@@ -23,6 +23,8 @@ _LONGER = 3  # times the longest time apart that ended, where replicas come toge
 _ROUNDING = 1e-6  # of a norm: less is the order in which numbers are added
 _MOSTLY = 0.9
 _NAMED = 5
+_FARTHER = 1.5  # times what the updates so far can have moved two ranks apart
+_FEWEST = 2  # parameters, all of which differ from the first probe on
 
 Mask = NDArray[np.bool_]
 Pair = tuple[ParameterHistory, ParameterHistory]
@@ -37,6 +39,7 @@ class _Parting:
         step: First probe that shows it.
         is_first: Whether that is the first probe of all.
         shares_gradients: Whether the gradients are the same all the same.
+        starts_apart: Whether no common start can lie before the first probe.
         norms: Of both at the last probe.
     """
 
@@ -48,6 +51,7 @@ class _Parting:
     last: int
     is_first: bool
     shares_gradients: bool
+    starts_apart: bool
     norms: tuple[float, float]
 
     @property
@@ -62,8 +66,10 @@ class ReplicasDiffer(BaseRule):
 
     The bits of each parameter are compared, as a digest of them, and its norm
     where there is none. Parts of a sharded parameter differ by design; so do
-    weights that come together again, as with averaging now and then, and such
-    that are different from the first probe on with gradients of their own.
+    weights that come together again, as with averaging now and then, and some
+    that are different from the first probe on with gradients of their own. Where
+    that holds of every single one, and no common start can have been, nothing
+    is shared: each rank trains a model of its own.
     """
 
     rule_id = "replicas_differ"
@@ -89,6 +95,8 @@ class ReplicasDiffer(BaseRule):
             return self.stay_quiet(f"{len(replicas)} ranks have the same parameters, or come "
                                    "together again")  # fmt: skip
         wrong = [item for item in found if not item.is_first or item.shares_gradients]
+        if not wrong and _is_never_shared(pairs, found, case):
+            return Verdict(findings=(_describe_strangers(found, case),))
         if not wrong:
             return self.stay_quiet(
                 "what differs does so from the first probe on, with gradients of its own: each "
@@ -110,6 +118,49 @@ def _list_pairs(
             common = np.intersect1d(first.step, other.step)
             if len(common):
                 yield rank, (first, other)
+
+
+def _is_never_shared(
+    pairs: list[tuple[int, ParameterHistory, ParameterHistory]],
+    found: list[_Parting],
+    case: Case,
+) -> bool:
+    """Whether ranks hold a whole model each that has nothing of the others, from its start on.
+
+    Stages of a pipeline have other parameters; experts share the rest of the model; what is
+    averaged now and then, though never at a probe, has a common start.
+    """
+    replicas = list(case.run.replicas.values())
+    if any(set(item) != set(replicas[0]) for item in replicas[1:]):
+        return False
+    if len(replicas[0]) < _FEWEST or len(found) < len(pairs):
+        return False
+    apart = {item.rank for item in found if item.starts_apart}
+    progress = case.outcome.train
+    return apart == {rank for rank, *_ in pairs} and progress is not None and progress.has_fallen
+
+
+def _start_apart(first: ParameterHistory, other: ParameterHistory) -> bool:
+    """Whether the first probe shows two ranks farther apart than updates can have brought them.
+
+    The distance of two vectors is at least the difference of their norms, of their extremes,
+    and of their means times the root of their length. The length follows from norm, mean and
+    deviation.
+    """
+    steps = int(max(first.step[0], other.step[0])) + 1
+    updates = [item["update_norm"][np.isfinite(item["update_norm"])][:2] for item in (first, other)]
+    if not all(len(known) for known in updates):
+        return False
+    moved = steps * sum(float(known.max()) for known in updates)
+    mean, std, norm = (first[f"value_{name}"][0] for name in ("mean", "std", "norm"))
+    square = float(mean) ** 2 + float(std) ** 2
+    length = float(norm) ** 2 / square if square > 0 else 0.0
+    apart = [
+        abs(float(first[f"value_{name}"][0] - other[f"value_{name}"][0])) * factor
+        for name, factor in (("norm", 1.0), ("min", 1.0), ("max", 1.0), ("mean", length**0.5))
+    ]
+    known_apart = [value for value in apart if np.isfinite(value)]
+    return bool(known_apart) and max(known_apart) > _FARTHER * moved
 
 
 def _is_sharded(item: ParameterHistory) -> bool:
@@ -138,6 +189,7 @@ def _find_parting(rank: int, first: ParameterHistory, other: ParameterHistory) -
         int(common[-1]),
         row == 0,
         bool(known.any()) and float(alike[known].mean()) >= _MOSTLY,
+        _start_apart(first, other),
         (float(first["value_norm"][own[-1]]), float(other["value_norm"][theirs[-1]])),
     )
 
@@ -205,6 +257,38 @@ def _describe(found: list[_Parting], case: Case) -> Finding:
         step=first.step,
         step_end=first.last,
         affected=others,
+    )  # fmt: skip
+
+
+def _describe_strangers(found: list[_Parting], case: Case) -> Finding:
+    first = min(found, key=lambda item: (item.step, item.order, item.rank))
+    names = list(dict.fromkeys(item.module for item in sorted(found, key=lambda one: one.order)))
+    apart = sorted({item.name for item in found})
+    return Finding(
+        culprit=first.module,
+        severity="warning",
+        title="Each rank trains a model of its own",
+        fact=say(
+            "All {count} parameters of {rank} are others than those of the lowest rank from the "
+            "first probe on, with gradients of their own; at step {last} the norms of {name} are "
+            "{theirs} and {own}. They are farther apart than updates can have brought them.",
+            count=count_names(apart), rank=f"rank {first.rank}", last=at_step(first.last),
+            name=first.name, theirs=_measure_norm(first, case, None),
+            own=_measure_norm(first, case, first.rank),
+        ),
+        inference="The ranks began with different weights and exchange nothing: of several "
+        "trainings one is saved, and each sees a part of the data.",
+        suggested_check="See that the model is wrapped (DDP, FSDP) or its gradients are averaged, "
+        "that the process group is the one of the launch, and that all ranks begin with the same "
+        "weights. Members of an ensemble are meant to be so: give each a run of its own.",
+        evidence=tuple(
+            observe("parameter", item.name, say("{rank} differs", rank=f"rank {item.rank}"),
+                    item.distance, _ROUNDING, item.step, item.last)
+            for item in sorted(found, key=lambda one: (one.step, one.order))[:_NAMED]
+        ),
+        step=first.step,
+        step_end=first.last,
+        affected=tuple(name for name in names if name != first.module),
     )  # fmt: skip
 
 

@@ -6,7 +6,14 @@ import numpy as np
 
 from quark_core.analysis.case import Case
 from quark_core.analysis.curves import take_early
-from quark_core.analysis.figures import between_steps, measure, measure_curve, say
+from quark_core.analysis.figures import (
+    Figure,
+    Text,
+    between_steps,
+    measure,
+    measure_curve,
+    say,
+)
 from quark_core.analysis.observations import observe
 from quark_core.analysis.outcome import Progress
 from quark_core.analysis.rule import Finding, Verdict
@@ -21,10 +28,14 @@ _AT_GUESSES = 0.05  # share by which the first losses may differ from that of gu
 _SLACK = 0.02  # of the bounds, for what is rounded or added, as a penalty is
 _LARGE, _GROWN = 4.0, 4.0  # deviation of the outputs at the end, and times that at the start
 _LATE_PART = 5  # the last fifth of the probes
+_FIRST_PROBES, _UNDECIDED = 3, 1.0  # in which outputs still deviate by less than this
+_LEAST_CLASSES = 4  # with fewer the gradient does not grow as shares become sure
+_LIKE_SHARES = 0.15  # share by which the first gradients may differ from those through shares
+_GROWN_GRADIENT = 1.25  # times the first ones, while the loss falls
 
 
 class SquashedOutputs(BaseRule):
-    """Fires where outputs grow large and the loss stays within what shares can give.
+    """Fires where the loss stays within what shares can give, and outputs or gradients show it.
 
     A cross-entropy of shares, as a softmax before it gives, cannot get below
     log(1 + (K - 1) / e) among K classes, nor above log(K - 1 + e): the outputs
@@ -55,6 +66,9 @@ class SquashedOutputs(BaseRule):
             return None
         late = float(np.median(std[-max(1, len(std) // _LATE_PART) :]))
         early = float(np.median(take_early(std)))
+        if _is_handed_on(case, history, count, progress):
+            finding = _describe(case, progress, history, count, by_gradient=True)
+            return Verdict(findings=(finding,), observed=late, threshold=_LARGE)
         if late < max(_LARGE, _GROWN * early):
             return self.stay_quiet("the outputs stay small", late)
         if not _is_bounded(progress, count) or not progress.has_fallen:
@@ -82,26 +96,70 @@ def _is_bounded(progress: Progress, count: int) -> bool:
     )
 
 
-def _describe(case: Case, progress: Progress, layer: LayerHistory, count: int) -> Finding:
+def _is_handed_on(case: Case, layer: LayerHistory, count: int, progress: Progress) -> bool:
+    """Whether the outputs' gradients are those that a softmax hands on, at first and later."""
+    gradient = case.run.gradients.get(layer.name)
+    if gradient is None or count < _LEAST_CLASSES or not progress.has_fallen:
+        return False
+    norm, elements = gradient["norm"], gradient["element_count"]
+    known = np.isfinite(norm) & (norm > 0) & (elements > 0)
+    if known.sum() < max(_LEAST_PROBES, 2 * _FIRST_PROBES):
+        return False
+    if not float(np.nanmax(layer["std"][:_FIRST_PROBES])) < _UNDECIDED:
+        return False
+    # Of a mean cross-entropy of guesses: each row's share less its label, over the rows.
+    rows = elements[known] / count
+    ratio = norm[known] * np.sqrt(rows / (1.0 - 1.0 / count))
+    first = float(np.median(ratio[:_FIRST_PROBES]))
+    if abs(first * count - 1.0) > _LIKE_SHARES:
+        return False
+    later = float(np.median(ratio[-max(_FIRST_PROBES, len(ratio) // _LATE_PART) :]))
+    return later >= _GROWN_GRADIENT * first and _is_bounded(progress, count)
+
+
+def _describe(
+    case: Case,
+    progress: Progress,
+    layer: LayerHistory,
+    count: int,
+    *,
+    by_gradient: bool = False,
+) -> Finding:
     run, key = case.run, progress.key
     steps = layer.step
     late = int(steps[-max(1, len(steps) // _LATE_PART)])
     early = int(steps[len(take_early(layer["std"])) - 1])
     name = "softmax" if count > 1 else "sigmoid"
     first, last = int(steps[0]), int(steps[-1])
-    return Finding(
-        culprit=layer.name,
-        severity="warning",
-        title=f"Outputs go through a {name} twice",
-        fact=say(
+    bounds: dict[str, Figure | Text | str] = {
+        "key": key,
+        "lowest": measure_curve(run, key, "lowest"),
+        "highest": measure_curve(run, key, "highest"),
+        "steps": between_steps(first, last),
+    }
+    if by_gradient:
+        fact = say(
+            "The gradient at {layer} has a norm of {early} at first, which is what a softmax of "
+            "undecided outputs leaves of a cross-entropy's, and of {late} at the end; {key} "
+            "stays between {lowest} and {highest} ({steps}), as if it saw shares only.",
+            layer=layer.name, early=measure(run, "gradient", layer.name, "median", "norm",
+                                            last=int(steps[_FIRST_PROBES - 1])),
+            late=measure(run, "gradient", layer.name, "median", "norm", first=late), **bounds,
+        )  # fmt: skip
+    else:
+        fact = say(
             "The outputs of {layer} deviate by {late} at the end, by {early} at first, and {key} "
             "stays between {lowest} and {highest} ({steps}), as if it saw shares only.",
             layer=layer.name,
             late=measure(run, "activation", layer.name, "median", "std", first=late),
             early=measure(run, "activation", layer.name, "median", "std", last=early),
-            key=key, lowest=measure_curve(run, key, "lowest"),
-            highest=measure_curve(run, key, "highest"), steps=between_steps(first, last),
-        ),
+            **bounds,
+        )
+    return Finding(
+        culprit=layer.name,
+        severity="warning",
+        title=f"Outputs go through a {name} twice",
+        fact=fact,
         inference=f"A {name} before a loss that has one itself leaves it hardly anything to see: "
         "the loss cannot come near zero, and gradients are small.",
         suggested_check=f"Give the loss the outputs themselves, without the {name}; apply it only "

@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
 from quark_core.analysis.curves import Curve
-from quark_core.analysis.figures import Text, at_step, between_steps, measure_curve, say
+from quark_core.analysis.figures import (
+    Text,
+    at_step,
+    between_steps,
+    count_class,
+    count_names,
+    measure_curve,
+    say,
+)
 from quark_core.analysis.metric_roles import find_learning_rate
 from quark_core.analysis.observations import observe
 from quark_core.analysis.rule import Finding, Verdict
@@ -26,6 +34,9 @@ _SMOOTH = 0.5  # correlation of neighbours in the course: samples that are alike
 _AMPLITUDE = 0.1  # deviation of the course, of the level of the loss
 _RISES = 2  # of the learning rate: a schedule with restarts makes a course of its own
 _RISEN = 1.5  # times the rate before
+_LEAST_BATCHES, _LEAST_PASSES = 60, 2  # with labels; and how often the classes come round
+_OF_ONE, _MOSTLY = 0.9, 0.5  # share of a batch that is of one class; of batches that are so
+_LIKE_THE_LAST = 0.5  # of the way from chance to all: batches of the class of the one before
 
 
 class UnshuffledData(BaseRule):
@@ -41,9 +52,9 @@ class UnshuffledData(BaseRule):
     category: AlertCategory = "generalization"
     needs = (
         f"it needs the training loss of {_LEAST_EPOCHS} epochs, with their numbers and "
-        f"{_LEAST_PLACES} points of each"
+        f"{_LEAST_PLACES} points of each, or {_LEAST_BATCHES} batches with labels (DataDiagnostics)"
     )
-    data = ("train/loss with epochs",)
+    data = ("train/loss with epochs", "batch diagnostics with labels")
     threshold = _ALIKE
 
     def judge(self, case: Case) -> Verdict | None:
@@ -52,6 +63,9 @@ class UnshuffledData(BaseRule):
         Silent where the learning rate rises again and again, as it makes a
         course by itself, and where the course is small against the loss.
         """
+        sorted_batches = _judge_batches(case)
+        if sorted_batches is not None:
+            return Verdict(findings=(sorted_batches,))
         loss = case.train_loss
         found = None if loss is None else _fold(loss.merged)
         if loss is None or found is None:
@@ -66,6 +80,71 @@ class UnshuffledData(BaseRule):
             return self.stay_quiet("the loss does not depend on the place in the epoch", alike)
         finding = _describe(case, loss, first, last, alike)
         return Verdict(findings=(finding,), observed=alike, threshold=_ALIKE)
+
+
+def _judge_batches(case: Case) -> Finding | None:
+    """Whether batches are of one class each, the same as before for long, round after round.
+
+    None where they are drawn of one class on purpose, as the order of the classes is random
+    then; where classes come one after the other once, as in continual learning; and where
+    nearly all samples are of one class.
+    """
+    batches = case.run.batches
+    if batches.count < _LEAST_BATCHES:
+        return None
+    order = np.argsort(batches["step"], kind="stable")
+    steps = batches["step"][order]
+    counted = batches["class_counts"][order].tolist()
+    if any(not counts for counts in counted) or int(steps.min()) < 0:
+        return None
+    tops = [max(counts.items(), key=lambda item: item[1]) for counts in counted]
+    sizes = [max(sum(counts.values()), 1) for counts in counted]
+    shares = np.array([top for _, top in tops]) / np.array(sizes)
+    classes = np.array([name for name, _ in tops])
+    pure = float((shares >= _OF_ONE).mean())
+    stays = classes[1:] == classes[:-1]
+    like_the_last = float(stays.mean())
+    _, counts = np.unique(classes, return_counts=True)
+    by_chance = float(((counts / counts.sum()) ** 2).sum())
+    # Each class begins anew in every pass.
+    begins = classes[1:][~stays]
+    _, rounds = np.unique(begins, return_counts=True)
+    passes = float(np.median(rounds)) if len(rounds) == len(counts) else 0.0
+    if pure < _MOSTLY or passes < _LEAST_PASSES:
+        return None
+    if like_the_last < by_chance + _LIKE_THE_LAST * (1.0 - by_chance):
+        return None
+    return _describe_batches(case, classes, pure, like_the_last, steps)
+
+
+def _describe_batches(
+    case: Case, classes: NDArray[np.str_], pure: float, stays: float, steps: NDArray[np.int64]
+) -> Finding:
+    first, last = int(steps[0]), int(steps[-1])
+    names = sorted(set(classes.tolist()))
+    largest = max(names, key=lambda name: int((classes == name).sum()))
+    return Finding(
+        culprit="batch labels",
+        severity="warning",
+        title="Samples come sorted by class",
+        fact=say(
+            "Most batches are of one class, which is that of the batch before, and the "
+            "{count} classes come round again and again ({steps}); {most} samples are of {name}.",
+            count=count_names(names), steps=between_steps(first, last),
+            most=count_class(case.run, largest), name=largest,
+        ),
+        inference="Each class is learned while it lasts, and lost again with the next one.",
+        suggested_check="Shuffle the samples anew in each epoch (shuffle=True, a random sampler; "
+        "a large shuffle buffer for streams), and look at whether files are sorted by class.",
+        evidence=(
+            observe("class", largest, "share of batches of the class of the one before", stays,
+                    _LIKE_THE_LAST, first, last),
+            observe("class", largest, "share of batches that are of one class", pure,
+                    _MOSTLY, first, last),
+        ),
+        step=first,
+        step_end=last,
+    )  # fmt: skip
 
 
 def _fold(loss: Curve) -> tuple[Floats, int, int] | None:
