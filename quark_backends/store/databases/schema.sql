@@ -44,6 +44,8 @@ CREATE TABLE run (
     trashed_us INTEGER,
     store_name TEXT,
     store_path TEXT,
+    archived_us INTEGER,
+    stop TEXT,
     PRIMARY KEY (pk),
     UNIQUE (id),
     FOREIGN KEY(project_id) REFERENCES project (id)
@@ -197,4 +199,4 @@ CREATE TABLE alembic_version (
     version_num VARCHAR(32) NOT NULL,
     CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO alembic_version (version_num) VALUES ('0003');
+INSERT INTO alembic_version (version_num) VALUES ('0004');

@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from quark_backends.store.databases.connection import StoreConnection, close_with
 from quark_backends.store.reading.run_rows import RUN_QUERY, run_not_found, to_stored_run
 from quark_core.errors import RunNotFoundError, SessionStoreError
+from quark_core.records.runs import StopRequest
 
 if TYPE_CHECKING:
     from quark_backends.store.reading.axis_blocks import BlockCache
@@ -235,6 +238,14 @@ class StoreReader:
             row = connection.execute(f"{RUN_QUERY} WHERE run.id = ?", (run_id,)).fetchone()
             find_run(connection, run_id)
         return to_stored_run(row)
+
+    def find_stop(self, run_id: str) -> StopRequest | None:
+        """See `SupportsEdits`."""
+        with self._lock, self._moment() as connection:
+            row = connection.execute("SELECT stop FROM run WHERE id = ?", (run_id,)).fetchone()
+        if row is None:
+            raise run_not_found(run_id)
+        return None if row[0] is None else msgspec.json.decode(row[0], type=StopRequest)
 
     def list_runs(
         self,
