@@ -197,7 +197,8 @@ def make_edit(run: RunRecord, edit: RunEdit, *, by: str) -> list[Batch]:
 
 def apply_edit(run: RunRecord, record: LifecycleRecord) -> RunRecord:
     """A run as it is after an edit, of which this is the lifecycle record."""
-    changes: Mapping[str, Any] = (record.data or {}).get("changes") or {}
+    data: Mapping[str, Any] = record.data or {}
+    changes: Mapping[str, Any] = data.get("changes") or {}
     changed: dict[str, Any] = {
         field: changes[field]["after"] for field in ("name", "notes") if field in changes
     }
@@ -212,18 +213,25 @@ def apply_edit(run: RunRecord, record: LifecycleRecord) -> RunRecord:
 
 
 def apply_stop(known: StopRequest | None, record: LifecycleRecord) -> StopRequest | None:
-    """The request that stands after a lifecycle record `stop` or `stop_seen` of the attempt.
+    """What is known of a request after a lifecycle record `stop` or `stop_seen` of the attempt.
+
+    Journals of one run are read one after the other, so that the second may come first. What
+    is not complete then stands for nothing.
 
     Args:
-        known: The one that stands before.
+        known: What was known before.
         record: The record.
     """
-    data = record.data or {}
+    data: Mapping[str, Any] = record.data or {}
     moment = format_time(record.time_us)
-    if record.action == "stop" and known is None:
-        return StopRequest(id=data["id"], by=data["by"], at=moment, reason=data["reason"])
-    if record.action == "stop_seen" and known is not None and known.id == data["id"]:
-        return msgspec.structs.replace(known, seen_at=known.seen_at or moment)
+    if record.action == "stop" and (known is None or not known.is_complete):
+        seen_at = known.seen_at if known is not None and known.id == data["id"] else None
+        return StopRequest(data["id"], data["by"], moment, data["reason"], seen_at)
+    if record.action == "stop_seen":
+        if known is None:
+            return StopRequest(data["id"], "", moment, seen_at=moment)
+        if known.id == data["id"]:
+            return msgspec.structs.replace(known, seen_at=known.seen_at or moment)
     return known
 
 

@@ -163,7 +163,7 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
         heartbeat_at=format_time(heartbeat_us),
         lost_reason=lost_reason,
         exit_code=None if ended is None else _data(ended).get("exit_code"),
-        stop=stop,
+        stop=stop if stop is not None and stop.is_complete else None,
     )
     changed = described.run
     for record in sorted(records, key=lambda record: record.time_us):

@@ -95,6 +95,11 @@ class StopRequest(Record, frozen=True, gc=False):
     reason: str | None = None
     seen_at: str | None = None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is known who asks: that it was seen may arrive before the request itself."""
+        return bool(self.by)
+
     def describe(self) -> str:
         """One sentence for people."""
         why = f": {self.reason}" if self.reason else ""

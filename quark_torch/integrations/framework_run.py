@@ -82,7 +82,7 @@ class FrameworkRun:
         elif self._is_own and self._session.status != "running":
             assert self._session.run_id is not None
             _log.info("run %s goes on as a new attempt", self._session.run_id)
-            where = {
+            where: dict[str, Any] = {
                 name: self._arguments[name]
                 for name in ("storage_dir", "backends", "on_stop")
                 if name in self._arguments

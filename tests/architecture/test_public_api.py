@@ -54,6 +54,8 @@ BEYOND = [
     "SequenceLengthSummary",
     "Series",
     "StepTelemetryScope",
+    "StopRequest",
+    "StopRequested",
     "Tracker",
     "TrackerBackend",
     "TrainingHalted",
@@ -61,12 +63,14 @@ BEYOND = [
     "TrainingWatch",
     "WandbBackend",
     "__version__",
+    "edit_run",
     "monitor",
     "open_run",
     "register_backend",
     "search_runs",
     "series",
     "setup_tracker",
+    "stop_run",
     "watch",
 ]
 

@@ -8,12 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from quark_backends.store.databases.connection import StoreConnection, close_with
-from quark_backends.store.reading.run_rows import RUN_QUERY, run_not_found, to_stored_run
+from quark_backends.store.reading.run_rows import RUN_QUERY, read_stop, run_not_found, to_stored_run
 from quark_core.errors import RunNotFoundError, SessionStoreError
-from quark_core.records.runs import StopRequest
 
 if TYPE_CHECKING:
     from quark_backends.store.reading.axis_blocks import BlockCache
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
+    from quark_core.records.runs import StopRequest
 
 __all__ = ["StoreReader"]
 
@@ -245,7 +243,7 @@ class StoreReader:
             row = connection.execute("SELECT stop FROM run WHERE id = ?", (run_id,)).fetchone()
         if row is None:
             raise run_not_found(run_id)
-        return None if row[0] is None else msgspec.json.decode(row[0], type=StopRequest)
+        return read_stop(row[0])
 
     def list_runs(
         self,

@@ -21,7 +21,7 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import StopRequest
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
-__all__ = ["RUN_QUERY", "run_not_found", "to_stored_run"]
+__all__ = ["RUN_QUERY", "read_stop", "run_not_found", "to_stored_run"]
 
 RUN_QUERY = """
 SELECT run.id, project_id, project.name, project.root_path, project.created_us,
@@ -103,8 +103,14 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         heartbeat_at=format_time(heartbeat_us),
         lost_reason=lost_reason,
         exit_code=known.get("exit_code"),
-        stop=None if stop is None else msgspec.json.decode(stop, type=StopRequest),
+        stop=read_stop(stop),
     )
+
+
+def read_stop(stored: str | None) -> StopRequest | None:
+    """The request that stands, of the column `stop`."""
+    found = None if stored is None else msgspec.json.decode(stored, type=StopRequest)
+    return found if found is not None and found.is_complete else None
 
 
 def run_not_found(run_id: str) -> RunNotFoundError:
