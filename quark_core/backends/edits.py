@@ -200,13 +200,13 @@ def apply_edit(run: RunRecord, record: LifecycleRecord) -> RunRecord:
     data: Mapping[str, Any] = record.data or {}
     changes: Mapping[str, Any] = data.get("changes") or {}
     changed: dict[str, Any] = {
-        field: changes[field]["after"] for field in ("name", "notes") if field in changes
+        field: changes[field]["after"] for field in ("name", "notes") if changes.get(field)
     }
-    if "tags" in changes:
+    if changes.get("tags"):
         # Not what the editor saw: another one's tags stay.
         tags = {*run.tags, *changes["tags"]["added"]} - {*changes["tags"]["removed"]}
         changed["tags"] = tuple(sorted(tags))
-    if "archived" in changes:
+    if changes.get("archived"):
         archived_at = run.archived_at or format_time(record.time_us)
         changed["archived_at"] = archived_at if changes["archived"]["after"] else None
     return msgspec.structs.replace(run, **changed)

@@ -63,7 +63,6 @@ class StopLookout:
         run = self._run
         if run.is_over:
             return
-        run.stop_request = request
         _log.warning("run %s: %s", run.context.run_id, request.describe())
         run.emit_lifecycle("stop_seen", {"id": request.id})
         payload = {
@@ -73,6 +72,8 @@ class StopLookout:
             "request": request.id,
         }
         run.emit_event(STOP_SEEN, "info", status="running", payload=JsonObject(payload))
+        # Said first: the training may end the run as soon as it knows.
+        run.stop_request = request
         if run.raises_on_stop:
             text = f"{request.describe()} (this call was not accepted, the next one is)"
             run.halt(StopRequested(text, request))

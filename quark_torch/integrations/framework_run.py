@@ -67,8 +67,13 @@ class FrameworkRun:
 
     @property
     def is_to_stop(self) -> bool:
-        """Whether somebody has asked the run to stop; False where it has not begun here."""
-        return self._session is not None and self._session.stop_requested is not None
+        """Whether somebody has asked the run to stop; False where it does not go on here."""
+        session = self._session
+        return (
+            session is not None
+            and session.stop_requested is not None
+            and session.status == "running"
+        )
 
     @property
     def session(self) -> TrainingSession:

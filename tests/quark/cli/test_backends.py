@@ -39,6 +39,7 @@ def test_json_lists_capabilities_and_origin(invoke):
     assert by_name["embedded"]["capabilities"] == [
         "artifacts",
         "changes",
+        "edits",
         "generations",
         "grid",
         "groups",

@@ -2,10 +2,11 @@
 
 import pytest
 from click.testing import CliRunner
-from service_fixtures import error_of
+from service_fixtures import error_of, ingest
 
 import quark
 from quark.cli.main import cli
+from quark_core.backends.contract import Batch
 from quark_core.errors import (
     InvalidRunStateError,
     RunNotFoundError,
@@ -94,26 +95,13 @@ def test_no_edit_comes_in_among_the_batches_of_a_training(service, tmp_path, act
         record = LifecycleRecord(
             session.run_id, "edit-0", 0, 0, 0, 1_767_225_600_000_000, action, JsonObject(data)
         )
-        batch = {
-            "writer_id": "edit-0",
-            "attempt": 0,
-            "rank": 0,
-            "number": 0,
-            "kind": "lifecycle",
-            "count": 1,
-            "body": encode_records([record]),
-        }
-        import msgspec
-
-        content = msgspec.msgpack.encode({"batches": [batch]})
-        headers = {"Content-Type": "application/msgpack"}
-        path = f"/v1/runs/{session.run_id}/batches"
+        batch = Batch(session.run_id, "edit-0", 0, 0, 0, "lifecycle", 1, encode_records([record]))
         with service.client("default", "ingest", "read") as client:
-            refused = client.post(path, content=content, headers=headers)
+            refused = ingest(client, batch)
         assert refused.status_code == 403
         assert "needs the scope write" in error_of(refused)["message"]
         with service.client("default", "ingest", "write") as client:
-            assert client.post(path, content=content, headers=headers).status_code == 200
+            assert ingest(client, batch).status_code == 200
 
 
 def test_what_is_not_there_or_not_reached_is_told(service, tmp_path):
@@ -140,3 +128,23 @@ def test_commands_reach_the_service(service, tmp_path):
         assert ": enough." in said
     assert "(archived)" in invoke("runs", "-d", tmp_path, "--archived")
     assert "asked the run to stop" in " ".join(invoke("show", "b", "-d", tmp_path).split())
+
+
+@pytest.mark.parametrize(
+    ("action", "data"),
+    [
+        ("edit", {"by": "x@y", "changes": {"name": "b"}}),
+        ("edit", {"by": "x@y", "changes": {"tags": {"added": "b", "removed": []}}}),
+        ("stop", {"id": 7, "by": "x@y", "reason": None}),
+        ("stop_seen", {}),
+    ],
+)
+def test_no_malformed_edit_is_stored(service, tmp_path, action, data):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        session.flush()
+        record = LifecycleRecord(
+            session.run_id, "edit-0", 0, 0, 0, 1_767_225_600_000_000, action, JsonObject(data)
+        )
+        batch = Batch(session.run_id, "edit-0", 0, 0, 0, "lifecycle", 1, encode_records([record]))
+        with service.client("default") as client:
+            assert ingest(client, batch).status_code == 422

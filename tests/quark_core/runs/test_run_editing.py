@@ -79,6 +79,19 @@ def test_an_edited_run_stays_so_when_it_is_resumed(storage_dir):
     assert (run.name, run.attempt, run.archived_at is None) == ("b", 1, False)
 
 
+def test_edits_of_journals_come_into_a_database(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUARK_JOURNAL_ONLY", "1")
+    with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
+        pass
+    for name in ("b", "c"):
+        quark.edit_run(session.run_id, name=name, storage_dir=tmp_path)
+    monkeypatch.setenv("QUARK_JOURNAL_ONLY", "0")
+    subprocess.run([sys.executable, "-m", "quark", "sync", tmp_path], check=True)
+    assert quark.open_run(session.run_id, tmp_path).context.run.name == "c"
+    names = [edit["changes"]["name"] for edit in list_edits(session.run_id, tmp_path)]
+    assert names == [{"before": "a", "after": "b"}, {"before": "b", "after": "c"}]
+
+
 def test_of_two_editors_at_once_the_last_wins_and_both_are_in_the_events(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
         editors = [

@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 import quark
+from quark_core.runs.stop_requests import StopLookout
 
 torch = pytest.importorskip("torch")
 
@@ -18,6 +19,14 @@ def import_or_skip(*names):
         for name in names:
             pytest.importorskip(name.split(".")[0], exc_type=ImportError)
         return [importlib.import_module(name) for name in names]
+
+
+def ask_to_stop(session):
+    """What `quark stop` does, and what the session does at its next heartbeat."""
+    quark.stop_run(session, reason="enough")
+    lookout = StopLookout(session.open_run)
+    lookout.look()
+    lookout._thread.join()
 
 
 @pytest.fixture(autouse=True)

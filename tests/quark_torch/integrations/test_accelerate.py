@@ -1,7 +1,7 @@
 """`QuarkTracker` in a real Accelerator."""
 
 import pytest
-from conftest import import_or_skip
+from conftest import ask_to_stop, import_or_skip
 
 import quark
 from quark_core.errors import SchemaValidationError
@@ -86,3 +86,33 @@ def test_a_session_and_its_arguments_are_not_both_given(tmp_path):
         pytest.raises(SchemaValidationError, match="project cannot be given"),
     ):
         module.QuarkTracker("vision", session=session)
+
+
+def test_a_loop_that_asks_ends_where_somebody_wants_it(tmp_path, runs):
+    tracker = module.QuarkTracker("vision", storage_dir=tmp_path)
+    accelerator = accelerate.Accelerator(log_with=tracker, cpu=True)
+    assert not tracker.should_stop(accelerator)
+    accelerator.init_trackers("ignored")
+    accelerator.log({"loss": 1.0}, step=0)
+    assert not tracker.should_stop(accelerator)
+    ask_to_stop(tracker.tracker)
+    assert tracker.should_stop(accelerator)
+    accelerator.end_training()
+    (run,) = runs()
+    assert run.status == "completed"
+
+
+def test_a_tracker_that_is_told_to_raise_ends_its_run_as_interrupted(tmp_path, runs, read):
+    tracker = module.QuarkTracker("vision", storage_dir=tmp_path, on_stop="raise")
+    accelerator = accelerate.Accelerator(log_with=tracker, cpu=True)
+    accelerator.init_trackers("ignored")
+    accelerator.log({"loss": 1.0}, step=0)
+    ask_to_stop(tracker.tracker)
+    with pytest.raises(quark.StopRequested):
+        try:
+            accelerator.log({"loss": 1.0}, step=1)
+        finally:
+            accelerator.end_training()
+    (run,) = runs()
+    assert run.status == "interrupted"
+    assert read(run, "loss") == [(0, 1.0)]
