@@ -13,6 +13,7 @@ from quark_core.delivery.segments import Origin
 from quark_core.errors import SessionStoreError
 from quark_core.records import LifecycleRecord
 from quark_core.records.runs import StopRequest
+from quark_core.system.folders import describe_link, find_foreign_link
 from quark_core.system.process import current_process
 
 __all__ = ["find_stop", "write_edit"]
@@ -46,6 +47,9 @@ def write_edit(
         lanes=(LaneEntry("embedded", "embedded", primary=True),),
         process=current_process(),
     )
+    link = find_foreign_link(run_path)
+    if link is not None:
+        raise SessionStoreError(describe_link(link))
     try:
         folder.write_manifest(manifest)
         origin = Origin(first.run_id, first.writer_id, first.attempt, first.rank)
@@ -62,6 +66,11 @@ def find_stop(storage_dir: Path, run_path: Path, run_id: str) -> StopRequest | N
     """The request that stands for the newest attempt of a run, without playing its journals."""
     stops = []
     for path in sorted((run_path / "journal").glob(f"{EDIT_WRITER}*")):
+        if (
+            path.is_symlink()
+            or JournalFolder(path, storage_dir=storage_dir).read_manifest() is None
+        ):
+            continue  # somebody else's doing
         for batch in JournalReader(path).read():
             if batch.kind == LifecycleRecord.KIND:
                 stops += [

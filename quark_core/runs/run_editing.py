@@ -35,8 +35,8 @@ def edit_run(
     """Change what is said of a run, while it trains or after its end.
 
     Who changed what, when, and what was before is an event of the run (`run_edited`). Of two
-    edits at once the last one counts, and both are in the events. A mirror learns of an edit
-    when it is filled again.
+    edits at once the last one counts, and both are in the events. Mirrors keep the name, notes
+    and tags that they were told of while the run trained.
 
     Args:
         run: Its id, or a session or context of it.
