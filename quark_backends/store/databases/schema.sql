@@ -50,9 +50,9 @@ CREATE TABLE run (
     UNIQUE (id),
     FOREIGN KEY(project_id) REFERENCES project (id)
 );
-CREATE INDEX run_by_creation ON run (created_us, trashed_us);
-CREATE INDEX run_by_project ON run (project_id, created_us, trashed_us);
-CREATE INDEX run_by_store ON run (store_name, created_us, trashed_us);
+CREATE INDEX run_by_creation ON run (created_us, trashed_us, archived_us);
+CREATE INDEX run_by_project ON run (project_id, created_us, trashed_us, archived_us);
+CREATE INDEX run_by_store ON run (store_name, created_us, trashed_us, archived_us);
 CREATE TABLE attempt (
     run_pk INTEGER NOT NULL,
     number INTEGER NOT NULL,
