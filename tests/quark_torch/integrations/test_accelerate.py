@@ -1,5 +1,8 @@
 """`QuarkTracker` in a real Accelerator."""
 
+import subprocess
+import sys
+
 import pytest
 from conftest import ask_to_stop, import_or_skip
 
@@ -116,3 +119,44 @@ def test_a_tracker_that_is_told_to_raise_ends_its_run_as_interrupted(tmp_path, r
     (run,) = runs()
     assert run.status == "interrupted"
     assert read(run, "loss") == [(0, 1.0)]
+
+
+TWO_PROCESSES = """
+import sys
+import accelerate
+import quark
+from quark_core.runs.stop_requests import StopLookout
+from quark_torch.integrations.accelerate import QuarkTracker
+
+tracker = QuarkTracker("vision", storage_dir=sys.argv[1])
+accelerator = accelerate.Accelerator(log_with=tracker, cpu=True)
+accelerator.init_trackers("ignored")
+for step in range(1000):
+    accelerator.log({"loss": 1.0}, step=step)
+    if step == 5 and accelerator.is_main_process:
+        quark.stop_run(tracker.tracker, reason="enough")
+        lookout = StopLookout(tracker.tracker.open_run)
+        lookout.look()
+        lookout._thread.join()
+    if tracker.should_stop(accelerator):
+        break
+accelerator.end_training()
+# In one piece, so that the lines of two processes do not mix.
+sys.stdout.write(f"process {accelerator.process_index} stopped at {step}\\n")
+sys.stdout.flush()
+"""
+
+
+def test_all_processes_stop_at_one_step(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TWO_PROCESSES)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(script), str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    # The first step at which they agree: each 20th call is one.
+    assert sorted(line for line in done.stdout.splitlines() if "stopped" in line) == [
+        "process 0 stopped at 19",
+        "process 1 stopped at 19",
+    ]
