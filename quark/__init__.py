@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from quark_core.errors import SchemaMigrationError as SchemaMigrationError
     from quark_core.errors import SchemaValidationError as SchemaValidationError
     from quark_core.errors import SessionStoreError as SessionStoreError
+    from quark_core.errors import StopRequested as StopRequested
     from quark_core.errors import TrainingHalted as TrainingHalted
     from quark_core.ranks.statistics import RankStatistics as RankStatistics
     from quark_core.records import AlertRecord as AlertRecord
@@ -74,10 +75,13 @@ if TYPE_CHECKING:
         ARTIFACT_STORAGE_LAYOUT as ARTIFACT_STORAGE_LAYOUT,
     )
     from quark_core.records.runs import RunContext as RunContext
+    from quark_core.records.runs import StopRequest as StopRequest
     from quark_core.records.schema import CURRENT_SCHEMA_VERSION as CURRENT_SCHEMA_VERSION
     from quark_core.records.schema import dump_record as dump_record
     from quark_core.records.schema import validate_record as validate_record
     from quark_core.runs.reading import series as series
+    from quark_core.runs.run_editing import edit_run as edit_run
+    from quark_core.runs.run_editing import stop_run as stop_run
     from quark_core.runs.searching import search_runs as search_runs
     from quark_core.samples.metadata import BatchMetadata as BatchMetadata
     from quark_core.samples.metadata import BatchMetadataAdapter as BatchMetadataAdapter
@@ -193,6 +197,8 @@ _HOMES = {
     "SequenceLengthSummary": "quark_core.samples.summaries",
     "Series": "quark_core.backends.series",
     "SessionStoreError": "quark_core.errors",
+    "StopRequest": "quark_core.records.runs",
+    "StopRequested": "quark_core.errors",
     "StepTelemetryScope": "quark_core.writers.step_scope",
     "SystemTelemetry": "quark_core.writers.telemetry",
     "SystemTelemetryConfig": "quark_core.writers.telemetry",
@@ -208,6 +214,7 @@ _HOMES = {
     "add_log": "quark_core.sessions.shortcuts",
     "add_tag": "quark_core.sessions.shortcuts",
     "dump_record": "quark_core.records.schema",
+    "edit_run": "quark_core.runs.run_editing",
     "end_run": "quark_core.sessions.shortcuts",
     "migrate_store": "quark_core.backends.migration",
     "monitor": "quark_core.analysis.monitor",
@@ -219,6 +226,7 @@ _HOMES = {
     "series": "quark_core.runs.reading",
     "setup_tracker": "quark.tracker.setup",
     "start_run": "quark_core.sessions.shortcuts",
+    "stop_run": "quark_core.runs.run_editing",
     "validate_record": "quark_core.records.schema",
     "watch": "quark_torch.watching",
 }

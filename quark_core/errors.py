@@ -12,6 +12,7 @@ QuarkError
 │   └── ArtifactDamagedError  a payload is not what was stored
 ├── RetentionHookError        a retention hook raised
 ├── TrainingHalted            a monitor stops the training; .alert says why
+├── StopRequested             somebody has asked the run to stop; .request says who and why
 └── BackendError              .backend says which one
     ├── BackendUnavailable    retry later
     │   ├── BackendUnusable       a person must give it something; retry much later
@@ -43,6 +44,7 @@ __all__ = [
     "SchemaMigrationError",
     "SchemaValidationError",
     "SessionStoreError",
+    "StopRequested",
     "StoreUnauthorizedError",
     "StoreUnavailableError",
     "TrainingHalted",
@@ -136,6 +138,22 @@ class RaisedAlert(Protocol):
         """The layer or metric at fault."""
 
 
+class AskedStop(Protocol):
+    """What a request to stop says; it is a `StopRequest`."""
+
+    @property
+    def by(self) -> str:
+        """Who asks, as `user@host`."""
+
+    @property
+    def at(self) -> str:
+        """When, as ISO 8601 in UTC."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why."""
+
+
 class TrainingHalted(QuarkError):
     """A monitor that was told to (`halt_on`) stops the training, at a call that logs.
 
@@ -152,6 +170,25 @@ class TrainingHalted(QuarkError):
     def __reduce__(self) -> tuple[type[TrainingHalted], tuple[str, RaisedAlert]]:
         # By its message alone it could not be made again in the process that it is sent to.
         return type(self), (str(self), self.alert)
+
+
+class StopRequested(QuarkError):
+    """Somebody has asked the run to stop, and it was started with `on_stop="raise"`.
+
+    Raised once, at a call that logs; what that call was to log is not accepted, and the run
+    takes records again.
+
+    Attributes:
+        request: Who, when and why: a `StopRequest`.
+    """
+
+    def __init__(self, message: str, request: AskedStop) -> None:
+        super().__init__(message)
+        self.request = request
+
+    def __reduce__(self) -> tuple[type[StopRequested], tuple[str, AskedStop]]:
+        # By its message alone it could not be made again in the process that it is sent to.
+        return type(self), (str(self), self.request)
 
 
 class BackendError(QuarkError):

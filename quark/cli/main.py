@@ -23,6 +23,7 @@ _COMMANDS = {
     "db": "Migrate, back up or restore a persistence service.",
     "doctor": "Say what waits, is refused or is damaged.",
     "du": "Say what takes up the disk.",
+    "edit": "Change the name, notes and tags of a run, or archive it.",
     "export": "Write a run to files.",
     "follow": "Follow a run in the terminal while it goes on.",
     "gc": "Remove what is in the trash for good.",
@@ -35,6 +36,7 @@ _COMMANDS = {
     "runs": "List, search and sort runs.",
     "serve": "Serve runs to many users and machines.",
     "show": "Show one run.",
+    "stop": "Ask a training to stop.",
     "sync": "Deliver what waits in journals.",
     "ui": "Look at runs in the browser.",
 }

@@ -20,6 +20,7 @@ from quark.cli.texts import (
 )
 
 if TYPE_CHECKING:
+    from quark_core.backends.contract import StoredRun
     from quark_core.backends.run_summary import MetricSummary, RunSummary
     from quark_core.records.expression import Field
 
@@ -155,6 +156,13 @@ def find_loss(run: RunSummary) -> MetricSummary | None:
     return None if found is None else run.metrics[found]
 
 
+def _describe_status(stored: StoredRun) -> Text:
+    text = describe_state(stored.state)
+    if stored.run.archived_at is not None:
+        text.append(" (archived)", style="dim")
+    return text
+
+
 def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_Column]:
     stored = [run.stored for run in runs]
     columns = [_Column("run", [Text(text) for text in _shorten([run.run_id for run in runs])])]
@@ -162,7 +170,7 @@ def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_C
         columns.append(_Column("name", [Text(e.run.name or "") for e in stored], flexible=True))
     columns += [
         _Column("project", [Text(each.project.name) for each in stored], flexible=True),
-        _Column("status", [describe_state(each.state) for each in stored]),
+        _Column("status", [_describe_status(each) for each in stored]),
         _Column("started", [Text(describe_age(each.run.created_at)) for each in stored]),
         _Column(
             "duration",

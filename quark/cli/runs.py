@@ -58,6 +58,7 @@ class _SearchMistake(click.ClickException):
     show_default=True,
     help="Runs to show.",
 )
+@click.option("--archived", is_flag=True, help="Archived runs too, which are left out else.")
 @json_option
 def runs(
     storage_dir: Path | None,
@@ -68,6 +69,7 @@ def runs(
     where: str | None,
     sort: tuple[str, ...],
     limit: int,
+    archived: bool,
     as_json: bool,
 ) -> None:
     """List runs, newest first, or those that fit an expression, sorted.
@@ -86,6 +88,7 @@ def runs(
             order_by=sort,
             # One more than is shown tells whether there are more.
             limit=limit + 1,
+            archived=archived,
             where_argument="--where",
             order_argument="--sort",
         )

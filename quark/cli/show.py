@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records.columns import Columns
+    from quark_core.records.runs import StopRequest
     from quark_core.sessions.session import TrainingSession
 
 __all__ = ["print_run", "print_session", "show"]
@@ -180,10 +181,12 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
     gpus = environment.get("gpus") or []
     rows: list[tuple[str, str | Text | None]] = [
         ("status", state),
-        ("started", f"{run.created_at[:19].replace('T', ' ')} UTC, {verb} {duration}"),
+        ("started", f"{_shorten_time(run.created_at)}, {verb} {duration}"),
         ("name", run.name),
         ("tags", ", ".join(run.tags)),
         ("notes", run.notes),
+        ("archived", None if run.archived_at is None else _shorten_time(run.archived_at)),
+        ("stop", None if stored.stop is None else _describe_stop(stored.stop)),
         ("exit code", None if stored.exit_code is None else str(stored.exit_code)),
         ("resumed", _count_times(run.resume_count)),
         ("parent", run.parent_run_id),
@@ -211,6 +214,18 @@ def _describe_loss(stored: StoredRun, last_metric_at: str | None) -> str:
         return reason
     age_s = (datetime.now(UTC) - at).total_seconds()
     return f"{reason}, last metric {max(0.0, age_s):.0f} s ago"
+
+
+def _shorten_time(text: str) -> str:
+    return f"{text[:19].replace('T', ' ')} UTC"
+
+
+def _describe_stop(request: StopRequest) -> str:
+    seen = request.seen_at
+    known = (
+        "not yet known to the training" if seen is None else f"known since {_shorten_time(seen)}"
+    )
+    return f"{request.describe()} ({known})"
 
 
 def _count_times(count: int) -> str | None:

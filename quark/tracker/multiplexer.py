@@ -21,7 +21,7 @@ from quark_core.backends.contract import MirrorRun
 from quark_core.backends.registry import default_registry
 from quark_core.backends.tracker_backend import MirrorBackend, TrackerBackend
 from quark_core.config import settings
-from quark_core.errors import TrainingHalted
+from quark_core.errors import StopRequested, TrainingHalted
 from quark_core.runs.backend_choice import choose_backend
 from quark_core.sessions.session import TrainingSession
 
@@ -42,8 +42,8 @@ class Tracker:
     Rows go through the run's journal to Quark's store and its mirrors, and
     through a thread of its own to each backend that was written for this
     class. No call waits for a backend, and none raises: what goes wrong is
-    logged once per reason. Only TrainingHalted, by which a monitor that was
-    told to stops the training, comes through.
+    logged once per reason. Only TrainingHalted and StopRequested, by which a
+    monitor, or somebody elsewhere, stops a training that was told to be stopped so, come through.
 
     As a context manager it finishes at the end: as failed on an exception, as
     interrupted on KeyboardInterrupt and SystemExit. At the exit of the process
@@ -151,7 +151,7 @@ class Tracker:
         if self._run is not None:
             try:
                 self._run.log(metrics, step, commit)
-            except TrainingHalted:
+            except (StopRequested, TrainingHalted):
                 raise
             except Exception as error:  # noqa: BLE001 - nothing of ours may end a training
                 self._tell("log", error)
@@ -360,7 +360,7 @@ class Tracker:
     def _guard(self, call: str, act: Any, *arguments: Any, **keywords: Any) -> Any:
         try:
             return act(*arguments, **keywords)
-        except TrainingHalted:
+        except (StopRequested, TrainingHalted):
             raise
         except Exception as error:  # noqa: BLE001 - as in log
             self._tell(call, error)

@@ -11,7 +11,12 @@ from typing import Any
 
 from quark.tracker.values import read_step, settle_table, split_values
 from quark_core.config.snapshot import snapshot_config
-from quark_core.errors import SchemaValidationError, SessionStoreError, TrainingHalted
+from quark_core.errors import (
+    SchemaValidationError,
+    SessionStoreError,
+    StopRequested,
+    TrainingHalted,
+)
 from quark_core.records import ConfigSnapshot
 from quark_core.sessions.session import TrainingSession
 from quark_core.writers.artifacts import ArtifactStore
@@ -108,7 +113,7 @@ class RunLog:
         for step, row in rows:
             try:
                 self._write(row, step)
-            except TrainingHalted:
+            except (StopRequested, TrainingHalted):
                 raise
             except Exception as error:  # noqa: BLE001 - the other rows must still be written
                 failure = failure or error

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         RunChanges,
         RunHeads,
     )
+    from quark_core.backends.edits import RunEdit
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.expression import RunSearch
     from quark_core.records.query import Query
+    from quark_core.records.runs import StopRequest
 
 __all__ = ["EmbeddedBackend", "OpenFiles"]
 
@@ -331,6 +333,31 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         """See `SupportsGenerations`."""
         with self._readers.take() as reader:
             return reader.read_outputs(run_id, kind, analyzer)
+
+    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
+        """See `SupportsEdits`."""
+        from quark_backends.store.writing.edits import editing, store_edit
+
+        with closing(self._connect_editor()) as connection, editing(connection):
+            store_edit(connection, run_id, edit, by)
+        return self.load_run(run_id)
+
+    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
+        """See `SupportsEdits`."""
+        from quark_backends.store.writing.edits import editing, store_stop
+
+        with closing(self._connect_editor()) as connection, editing(connection):
+            return store_stop(connection, run_id, by, reason)
+
+    def find_stop(self, run_id: str) -> StopRequest | None:
+        """See `SupportsEdits`."""
+        with self._readers.take() as reader:
+            return reader.find_stop(run_id)
+
+    def _connect_editor(self) -> SqliteConnection:
+        if self._read_only:
+            raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
+        return connect(self._layout)
 
     def load_run(self, run_id: str) -> StoredRun:
         """See `SupportsRead`."""

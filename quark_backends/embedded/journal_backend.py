@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from quark_backends.embedded.journal_edits import find_stop, write_edit
 from quark_backends.embedded.journal_player import JournalPlayer
 from quark_backends.embedded.segment_index import LEAST_BYTES
 from quark_backends.removal import SupportsTrash
@@ -34,6 +35,7 @@ from quark_backends.store.reading.reader import StoreReader, find_run
 from quark_backends.store.upkeep.trash import JournalTrash
 from quark_backends.store.writing.payloads import KeepsPayloads
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.edits import RunEdit, make_edit, make_stop
 from quark_core.delivery.journal import SEGMENT_BYTES
 from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
 
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.expression import RunSearch
     from quark_core.records.query import Query
+    from quark_core.records.runs import StopRequest
 
 __all__ = ["GenerationFiles", "JournalBackend"]
 
@@ -328,6 +331,29 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         run_pk = find_run(self._connect(), run_id)
         files = GenerationFiles(self._layout.run_path(run_id))
         files.play(self._connect(), run_pk, self._generations)
+
+    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
+        """See `SupportsEdits`; of two at this very moment neither may know of the other."""
+        stored = self._load_for_edit(run_id)
+        path = self._layout.run_path(run_id)
+        write_edit(self._storage_dir, path, stored, make_edit(stored.run, edit, by=by))
+        return self.load_run(run_id)
+
+    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
+        """See `SupportsEdits`."""
+        stored = self._load_for_edit(run_id)
+        planned = make_stop(stored, by=by, reason=reason)
+        write_edit(self._storage_dir, self._layout.run_path(run_id), stored, planned.batches)
+        return planned.request
+
+    def find_stop(self, run_id: str) -> StopRequest | None:
+        """See `SupportsEdits`."""
+        return find_stop(self._storage_dir, self._layout.run_path(run_id), run_id)
+
+    def _load_for_edit(self, run_id: str) -> StoredRun:
+        if self._read_only:
+            raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
+        return self.load_run(run_id)
 
     def load_run(self, run_id: str) -> StoredRun:
         """See `SupportsRead`."""

@@ -55,6 +55,7 @@ quark_register_backends = declare(
                 Capability.ARTIFACTS,
                 Capability.REMOVAL,
                 Capability.CHANGES,
+                Capability.EDITS,
             }
         ),
         migrate=_migrate,

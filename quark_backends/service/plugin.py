@@ -26,6 +26,7 @@ SERVICE = BackendDefinition(
             Capability.ARTIFACTS,
             Capability.REMOVAL,
             Capability.CHANGES,
+            Capability.EDITS,
         }
     ),
     schemes=("quark", "http", "https"),

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from quark_core.backends.edits import RunEdit
 from quark_core.backends.run_pages import MOST_COLUMNS
 from quark_core.backends.series import Series
+from quark_core.records.runs import StopRequest
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import Batch
@@ -42,6 +44,7 @@ __all__ = [
     "CurvesRequest",
     "DamagedList",
     "ErrorBody",
+    "EditRequest",
     "ErrorCode",
     "ErrorReply",
     "GenerationReply",
@@ -62,6 +65,8 @@ __all__ = [
     "RecordList",
     "RotateRequest",
     "RunIds",
+    "StopReply",
+    "StopRunRequest",
     "RunList",
     "SearchRequest",
     "SeriesReply",
@@ -297,6 +302,8 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         where, order_by, project, limit: As in `quark.search_runs`.
         store: Only runs of this project store.
+        archived: Whether archived runs are searched too. A service of an older version knows
+            of none.
         where_argument, order_argument: What messages call these two.
     """
 
@@ -305,6 +312,7 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     project: str | None = None
     store: _Text | None = None
     limit: _Number | None = None
+    archived: bool = False
     where_argument: _Text = "where"
     order_argument: _Text = "order_by"
 
@@ -527,6 +535,34 @@ class SummaryList(msgspec.Struct, frozen=True):
     """Replies to a search: runs as `RunSummary.to_dict()`."""
 
     runs: list[dict[str, Any]]
+
+
+class EditRequest(RunEdit, frozen=True, kw_only=True, omit_defaults=True):
+    """`POST /v1/runs/{run_id}/edit`: what is to be changed of a run, by whom.
+
+    Attributes:
+        by: Who changes it, as `user@host`; the service adds the id of the key.
+    """
+
+    by: Annotated[str, Meta(min_length=1, max_length=250)]
+
+
+class StopRunRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`POST /v1/runs/{run_id}/stop`: the run's newest attempt is to stop.
+
+    Attributes:
+        by: Who asks, as `user@host`; the service adds the id of the key.
+        reason: Why.
+    """
+
+    by: Annotated[str, Meta(min_length=1, max_length=250)]
+    reason: Annotated[str, Meta(max_length=1000)] | None = None
+
+
+class StopReply(msgspec.Struct, frozen=True):
+    """The request to stop that stands for a run's newest attempt, or null."""
+
+    stop: StopRequest | None
 
 
 class RunIds(msgspec.Struct, frozen=True):

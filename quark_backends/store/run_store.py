@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from quark_backends.store.reading.generations import store_generation, write_generation
 from quark_backends.store.reading.reader_pool import ReaderPool
 from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
+from quark_backends.store.writing.edits import editing, store_edit, store_stop
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_core.errors import BackendUnavailable, SessionStoreError
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         RunChanges,
         RunHeads,
     )
+    from quark_core.backends.edits import RunEdit
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.expression import RunSearch
     from quark_core.records.query import Query
+    from quark_core.records.runs import StopRequest
 
 __all__ = ["RunStore"]
 
@@ -52,6 +55,12 @@ class _Writing(Protocol):
 
     def write_generation(self, generation: Generation, /) -> int:
         """See `RunStore.write_generation`."""
+
+    def edit_run(self, run_id: str, edit: RunEdit, by: str, /) -> None:
+        """See `SupportsEdits.edit_run`."""
+
+    def request_stop(self, run_id: str, by: str, reason: str | None, /) -> StopRequest:
+        """See `SupportsEdits.request_stop`."""
 
     def close(self) -> None:
         """Give up what is open."""
@@ -188,6 +197,20 @@ class RunStore:
     def write_generation(self, generation: Generation) -> int:
         """Store outputs of an analyzer; see `SupportsGenerations`."""
         return self._writing.write_generation(generation)
+
+    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
+        """See `SupportsEdits`."""
+        self._writing.edit_run(run_id, edit, by)
+        return self.load_run(run_id)
+
+    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
+        """See `SupportsEdits`."""
+        return self._writing.request_stop(run_id, by, reason)
+
+    def find_stop(self, run_id: str) -> StopRequest | None:
+        """See `SupportsEdits`."""
+        with self._readers.take() as reader:
+            return reader.find_stop(run_id)
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """See `SupportsRead`."""
@@ -331,6 +354,12 @@ class _NoWriting:
     def write_generation(self, _generation: Generation, /) -> int:
         raise BackendUnavailable("the store was opened for reading only")
 
+    def edit_run(self, _run_id: str, _edit: RunEdit, _by: str, /) -> None:
+        raise BackendUnavailable("the store was opened for reading only")
+
+    def request_stop(self, _run_id: str, _by: str, _reason: str | None, /) -> StopRequest:
+        raise BackendUnavailable("the store was opened for reading only")
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -355,6 +384,14 @@ class _SqliteWriting:
         with self._gate.write(), closing(self._connect()) as connection:
             return write_generation(connection, generation)
 
+    def edit_run(self, run_id: str, edit: RunEdit, by: str) -> None:
+        with self._gate.write(), closing(self._connect()) as connection, editing(connection):
+            store_edit(connection, run_id, edit, by)
+
+    def request_stop(self, run_id: str, by: str, reason: str | None) -> StopRequest:
+        with self._gate.write(), closing(self._connect()) as connection, editing(connection):
+            return store_stop(connection, run_id, by, reason)
+
     def close(self) -> None:
         with self._gate.write():
             if self._connection is not None:
@@ -378,6 +415,12 @@ class _PostgresWriting:
 
     def write_generation(self, generation: Generation) -> int:
         return self._database.run(lambda connection: store_generation(connection, generation))
+
+    def edit_run(self, run_id: str, edit: RunEdit, by: str) -> None:
+        self._database.run(lambda connection: store_edit(connection, run_id, edit, by))
+
+    def request_stop(self, run_id: str, by: str, reason: str | None) -> StopRequest:
+        return self._database.run(lambda connection: store_stop(connection, run_id, by, reason))
 
     def _write(self, connection: StoreConnection, batches: Sequence[Batch]) -> None:
         ingest = BatchIngest(connection, self._database.known_names, self.let_go)

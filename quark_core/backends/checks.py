@@ -21,6 +21,7 @@ from quark_core.backends.contract import (
     SupportsSearch,
     SupportsSeries,
 )
+from quark_core.backends.edits import SupportsEdits
 from quark_core.backends.removal import SupportsRemoval
 from quark_core.errors import BackendContractError, BackendUnusable
 
@@ -67,6 +68,7 @@ PROTOCOLS: Mapping[Capability, type] = {
     Capability.ARTIFACTS: SupportsArtifacts,
     Capability.REMOVAL: SupportsRemoval,
     Capability.CHANGES: SupportsChanges,
+    Capability.EDITS: SupportsEdits,
 }
 """What a backend has that declares a capability."""
 

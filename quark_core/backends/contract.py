@@ -36,6 +36,7 @@ import msgspec
 
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.codec import DecodedBody, decode_body
+from quark_core.records.runs import StopRequest
 
 if TYPE_CHECKING:
     from quark_core.backends.curves import (
@@ -114,6 +115,8 @@ class Capability(StrEnum):
     """Implements `backends.removal.SupportsRemoval`: measures runs, removes them by a trash."""
     CHANGES = "changes"
     """Implements `SupportsChanges`: windows of many curves, and what came since a cursor."""
+    EDITS = "edits"
+    """Implements `backends.edits.SupportsEdits`: edits what is said of runs, asks them to stop."""
 
 
 class RankPolicy(StrEnum):
@@ -177,6 +180,7 @@ class StoredRun:
         lost_reason: Why the run counts as lost, or None.
         exit_code: Status with which the newest attempt's process ended, where that ended
             the run; None where it ended before, by a signal, or nobody can say.
+        stop: That somebody has asked its newest attempt to stop, the first to do so; or None.
     """
 
     project: ProjectRecord
@@ -187,6 +191,7 @@ class StoredRun:
     heartbeat_at: str | None = None
     lost_reason: str | None = None
     exit_code: int | None = None
+    stop: StopRequest | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""
@@ -199,6 +204,7 @@ class StoredRun:
             "heartbeat_at": self.heartbeat_at,
             "lost_reason": self.lost_reason,
             "exit_code": self.exit_code,
+            "stop": None if self.stop is None else self.stop.to_dict(),
         }
 
 
@@ -457,7 +463,8 @@ class BackendConfig:
             is meant for another host must not be sent there.
         unasked: Nothing is asked of a remote store while it is opened: it is out of reach,
             and may be back by the first call.
-        removes: Runs are to be removed, and none to be written.
+        removes: Runs are to be removed, or what is said of them to be edited, and none to be
+            written.
     """
 
     storage_dir: Path

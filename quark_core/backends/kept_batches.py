@@ -10,12 +10,14 @@ Both take the batches in any order and leave out what came twice.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quark_core.backends.contract import Batch, StoredRun
+from quark_core.backends.edits import apply_edit, apply_stop
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import (
     RECORD_TYPES,
@@ -28,6 +30,7 @@ from quark_core.records import (
 )
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
+from quark_core.records.runs import StopRequest
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 if TYPE_CHECKING:
@@ -114,6 +117,9 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
         raise RunNotFoundError("there is no such run here")
     attempt = max(record.attempt for record in starts)
     newest = [record for record in records if record.attempt == attempt]
+    stop: StopRequest | None = None
+    for record in newest:
+        stop = apply_stop(stop, record)
     start = _data(next(record for record in newest if record.action == "start"))
     run, project = start["run"], start["project"]
     tags = {tag for record in starts for tag in _data(record)["run"]["tags"]}
@@ -128,7 +134,7 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
     heartbeat_us = max(record.time_us for record in newest)
     process = msgspec.convert(start["process"], ProcessIdentity)
     lost_reason = find_lost_reason(status, process, heartbeat_us)
-    return StoredRun(
+    described = StoredRun(
         project=ProjectRecord(
             project["id"], project["name"], project["root_path"], created_at, updated_at
         ),
@@ -157,7 +163,13 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
         heartbeat_at=format_time(heartbeat_us),
         lost_reason=lost_reason,
         exit_code=None if ended is None else _data(ended).get("exit_code"),
+        stop=stop if stop is not None and stop.is_complete else None,
     )
+    changed = described.run
+    for record in sorted(records, key=lambda record: record.time_us):
+        if record.action == "edit":
+            changed = apply_edit(changed, record)
+    return dataclasses.replace(described, run=changed)
 
 
 def _order(batches: Iterable[Batch]) -> list[Batch]:

@@ -198,4 +198,6 @@ def checksum_search(search: RunSearch) -> int:
     ]
     source = search.source
     where = repr(search.where) if source is None else source.where
-    return crc32(repr((search.project, where, order)).encode())
+    # What was made before there were archived runs stays good.
+    archived = (True,) if search.archived else ()
+    return crc32(repr((search.project, where, order, *archived)).encode())

@@ -14,6 +14,7 @@ from quark_core.presentation import paint
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.names import decode_name, encode_name
+from quark_core.records.runs import StopRequest
 
 __all__ = [
     "MetricSummaries",
@@ -175,6 +176,7 @@ def restore_run(data: Mapping[str, Any]) -> StoredRun:
             lost_reason=data["lost_reason"],
             # A service of an older version does not say.
             exit_code=data.get("exit_code"),
+            stop=_restore_stop(data.get("stop")),
         )
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise SchemaValidationError(f"run: this is none: {error!r}") from error
@@ -199,6 +201,10 @@ def restore_summary(data: Mapping[str, Any]) -> RunSummary:
         )
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise SchemaValidationError(f"run summary: this is none: {error!r}") from error
+
+
+def _restore_stop(data: object) -> StopRequest | None:
+    return None if data is None else msgspec.convert(data, StopRequest)
 
 
 def _text(value: object) -> str:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         RunChanges,
         RunHeads,
     )
+    from quark_core.backends.edits import RunEdit
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.expression import RunSearch
     from quark_core.records.query import Query
+    from quark_core.records.runs import StopRequest
 
 __all__ = ["can_be_hosted", "open_hosted"]
 
@@ -289,6 +291,22 @@ class _Grid(_HostedBackend):
         return cast("Grid", self._read("read_grid", run_id, query))
 
 
+class _Edits(_HostedBackend):
+    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
+        """See `SupportsEdits`."""
+        call = CallMethod("edit_run", dump_value(((run_id, edit), {"by": by})))
+        return cast("StoredRun", self._ask(call))
+
+    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
+        """See `SupportsEdits`."""
+        call = CallMethod("request_stop", dump_value(((run_id,), {"by": by, "reason": reason})))
+        return cast("StopRequest", self._ask(call))
+
+    def find_stop(self, run_id: str) -> StopRequest | None:
+        """See `SupportsEdits`."""
+        return cast("StopRequest | None", self._read("find_stop", run_id))
+
+
 class _Generations(_HostedBackend):
     def write_generation(self, generation: Generation) -> int:
         """See `SupportsGenerations`."""
@@ -311,6 +329,7 @@ _PARTS: Mapping[Capability, type[_HostedBackend]] = {
     Capability.PAGES: _Pages,
     Capability.GRID: _Grid,
     Capability.GENERATIONS: _Generations,
+    Capability.EDITS: _Edits,
     Capability.ARTIFACTS: _Artifacts,
 }
 

@@ -198,6 +198,7 @@ class RunSearch:
         where: What must be true of a run.
         order_by: What to sort by; ties, and everything without it, newest first.
         limit: At most so many.
+        archived: Whether archived runs are searched too.
         source: What the user wrote, where a text was parsed; a store elsewhere
             parses it again.
     """
@@ -206,6 +207,7 @@ class RunSearch:
     where: Expression | None = None
     order_by: tuple[OrderBy, ...] = ()
     limit: int | None = None
+    archived: bool = False
     source: SearchSource | None = field(default=None, compare=False)
 
     @property

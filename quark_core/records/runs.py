@@ -18,6 +18,7 @@ __all__ = [
     "RunContext",
     "RunRecord",
     "RunStatus",
+    "StopRequest",
 ]
 
 RunStatus = Literal["running", "completed", "failed", "interrupted"]
@@ -52,6 +53,7 @@ class RunRecord(Record, frozen=True, gc=False):
         attempt: Newest attempt; equals `resume_count`.
         run_path: The run's directory, or its URI on a remote store.
         tags: Sorted, without duplicates.
+        archived_at: When it was archived, which leaves it out of searches; None where it is not.
     """
 
     id: str | None
@@ -71,8 +73,37 @@ class RunRecord(Record, frozen=True, gc=False):
     created_at: str
     updated_at: str
     ended_at: str | None
+    archived_at: str | None = None
 
     RULES: ClassVar[FieldRules] = FieldRules(words={"status": get_args(RunStatus)})
+
+
+class StopRequest(Record, frozen=True, gc=False):
+    """Somebody's request that a run's newest attempt stop. Times are ISO 8601 text in UTC.
+
+    Attributes:
+        id: Its id.
+        by: Who asks, as `user@host`.
+        at: When.
+        reason: Why, or None.
+        seen_at: When the training has learnt of it; None as long as it has not said so.
+    """
+
+    id: str
+    by: str
+    at: str
+    reason: str | None = None
+    seen_at: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is known who asks: that it was seen may arrive before the request itself."""
+        return bool(self.by)
+
+    def describe(self) -> str:
+        """One sentence for people."""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.by} asked the run to stop at {self.at[:19].replace('T', ' ')} UTC{why}"
 
 
 class ConfigSnapshot(Record, frozen=True, gc=False):

@@ -19,7 +19,7 @@ from quark_core.delivery.stream import FlushLevel, RunStream, StandInStream
 from quark_core.errors import InvalidRunStateError, SessionStoreError
 from quark_core.records import EventRecord, LifecycleRecord
 from quark_core.records.json_object import JsonObject
-from quark_core.records.runs import RunContext
+from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class OpenRun:
         is_noted: Whether this machine keeps a note of the run; see `known_runs`.
         strict: Whether the run was started with `strict_mode`.
         exit_code: Status with which the process ends where that ends the run, else None.
+        stop_request: That somebody has asked this attempt to stop, once that is known here.
+        raises_on_stop: Whether the next call that logs then raises `StopRequested`.
         non_finite: Metric key -> count of values in a row that were not finite.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
@@ -86,6 +88,8 @@ class OpenRun:
         self.begun_offline = False
         self.is_noted = False
         self.exit_code: int | None = None
+        self.stop_request: StopRequest | None = None
+        self.raises_on_stop = False
         self.context = context
         self.stream = stream
         self.reader = reader
@@ -159,6 +163,7 @@ class OpenRun:
 
         Raises:
             TrainingHalted: A monitor stops the training; the next call is taken.
+            StopRequested: Somebody has asked it to stop, and it was started to be told so.
             SessionStoreError: In strict mode, the primary's first delivery error.
             InvalidRunStateError: The run has ended or is open for reading only.
             SystemExit: The process ends, and this is a daemon thread that does not know.
@@ -288,6 +293,7 @@ class OpenRun:
         self.forked = True
         self.non_finite = {}
         self.withdraw_halt()  # it is the parent's to raise
+        self.stop_request = None
         parent = self.stream.origin
         origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)
         active = self.stream.active

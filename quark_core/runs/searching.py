@@ -44,6 +44,7 @@ def search_runs(
     where: str | None = None,
     order_by: str | Sequence[str] | None = None,
     limit: int | None = None,
+    archived: bool = False,
 ) -> tuple[RunSummary, ...]:
     """Find runs by what is known of them without reading their points.
 
@@ -60,6 +61,7 @@ def search_runs(
             `-` before it or ` desc` behind it for descending; runs that lack it
             come last. By default, and in ties, the newest run is first.
         limit: At most so many; None returns every run that fits.
+        archived: Whether archived runs are searched too; they are left out else.
 
     Returns:
         The runs, each with its metrics summed up.
@@ -72,7 +74,9 @@ def search_runs(
     """
     from quark_core.runs.composition import open_reader
 
-    search = build_search(project=project, where=where, order_by=order_by, limit=limit)
+    search = build_search(
+        project=project, where=where, order_by=order_by, limit=limit, archived=archived
+    )
     reader = open_reader(resolve_storage_dir(storage_dir))
     try:
         return RunsFound(find_runs(reader, search))
@@ -86,6 +90,7 @@ def build_search(
     where: str | None = None,
     order_by: str | Sequence[str] | None = None,
     limit: int | None = None,
+    archived: bool = False,
     where_argument: str = "where",
     order_argument: str = "order_by",
 ) -> RunSearch:
@@ -111,6 +116,7 @@ def build_search(
         where=expression,
         order_by=_parse_orders(orders, order_argument),
         limit=limit,
+        archived=bool(archived),
         source=SearchSource(where, orders, where_argument, order_argument),
     )
 
@@ -136,6 +142,7 @@ def build_page_search(
     order_by: str | Sequence[str] | None = None,
     columns: Sequence[str] = (),
     limit: int | None = None,
+    archived: bool = False,
     after: str | None = None,
     count: bool = False,
     where_argument: str = "where",
@@ -149,6 +156,7 @@ def build_page_search(
         columns: Metrics (`val/loss`, `min(val/loss)`), `config.key` and fields of the run,
             60 at most.
         limit: Rows of the page, 200 by default, 1000 at most.
+        archived: As in `search_runs`.
         after: `next` of the page before.
         count: Whether all runs that fit are to be counted.
         columns_argument: What messages call the columns.
@@ -164,6 +172,7 @@ def build_page_search(
         where=where,
         order_by=order_by,
         limit=_PAGE_RUNS if rows is None else rows,
+        archived=archived,
         where_argument=where_argument,
         order_argument=order_argument,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from quark_core.backends.contract import BackendConfig, SupportsPrimary
@@ -17,6 +18,7 @@ from quark_core.runs import composition, recovery
 from quark_core.runs.composition import Plan
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.rank_parts import RankPart
+from quark_core.runs.stop_requests import StopLookout
 
 __all__ = ["HAND_OVER_S", "open_part", "open_run_stream"]
 
@@ -64,8 +66,7 @@ def open_run_stream(
         awaits_run=not leads if awaits_run is None else awaits_run,
         on_primary_failure=run.note_failure,
         on_second=children.poll,
-        # A run is as alive as the process that began it.
-        on_beat=(lambda: run.emit_lifecycle("heartbeat")) if leads else None,
+        on_beat=_make_beat(run),
         on_gap=run.emit_gap,
     )
     run.children = children
@@ -73,6 +74,19 @@ def open_run_stream(
     run.reopen = lambda child, child_origin: _open_child(child, plan, child_origin)
     run.stream.start()
     return run
+
+
+def _make_beat(run: OpenRun) -> Callable[[], None]:
+    """What an open run does at each heartbeat."""
+    lookout = StopLookout(run)
+
+    def beat() -> None:
+        # A run is as alive as the process that began it.
+        if run.leads:
+            run.emit_lifecycle("heartbeat")
+        lookout.look()
+
+    return beat
 
 
 def open_part(

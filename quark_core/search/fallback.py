@@ -54,6 +54,8 @@ def select_runs(
     Raises:
         SchemaValidationError: A name that none of the runs has.
     """
+    if not search.archived:
+        runs = [run for run in runs if run.stored.run.archived_at is None]
     resolved = resolve_names(search, _RunNames(runs))
     if resolved is None:
         return []

@@ -26,6 +26,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from quark_core.config import settings
+from quark_core.errors import StopRequested
 from quark_core.records import RunStatus
 from quark_core.records.json_object import JsonObject
 from quark_core.runs.open_run import OpenRun, open_runs
@@ -162,6 +163,8 @@ def _judge(end: BaseException | None) -> tuple[RunStatus, int | None]:
     """How a run ends with the process, and the process's exit code where it is known."""
     if isinstance(end, KeyboardInterrupt):
         return "interrupted", None  # Python ends by the signal itself
+    if isinstance(end, StopRequested):
+        return "interrupted", 1
     if isinstance(end, SystemExit):
         code = read_exit_code(end)
         return "interrupted" if code else "completed", code

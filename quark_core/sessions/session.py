@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, get_args
+from typing import Any, Literal, NoReturn, Self, get_args
 
 import msgspec
 
@@ -17,11 +17,11 @@ from quark_core.config import settings
 from quark_core.config.arguments import check_tag
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
-from quark_core.errors import InvalidRunStateError, SchemaValidationError
+from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
 from quark_core.presentation import paint, report_session
 from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time
 from quark_core.records.query import check_index
-from quark_core.records.runs import RunContext
+from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION, TERMINAL_STATUSES
 from quark_core.records.times import now_us
 from quark_core.runs import opening, resumed_runs
@@ -38,13 +38,15 @@ __all__ = ["TrainingSession"]
 _log = logging.getLogger("quark")
 _JOURNAL_TIMEOUT_S = 1.0
 
+OnStop = Literal["flag", "raise"]
+
 
 class TrainingSession(LogLines):
     """One run, open in this process.
 
     Made by `start_run`, `resume_run` or `open_run`. As a context manager it
     ends the run as completed, as failed on an exception, or as interrupted on
-    KeyboardInterrupt and SystemExit, and never replaces the exception.
+    KeyboardInterrupt, SystemExit and StopRequested, and never replaces the exception.
 
     Every method may be called from any thread.
     """
@@ -68,6 +70,7 @@ class TrainingSession(LogLines):
         ranks: str | Iterable[int] | None = None,
         objective: str | None = None,
         mode: ObjectiveMode | None = None,
+        on_stop: OnStop = "flag",
     ) -> TrainingSession:
         """Start a new run.
 
@@ -96,6 +99,12 @@ class TrainingSession(LogLines):
                 configuration. QUARK_OBJECTIVE, else what names say.
             mode: Whether the objective is better when lower ("min") or higher
                 ("max"); by its name by default, "min" where that does not say.
+            on_stop: What happens once somebody has asked the run to stop, by
+                `quark stop` or `quark.stop_run`: "flag" sets `stop_requested`
+                and no more, "raise" raises `StopRequested` besides, once, at
+                the next call that logs. On the ranks that keep records; each
+                learns of it by itself, so where ranks wait for one another
+                take the flag, and agree on the step (`docs/how-to/stop-and-edit-runs.md`).
 
         Raises:
             SchemaValidationError: A bad argument; the message names it.
@@ -108,6 +117,7 @@ class TrainingSession(LogLines):
                 that is out of reach, unless QUARK_REQUIRE_SERVICE is set or the
                 run is strict.
         """
+        _check_on_stop(on_stop)
         end_run_of_this_cell()
         run = opening.start(
             project=project,
@@ -123,7 +133,7 @@ class TrainingSession(LogLines):
             objective=objective,
             mode=mode,
         )
-        return cls._opened(run)
+        return cls._opened(run, on_stop)
 
     @classmethod
     def resume_run(
@@ -136,6 +146,7 @@ class TrainingSession(LogLines):
         from_step: int | None = None,
         state: Mapping[str, Any] | None = None,
         ranks: str | Iterable[int] | None = None,
+        on_stop: OnStop = "flag",
     ) -> TrainingSession:
         """Continue a run that was interrupted, has failed or was lost.
 
@@ -145,7 +156,7 @@ class TrainingSession(LogLines):
         Args:
             run_id: The run.
             storage_dir: Storage root; the working directory by default.
-            backends, ranks: As in `start_run`.
+            backends, ranks, on_stop: As in `start_run`.
             reopen: Let a completed run be continued too.
             from_step: The first step that is done again, such as that of the
                 checkpoint plus one. Readers then leave out what earlier
@@ -162,6 +173,7 @@ class TrainingSession(LogLines):
                 within 5 s. A run that this machine has led before is continued
                 within 2 s without a service that is out of reach, as in `start_run`.
         """
+        _check_on_stop(on_stop)
         end_run_of_this_cell()
         run = resumed_runs.resume(
             run_id=run_id,
@@ -171,10 +183,11 @@ class TrainingSession(LogLines):
             from_step=_find_first_step(state, run_id, from_step),
             ranks=ranks,
         )
-        return cls._opened(run)
+        return cls._opened(run, on_stop)
 
     @classmethod
-    def _opened(cls, run: OpenRun) -> Self:
+    def _opened(cls, run: OpenRun, on_stop: OnStop) -> Self:
+        run.raises_on_stop = on_stop == "raise"
         session = cls(run)
         open_runs.add(session)
         note_cell(session)
@@ -211,6 +224,16 @@ class TrainingSession(LogLines):
     def status(self) -> str:
         """The run's status as this process knows it."""
         return self._run.context.status
+
+    @property
+    def stop_requested(self) -> StopRequest | None:
+        """Who has asked this run to stop, when and why; None as long as nobody has.
+
+        Known here within a heartbeat (10 s) of the request, or when the store can be reached
+        again. Costs what an attribute costs: it may be read at each step. None on ranks that
+        keep no records, and in forked children.
+        """
+        return self._run.stop_request
 
     def reload(self) -> RunContext:
         """Read the run from the primary again and return the refreshed context.
@@ -399,7 +422,7 @@ class TrainingSession(LogLines):
         if error is None:
             self.end_run("completed")
             return
-        stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
+        stopped = isinstance(error, (KeyboardInterrupt, SystemExit, StopRequested))
         status: RunStatus = "interrupted" if stopped else "failed"
         if isinstance(error, SystemExit):
             self._run.exit_code = read_exit_code(error)
@@ -418,6 +441,13 @@ class TrainingSession(LogLines):
         context = self._run.context
         self._run.context = msgspec.structs.replace(
             context, run=msgspec.structs.replace(context.run, **changes)
+        )
+
+
+def _check_on_stop(on_stop: object) -> None:
+    if on_stop not in get_args(OnStop):
+        raise SchemaValidationError(
+            f"on_stop must be one of {', '.join(get_args(OnStop))}, got {on_stop!r:.60}"
         )
 
 

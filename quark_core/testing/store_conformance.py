@@ -17,14 +17,20 @@ from quark_core.backends.contract import (
     Generation,
     SupportsRead,
 )
+from quark_core.backends.edits import RUN_EDITED, STOP_REQUESTED, RunEdit
 from quark_core.backends.grids import NOT_FINITE, GridQuery
-from quark_core.errors import BackendRejected, RunNotFoundError, SchemaValidationError
+from quark_core.errors import (
+    BackendRejected,
+    InvalidRunStateError,
+    RunNotFoundError,
+    SchemaValidationError,
+)
 from quark_core.records import EventRecord, StreamRecord
 from quark_core.records.expression import RunSearch
 from quark_core.records.query import Query
 from quark_core.runs.grids import read_grid_of_records as read_records
 from quark_core.runs.reading import reduce_columns
-from quark_core.runs.searching import build_page_search
+from quark_core.runs.searching import build_page_search, build_search, find_page, find_runs
 from quark_core.search.fallback import summarize_by_reading
 from quark_core.search.pages import search_page_by_reading
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
@@ -278,6 +284,103 @@ class StoreConformance(BackendKit):
         with pytest.raises(RunNotFoundError):
             backend.restore_runs([_RUN])
         assert [stored.run.id for stored in backend.list_runs()] == ["run1"]
+
+    def test_an_edit_changes_the_run_and_is_an_event(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """While the run goes on and after its end; who did what, and what was before."""
+        backend = self._open_as(definition, open_backend, Capability.EDITS)
+        maker = BatchMaker(_RUN)
+        backend.write(maker.start())
+        with pytest.raises(RunNotFoundError):
+            backend.edit_run("absent", RunEdit(name="a"), by="anna@box")
+        before = backend.load_run(_RUN).run
+        edited = backend.edit_run(
+            _RUN, RunEdit(name="first", add_tags=("a", "b"), archived=True), by="anna@box"
+        )
+        assert edited == backend.load_run(_RUN)
+        assert (edited.run.name, edited.run.tags) == (
+            "first",
+            tuple(sorted({*before.tags, "a", "b"})),
+        )
+        assert edited.run.archived_at is not None
+        assert (edited.state, edited.run.notes) == ("running", before.notes)
+        backend.write(maker.lifecycle(("tag", {"tag": "own"})))
+        backend.write(maker.lifecycle(("status", {"status": "completed"})))
+        backend.edit_run(_RUN, RunEdit(name="second", remove_tags=("a", "c")), by="ben@box")
+        last = backend.edit_run(_RUN, RunEdit(name="", notes="n", archived=False), by="anna@box")
+        found = last.run
+        assert (found.name, found.notes, found.archived_at) == (None, "n", None)
+        assert found.tags == tuple(sorted({*before.tags, "b", "own"}))
+        assert last.state == "completed"
+        events = [
+            record.payload
+            for record in backend.read(_RUN, "event", Query()).to_records()
+            if record.event_type == RUN_EDITED
+        ]
+        # A store that knows better who it was says so behind what it is told.
+        assert [event["by"].split()[0] for event in events] == ["anna@box", "ben@box", "anna@box"]
+        names = [event["changes"]["name"] for event in events]
+        assert names == [
+            {"before": before.name, "after": "first"},
+            {"before": "first", "after": "second"},
+            {"before": "second", "after": None},
+        ]
+
+    def test_archived_runs_are_searched_where_that_is_asked_for(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """Lists and reads have them anyway."""
+        backend = self._open_as(definition, open_backend, Capability.EDITS)
+        backend.write(BatchMaker(_RUN).start())
+        other = BatchMaker("run1", writer_id="writer1", started_us=FIRST_TIME_US + 1_000_000)
+        backend.write(other.start())
+        backend.edit_run(_RUN, RunEdit(archived=True), by="anna@box")
+
+        def search(**options: Any) -> list[str]:
+            found = find_runs(backend, build_search(**options))
+            page = find_page(backend, build_page_search(count=True, **options))
+            assert [row.run_id for row in page.rows] == [run.run_id for run in found]
+            assert page.count == len(found)
+            return [run.run_id for run in found]
+
+        assert search() == ["run1"]
+        assert search(archived=True) == ["run1", _RUN]
+        assert {stored.run.id for stored in backend.list_runs()} == {"run1", _RUN}
+
+    def test_a_request_to_stop_stands_for_the_newest_attempt(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """The first one does, every one is an event, and who resumes the run is not asked."""
+        backend = self._open_as(definition, open_backend, Capability.EDITS)
+        maker = BatchMaker(_RUN)
+        backend.write(maker.start())
+        assert backend.find_stop(_RUN) is None
+        with pytest.raises(RunNotFoundError):
+            backend.request_stop("absent", by="anna@box")
+        first = backend.request_stop(_RUN, by="anna@box", reason="it diverges")
+        assert (first.by.split()[0], first.reason) == ("anna@box", "it diverges")
+        assert first.seen_at is None
+        assert backend.request_stop(_RUN, by="ben@box") == first
+        assert backend.find_stop(_RUN) == first
+        assert backend.load_run(_RUN).stop == first
+        backend.write(maker.lifecycle(("stop_seen", {"id": "another"})))
+        assert backend.load_run(_RUN).stop == first
+        backend.write(maker.lifecycle(("stop_seen", {"id": first.id})))
+        assert backend.load_run(_RUN).stop.seen_at is not None
+        said = [
+            record.payload["by"].split()[0]
+            for record in backend.read(_RUN, "event", Query()).to_records()
+            if record.event_type == STOP_REQUESTED
+        ]
+        assert said == ["anna@box", "ben@box"]
+        backend.write(maker.lifecycle(("status", {"status": "interrupted"})))
+        with pytest.raises(InvalidRunStateError, match="interrupted"):
+            backend.request_stop(_RUN, by="anna@box")
+        second = BatchMaker(_RUN, attempt=1, writer_id="writer1", started_us=FIRST_TIME_US + 999)
+        backend.write(second.start())
+        assert backend.find_stop(_RUN) is None
+        assert backend.load_run(_RUN).stop is None
 
 
 class PrimaryConformance(BackendKit):

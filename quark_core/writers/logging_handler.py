@@ -16,6 +16,7 @@ from quark_core.errors import (
     InvalidRunStateError,
     SchemaValidationError,
     SessionStoreError,
+    StopRequested,
     TrainingHalted,
 )
 from quark_core.records.base import format_time
@@ -123,7 +124,7 @@ class LoggingHandler(logging.Handler):
         try:
             _emitting.now = True
             self._send(record)
-        except TrainingHalted as halt:
+        except (StopRequested, TrainingHalted) as halt:
             # Who logs a text must not be stopped by it: the next call of a writer is.
             self._events.open_run.halt(halt)
         except (InvalidRunStateError, SessionStoreError):

@@ -6,10 +6,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from accelerate.tracking import GeneralTracker, on_main_process
 
 from quark_core.sessions.session import TrainingSession
-from quark_torch.integrations.framework_run import FrameworkRun
+from quark_torch.integrations.framework_run import (
+    STOP_EVERY_STEPS,
+    FrameworkRun,
+    find_end_status,
+)
 
 __all__ = ["QuarkTracker"]
 
@@ -20,6 +25,10 @@ class QuarkTracker(GeneralTracker):
     `init_trackers(config=…)` becomes the configuration. Calls without a step
     count on from the last one. `accelerator.end_training()` ends the run:
     as failed or interrupted where it is called while an error is handled.
+
+    The loop is the caller's, and so is its end: `if tracker.should_stop(accelerator): break`
+    at each step, in all processes, ends it where somebody has asked for that (`quark stop`).
+    In a single process `on_stop="raise"` does it without: `accelerator.log` raises.
 
     Args:
         project: As in `quark.start_run`, as is every further argument. With
@@ -45,11 +54,25 @@ class QuarkTracker(GeneralTracker):
             arguments["project"] = "accelerate"
         self._run = FrameworkRun(session, arguments)
         self._next_step = 0
+        self._asked = 0
 
     @property
     def tracker(self) -> TrainingSession:
         """The session, for everything else that Quark can log."""
         return self._run.session
+
+    def should_stop(self, accelerator: Any) -> bool:
+        """Whether the training is to stop: the same answer in all processes.
+
+        Call it once a step in each of them. Several processes agree every 20 calls.
+        """
+        if accelerator.num_processes <= 1:
+            return self._run.is_to_stop
+        self._asked += 1
+        if self._asked % STOP_EVERY_STEPS:
+            return False
+        flag = torch.tensor(float(self._run.is_to_stop), device=accelerator.device)
+        return bool(accelerator.reduce(flag, reduction="sum").item() > 0)
 
     @on_main_process  # type: ignore[untyped-decorator,unused-ignore]
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -67,7 +90,4 @@ class QuarkTracker(GeneralTracker):
     def finish(self) -> None:
         """End the run."""
         error = sys.exc_info()[1]
-        if error is None:
-            self._run.end("completed")
-        else:
-            self._run.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        self._run.end(find_end_status(error))

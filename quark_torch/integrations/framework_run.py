@@ -8,16 +8,19 @@ from typing import Any
 
 from quark_core.config.objective import choose_objective, keep_objective
 from quark_core.config.snapshot import snapshot_config
-from quark_core.errors import SchemaValidationError
+from quark_core.errors import SchemaValidationError, StopRequested
 from quark_core.records import RunStatus
 from quark_core.sessions.session import TrainingSession
 from quark_core.writers.events import EventLogger
 from quark_core.writers.metrics import MetricsLogger
 from quark_core.writers.scalars import to_float
 
-__all__ = ["FrameworkRun"]
+__all__ = ["STOP_EVERY_STEPS", "FrameworkRun", "find_end_status"]
 
 _log = logging.getLogger("quark")
+
+STOP_EVERY_STEPS = 20
+"""Processes that train together agree this often whether to stop: all of them at one step."""
 
 
 class FrameworkRun:
@@ -63,6 +66,16 @@ class FrameworkRun:
         return None if self._session is None else self._session.run_id
 
     @property
+    def is_to_stop(self) -> bool:
+        """Whether somebody has asked the run to stop; False where it does not go on here."""
+        session = self._session
+        return (
+            session is not None
+            and session.stop_requested is not None
+            and session.status == "running"
+        )
+
+    @property
     def session(self) -> TrainingSession:
         """The run's session, started or continued where it has to be.
 
@@ -74,7 +87,11 @@ class FrameworkRun:
         elif self._is_own and self._session.status != "running":
             assert self._session.run_id is not None
             _log.info("run %s goes on as a new attempt", self._session.run_id)
-            where = {name: self._arguments.get(name) for name in ("storage_dir", "backends")}
+            where: dict[str, Any] = {
+                name: self._arguments[name]
+                for name in ("storage_dir", "backends", "on_stop")
+                if name in self._arguments
+            }
             self._session = TrainingSession.resume_run(
                 run_id=self._session.run_id, reopen=True, **where
             )
@@ -84,7 +101,8 @@ class FrameworkRun:
     def resume_from(self, state: Mapping[str, Any]) -> None:
         """Continue the run that a checkpoint names, if no run was begun and none was asked for."""
         if self._session is None and "run_id" not in self._arguments and state.get("run_id"):
-            kept = {k: v for k, v in self._arguments.items() if k in ("storage_dir", "backends")}
+            kept_names = ("storage_dir", "backends", "on_stop")
+            kept = {k: v for k, v in self._arguments.items() if k in kept_names}
             self._arguments = {**kept, "run_id": state["run_id"], "state": state}
 
     def add_config(self, values: object) -> None:
@@ -182,6 +200,13 @@ class FrameworkRun:
             self._told.add(key)
             _log.warning("%s is a %s and no number; it is not logged", key, type(value).__name__)
         return {}
+
+
+def find_end_status(error: BaseException | None) -> RunStatus:
+    """How a run ends whose training has raised an error, or has not."""
+    if error is None:
+        return "completed"
+    return "interrupted" if isinstance(error, (KeyboardInterrupt, StopRequested)) else "failed"
 
 
 def _flatten(values: object) -> dict[str, Any]:

@@ -8,10 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from quark_core.sessions.session import TrainingSession
-from quark_torch.integrations.framework_run import FrameworkRun
+from quark_torch.integrations.framework_run import (
+    STOP_EVERY_STEPS,
+    FrameworkRun,
+    find_end_status,
+)
 
 __all__ = ["QuarkCallback"]
 
@@ -27,6 +32,9 @@ class QuarkCallback(TrainerCallback):
     `train/…`, `eval/…` and `test/…`, as in the Trainer's other callbacks. Each
     checkpoint is noted with its path and gets a file that names the run, so
     that `train(resume_from_checkpoint=…)` continues the run.
+
+    A run that somebody has asked to stop (`quark stop`) ends as at its last step, with a
+    checkpoint unless `save_strategy` is "no".
 
     A training that raises ends as failed when the process ends, or where the
     callback's `close` is called.
@@ -71,6 +79,22 @@ class QuarkCallback(TrainerCallback):
         self._run.add_config(config)
         self._run.session  # noqa: B018 - it starts here
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop where somebody has asked for it, all processes at one step."""
+        del kwargs
+        if self._shall_stop(args, int(state.global_step)):
+            control.should_training_stop = True
+            control.should_save = control.should_save or _saves(args)
+
+    def _shall_stop(self, args: Any, step: int) -> bool:
+        if args.world_size <= 1:
+            return self._run.is_to_stop
+        if step % STOP_EVERY_STEPS or not torch.distributed.is_initialized():
+            return False
+        flag = torch.tensor(int(self._run.is_to_stop), device=args.device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        return bool(flag.item())
+
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
@@ -110,10 +134,12 @@ class QuarkCallback(TrainerCallback):
 
     def close(self, error: BaseException | None = None) -> None:
         """End the run where `train` has raised: as failed, or interrupted by Ctrl-C."""
-        if error is None:
-            self._run.end("completed")
-        else:
-            self._run.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        self._run.end(find_end_status(error))
+
+
+def _saves(args: Any) -> bool:
+    strategy = args.save_strategy
+    return str(getattr(strategy, "value", strategy)) != "no"
 
 
 def _rename(key: str) -> str:

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 try:
     from lightning.fabric.utilities.logger import _add_prefix, _convert_params
+    from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
 except ImportError:
     from lightning_fabric.utilities.logger import _add_prefix, _convert_params
+    from pytorch_lightning.callbacks import Callback
     from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
     from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from quark_core.errors import StopRequested
 from quark_core.records import RunStatus
 from quark_core.sessions.session import TrainingSession
-from quark_torch.integrations.framework_run import FrameworkRun
+from quark_torch.integrations.framework_run import STOP_EVERY_STEPS, FrameworkRun
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -32,7 +35,8 @@ class QuarkLogger(Logger):
     Hyperparameters become the configuration, `global_step` the step, and the
     `epoch` that Lightning adds to each call the epoch. A run ends as
     completed, failed or interrupted; `Trainer.test` after `Trainer.fit`
-    continues it.
+    continues it. Where somebody has asked the run to stop (`quark stop`), the
+    trainer's `should_stop` is set, and it ends as by early stopping.
 
     Args:
         project: As in `quark.start_run`, as is every further argument. With
@@ -62,6 +66,7 @@ class QuarkLogger(Logger):
         self._log_checkpoints = log_checkpoints
         self._noted: set[str] = set()
         self._run = FrameworkRun(session, arguments)
+        self._stopper = _Stopper(self._run)
 
     @property
     def name(self) -> str:
@@ -91,6 +96,13 @@ class QuarkLogger(Logger):
         """Add to the run's configuration."""
         del args, kwargs
         self._run.add_config(_convert_params(params))
+
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
+        """Take up the trainer, which Lightning names here, to stop it where that is asked for."""
+        del input_array
+        trainer = getattr(model, "_trainer", None)
+        if trainer is not None and self._stopper not in trainer.callbacks:
+            trainer.callbacks.append(self._stopper)
 
     @rank_zero_only  # type: ignore[untyped-decorator,unused-ignore]
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -134,7 +146,25 @@ class QuarkLogger(Logger):
         self._run.end(_find_status(status))
 
 
+class _Stopper(Callback):
+    """Stops the trainer where somebody has asked for it, on all ranks at one step."""
+
+    def __init__(self, run: FrameworkRun) -> None:
+        super().__init__()
+        self._run = run
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Look, which on a single rank costs nothing."""
+        shall = self._run.is_to_stop
+        if trainer.world_size > 1:
+            if trainer.fit_loop.total_batch_idx % STOP_EVERY_STEPS:
+                return
+            shall = trainer.strategy.reduce_boolean_decision(shall, all=False)
+        if shall:
+            trainer.should_stop = True
+
+
 def _find_status(status: str) -> RunStatus:
-    if isinstance(sys.exc_info()[1], KeyboardInterrupt) or status == "aborted":
+    if isinstance(sys.exc_info()[1], (KeyboardInterrupt, StopRequested)) or status == "aborted":
         return "interrupted"
     return "completed" if status in ("success", "finished") else "failed"

@@ -55,6 +55,8 @@ BEYOND = [
     "SequenceLengthSummary",
     "Series",
     "StepTelemetryScope",
+    "StopRequest",
+    "StopRequested",
     "Tracker",
     "TrackerBackend",
     "TrainingHalted",
@@ -62,6 +64,7 @@ BEYOND = [
     "TrainingWatch",
     "WandbBackend",
     "__version__",
+    "edit_run",
     "monitor",
     "open_run",
     "register_backend",
@@ -69,6 +72,7 @@ BEYOND = [
     "search_runs",
     "series",
     "setup_tracker",
+    "stop_run",
     "watch",
 ]
 

@@ -14,6 +14,7 @@ import msgspec
 from quark_backends.removal import SupportsTrash
 from quark_backends.service.client.address import UserKey, check_key_is_for, find_address
 from quark_backends.service.client.calls import Call, ServiceClient
+from quark_backends.service.client.edits import ServiceEdits
 from quark_backends.service.client.ingest import BatchSender, from_wire
 from quark_backends.service.client.removal import ServiceTrash
 from quark_backends.service.client.run_following import RunFollowing
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         RunChanges,
         RunHeads,
     )
+    from quark_core.backends.edits import RunEdit
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.expression import RunSearch
     from quark_core.records.query import Query
+    from quark_core.records.runs import StopRequest
 
 __all__ = ["ServiceBackend"]
 
@@ -121,6 +124,9 @@ class ServiceBackend(SupportsTrash):
             self._fetch,
             self._reading,
             read_only=config.read_only,
+        )
+        self._edits = ServiceEdits(
+            self._address.url, self._fetch, self._reading, read_only=config.read_only
         )
         self._following = RunFollowing(
             self,
@@ -183,7 +189,19 @@ class ServiceBackend(SupportsTrash):
             call = self._post(f"{_run_route(generation.run_id)}/generations", request, attempts=1)
             return self._fetch(call, GenerationReply).number
 
+    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
+        """See `SupportsEdits`."""
+        return self._edits.edit_run(run_id, edit, by=by)
+
+    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
+        """See `SupportsEdits`."""
+        return self._edits.request_stop(run_id, by=by, reason=reason)
+
     # Reading.
+
+    def find_stop(self, run_id: str) -> StopRequest | None:
+        """See `SupportsEdits`."""
+        return self._edits.find_stop(run_id)
 
     def locate(self, run_id: str) -> RunLocation:
         """The run's URI, which says who asks with a key what the run is; it is on no disk here."""
@@ -320,6 +338,7 @@ class ServiceBackend(SupportsTrash):
             project=search.project,
             store=self._address.store,
             limit=search.limit,
+            archived=search.archived,
             where_argument="where" if source is None else source.where_argument,
             order_argument="order_by" if source is None else source.order_argument,
         )

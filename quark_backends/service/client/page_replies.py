@@ -53,6 +53,7 @@ def ask_page(fetch: _Fetch, search: PageSearch, store: str | None) -> RunPage | 
         project=search.search.project,
         store=store,
         limit=search.limit,
+        archived=search.search.archived,
         where_argument=source.where_argument,
         order_argument=source.order_argument,
         columns=search.column_texts,

@@ -16,6 +16,7 @@ from quark_backends.service.protocol import (
     CurvesReply,
     CurvesRequest,
     DamagedList,
+    EditRequest,
     GenerationReply,
     GenerationRequest,
     GridReply,
@@ -36,6 +37,8 @@ from quark_backends.service.protocol import (
     RunList,
     SearchRequest,
     SeriesReply,
+    StopReply,
+    StopRunRequest,
     SummaryList,
     UsageList,
     UsageReply,
@@ -55,6 +58,7 @@ from quark_backends.service.server.ingest.run_routes import (
     TagRequest,
 )
 from quark_backends.service.server.workspaces import (
+    edit_routes,
     following_routes,
     key_routes,
     payload_routes,
@@ -329,6 +333,38 @@ _CONTROL = (
     _control("heartbeat", control_routes.beat, HeartbeatRequest, "Say that a run lives."),
 )
 
+_EDITS = (
+    ServiceRoute(
+        method="POST",
+        path="/v1/runs/{run_id}/edit",
+        handler=edit_routes.edit_run,
+        summary="Change the name, notes and tags of a run, archive it or take it back from there.",
+        scope="write",
+        request=EditRequest,
+        reply=dict[str, Any],
+        media=_BOTH,
+    ),
+    ServiceRoute(
+        method="POST",
+        path="/v1/runs/{run_id}/stop",
+        handler=edit_routes.request_stop,
+        summary="Ask the newest attempt of a run to stop; answers with the request that stands.",
+        scope="write",
+        request=StopRunRequest,
+        reply=StopReply,
+        media=_BOTH,
+    ),
+    ServiceRoute(
+        method="GET",
+        path="/v1/runs/{run_id}/stop",
+        handler=edit_routes.find_stop,
+        summary="The request to stop that stands for the newest attempt of a run, or null.",
+        scope=ANY_SCOPE,
+        reply=StopReply,
+        media=_BOTH,
+    ),
+)
+
 _REMOVAL = (
     ServiceRoute(
         method="POST",
@@ -540,6 +576,7 @@ ROUTES: tuple[ServiceRoute, ...] = (
     *_WRITES,
     *_CONTROL,
     *_PAYLOADS,
+    *_EDITS,
     *_REMOVAL,
     *_KEYS,
     *_SERVER,

@@ -44,13 +44,15 @@ CREATE TABLE run (
     trashed_us INTEGER,
     store_name TEXT,
     store_path TEXT,
+    archived_us INTEGER,
+    stop TEXT,
     PRIMARY KEY (pk),
     UNIQUE (id),
     FOREIGN KEY(project_id) REFERENCES project (id)
 );
-CREATE INDEX run_by_creation ON run (created_us, trashed_us);
-CREATE INDEX run_by_project ON run (project_id, created_us, trashed_us);
-CREATE INDEX run_by_store ON run (store_name, created_us, trashed_us);
+CREATE INDEX run_by_creation ON run (created_us, trashed_us, archived_us);
+CREATE INDEX run_by_project ON run (project_id, created_us, trashed_us, archived_us);
+CREATE INDEX run_by_store ON run (store_name, created_us, trashed_us, archived_us);
 CREATE TABLE attempt (
     run_pk INTEGER NOT NULL,
     number INTEGER NOT NULL,
@@ -197,4 +199,4 @@ CREATE TABLE alembic_version (
     version_num VARCHAR(32) NOT NULL,
     CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO alembic_version (version_num) VALUES ('0003');
+INSERT INTO alembic_version (version_num) VALUES ('0004');

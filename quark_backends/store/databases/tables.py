@@ -93,10 +93,14 @@ run = Table(
     # Label and full path of the storage root that it was started for, in a store of many.
     Column("store_name", _Text),
     Column("store_path", _Text),
+    # When it was archived, which leaves it out of searches that do not ask for it.
+    Column("archived_us", _Number),
+    # JSON: the `StopRequest` that its newest attempt was sent first, or that it has seen one.
+    Column("stop", _Text),
     # With what hides a run, so that a list need not look at the rows that it leaves out.
-    Index("run_by_creation", "created_us", "trashed_us"),
-    Index("run_by_project", "project_id", "created_us", "trashed_us"),
-    Index("run_by_store", "store_name", "created_us", "trashed_us"),
+    Index("run_by_creation", "created_us", "trashed_us", "archived_us"),
+    Index("run_by_project", "project_id", "created_us", "trashed_us", "archived_us"),
+    Index("run_by_store", "store_name", "created_us", "trashed_us", "archived_us"),
 )
 
 attempt = Table(

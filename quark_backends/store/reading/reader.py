@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quark_backends.store.databases.connection import StoreConnection, close_with
-from quark_backends.store.reading.run_rows import RUN_QUERY, run_not_found, to_stored_run
+from quark_backends.store.reading.run_rows import RUN_QUERY, read_stop, run_not_found, to_stored_run
 from quark_core.errors import RunNotFoundError, SessionStoreError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
+    from quark_core.records.runs import StopRequest
 
 __all__ = ["StoreReader"]
 
@@ -221,6 +222,14 @@ class StoreReader:
             row = connection.execute(f"{RUN_QUERY} WHERE run.id = ?", (run_id,)).fetchone()
             find_run(connection, run_id)
         return to_stored_run(row)
+
+    def find_stop(self, run_id: str) -> StopRequest | None:
+        """See `SupportsEdits`."""
+        with self._lock, self._moment() as connection:
+            row = connection.execute("SELECT stop FROM run WHERE id = ?", (run_id,)).fetchone()
+        if row is None:
+            raise run_not_found(run_id)
+        return read_stop(row[0])
 
     def list_runs(
         self,

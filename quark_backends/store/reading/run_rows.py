@@ -18,15 +18,16 @@ from quark_core.records import (
     format_time,
 )
 from quark_core.records.json_object import JsonObject
+from quark_core.records.runs import StopRequest
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
-__all__ = ["RUN_QUERY", "run_not_found", "to_stored_run"]
+__all__ = ["RUN_QUERY", "read_stop", "run_not_found", "to_stored_run"]
 
 RUN_QUERY = """
 SELECT run.id, project_id, project.name, project.root_path, project.created_us,
     project.updated_us, status, parent_run_id, lineage_root_run_id, attempt, run_path,
     git_commit, strict_mode, tags, run.name, notes, run.created_us, run.updated_us, ended_us,
-    config, environment, process, heartbeat_us
+    config, environment, process, heartbeat_us, archived_us, stop
 FROM run JOIN project ON project.id = project_id
 """
 """Selects what `to_stored_run` needs of each run, in its order."""
@@ -58,6 +59,8 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         environment,
         process,
         heartbeat_us,
+        archived_us,
+        stop,
     ) = row
     known = json.loads(process)
     identity = msgspec.convert(known, ProcessIdentity)
@@ -88,6 +91,7 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
             created_at=format_time(created_us),
             updated_at=format_time(updated_us),
             ended_at=None if ended_us is None else format_time(ended_us),
+            archived_at=None if archived_us is None else format_time(archived_us),
         ),
         state=status if lost_reason is None else "lost",
         config=None if config is None else ConfigSnapshot.from_data(json.loads(config)),
@@ -99,7 +103,14 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         heartbeat_at=format_time(heartbeat_us),
         lost_reason=lost_reason,
         exit_code=known.get("exit_code"),
+        stop=read_stop(stop),
     )
+
+
+def read_stop(stored: str | None) -> StopRequest | None:
+    """The request that stands, of the column `stop`."""
+    found = None if stored is None else msgspec.json.decode(stored, type=StopRequest)
+    return found if found is not None and found.is_complete else None
 
 
 def run_not_found(run_id: str) -> RunNotFoundError:

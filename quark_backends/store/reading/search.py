@@ -289,6 +289,8 @@ def _select_runs(run_pks: Sequence[int]) -> Select[Any]:
             run.environment,
             run.process,
             run.heartbeat_us,
+            run.archived_us,
+            run.stop,
         )
         .join_from(METADATA.tables["run"], METADATA.tables["project"])
         .where(run.pk.in_(run_pks))

@@ -108,6 +108,8 @@ class SearchConditions:
     def make_condition(self) -> ColumnElement[bool]:
         """What must be true of a run."""
         conditions: list[ColumnElement[bool]] = [_run.c.trashed_us.is_(None)]
+        if not self._search.archived:
+            conditions.append(_run.c.archived_us.is_(None))
         if self._search.project is not None:
             conditions.append(is_of_project(self._search.project))
         if self._store_name is not None:

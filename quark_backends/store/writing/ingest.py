@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -104,9 +104,19 @@ class BatchIngest:
             BackendRejected: One of them can never be stored; none was.
             SessionStoreError: What is stored already cannot be read; none was.
         """
+        self.write_made(lambda: batches)
+
+    def write_made(self, make: Callable[[], Sequence[Batch]]) -> None:
+        """As `write_once`, of batches that are made inside of the transaction.
+
+        Args:
+            make: Makes them, out of what it reads and locks over the connection. What it
+                raises ends the transaction.
+        """
         connection = self._connection
         try:
             connection.begin_write()
+            batches = make()
             if self._shared is not None:
                 self._shared.hold(batches)
             for batch in batches:

@@ -11,14 +11,17 @@ from typing import Any
 import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.reading.run_rows import RUN_QUERY, to_stored_run
 from quark_backends.store.writing.names import NameTable
 from quark_backends.store.writing.summaries import write_config, write_tags
 from quark_core.backends.contract import Batch
+from quark_core.backends.edits import apply_edit, apply_stop
 from quark_core.delivery.attempt_starts import SETTLED
 from quark_core.errors import BackendRejected
-from quark_core.records import EventRecord, LifecycleRecord
+from quark_core.records import EventRecord, LifecycleRecord, parse_time
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
+from quark_core.records.runs import StopRequest
 
 __all__ = ["GivenAttempt", "apply_lifecycle", "make_attempt_event"]
 
@@ -56,17 +59,19 @@ def apply_lifecycle(
     if record.action == "start":
         return _start(connection, record, data, names)
     row = connection.execute(
-        f"SELECT pk, attempt, tags, process FROM run WHERE id = ?{connection.for_update}",
+        f"SELECT pk, attempt, tags, process, stop FROM run WHERE id = ?{connection.for_update}",
         (record.run_id,),
     ).fetchone()
     if row is None:
         raise BackendRejected(f"run {record.run_id} was never started in this store")
-    run_pk, attempt, tags, process = row
+    run_pk, attempt, tags, process, stop = row
     now_us = time.time_ns() // 1000
     if record.action == "tag":
         merged = sorted({*json.loads(tags), data["tag"]})
         _update(connection, run_pk, tags=json.dumps(merged), updated_us=record.time_us)
         write_tags(connection, run_pk, merged)
+    elif record.action == "edit":
+        _apply_edit(connection, run_pk, record)
     elif record.attempt != attempt:
         return None
     elif record.action == "heartbeat":
@@ -87,7 +92,31 @@ def apply_lifecycle(
             updated_us=record.time_us,
             heartbeat_us=now_us,
         )
+    elif record.action in ("stop", "stop_seen"):
+        known = None if stop is None else msgspec.json.decode(stop, type=StopRequest)
+        changed = apply_stop(known, record)
+        if changed != known:
+            _update(connection, run_pk, stop=msgspec.json.encode(changed).decode())
     return None
+
+
+def _apply_edit(connection: StoreConnection, run_pk: int, record: LifecycleRecord) -> None:
+    """Change what is said of a run."""
+    row = connection.execute(f"{RUN_QUERY} WHERE run.pk = ?", (run_pk,)).fetchone()
+    before = to_stored_run(row).run
+    after = apply_edit(before, record)
+    archived_at = after.archived_at
+    _update(
+        connection,
+        run_pk,
+        name=after.name,
+        notes=after.notes,
+        tags=json.dumps(list(after.tags)),
+        archived_us=None if archived_at is None else parse_time(archived_at),
+        updated_us=record.time_us,
+    )
+    if after.tags != before.tags:
+        write_tags(connection, run_pk, list(after.tags))
 
 
 def _start(
@@ -128,6 +157,8 @@ def _start(
             process=process,
             git_commit=run["git_commit"],
             ended_us=None,
+            # Whoever asked the attempt before to stop did not mean this one.
+            stop=None,
             updated_us=record.time_us,
             heartbeat_us=now_us,
         )

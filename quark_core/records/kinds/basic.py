@@ -22,7 +22,18 @@ __all__ = [
 
 EventSeverity = Literal["debug", "info", "warning", "error", "critical"]
 LogIdentifier = Literal["Info", "Warning", "Error"]
-LifecycleAction = Literal["start", "config", "environment", "tag", "status", "heartbeat", "gap"]
+LifecycleAction = Literal[
+    "start",
+    "config",
+    "environment",
+    "tag",
+    "status",
+    "heartbeat",
+    "gap",
+    "edit",
+    "stop",
+    "stop_seen",
+]
 
 
 class MetricRecord(StreamRecord, frozen=True, gc=False):
@@ -163,7 +174,9 @@ class LifecycleRecord(StreamRecord, frozen=True, gc=False):
         action: `start` opens an attempt (data: project, run, process),
             `config` and `environment` carry snapshots, `tag` adds one tag,
             `status` sets the attempt's status, `heartbeat` says it is alive,
-            `gap` counts records that are missing.
+            `gap` counts records that are missing, `edit` changes what people
+            have said of the run, `stop` asks the attempt to stop, and
+            `stop_seen` says that it knows.
         data: What the action needs, as JSON values.
     """
 

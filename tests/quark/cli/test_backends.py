@@ -28,7 +28,7 @@ def test_installed_backends_are_listed(invoke):
     firsts = [words[0] for words in lines if words]
     assert firsts.index("csv") < firsts.index("embedded")
     can = " ".join(result.stdout.split("embedded")[-1].split())
-    assert "write, artifacts, changes, generations, grid, groups, idempotent" in can
+    assert "write, artifacts, changes, edits, generations, grid, groups, idempotent" in can
     assert "left out" not in result.stdout
 
 
@@ -39,6 +39,7 @@ def test_json_lists_capabilities_and_origin(invoke):
     assert by_name["embedded"]["capabilities"] == [
         "artifacts",
         "changes",
+        "edits",
         "generations",
         "grid",
         "groups",

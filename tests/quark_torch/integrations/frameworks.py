@@ -1,9 +1,12 @@
-"""The frameworks, each of which may be missing."""
+"""The frameworks, each of which may be missing, and a request to stop what they train."""
 
 import importlib
 import warnings
 
 import pytest
+
+import quark
+from quark_core.runs.stop_requests import StopLookout
 
 
 def import_or_skip(*names):
@@ -13,3 +16,11 @@ def import_or_skip(*names):
         for name in names:
             pytest.importorskip(name.split(".")[0], exc_type=ImportError)
         return [importlib.import_module(name) for name in names]
+
+
+def ask_to_stop(session):
+    """What `quark stop` does, and what the session does at its next heartbeat."""
+    quark.stop_run(session, reason="enough")
+    lookout = StopLookout(session.open_run)
+    lookout.look()
+    lookout._thread.join()

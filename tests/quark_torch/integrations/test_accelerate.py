@@ -1,7 +1,10 @@
 """`QuarkTracker` in a real Accelerator."""
 
+import subprocess
+import sys
+
 import pytest
-from frameworks import import_or_skip
+from frameworks import ask_to_stop, import_or_skip
 
 import quark
 from quark_core.errors import SchemaValidationError
@@ -86,3 +89,74 @@ def test_a_session_and_its_arguments_are_not_both_given(tmp_path):
         pytest.raises(SchemaValidationError, match="project cannot be given"),
     ):
         module.QuarkTracker("vision", session=session)
+
+
+def test_a_loop_that_asks_ends_where_somebody_wants_it(tmp_path, runs):
+    tracker = module.QuarkTracker("vision", storage_dir=tmp_path)
+    accelerator = accelerate.Accelerator(log_with=tracker, cpu=True)
+    assert not tracker.should_stop(accelerator)
+    accelerator.init_trackers("ignored")
+    accelerator.log({"loss": 1.0}, step=0)
+    assert not tracker.should_stop(accelerator)
+    ask_to_stop(tracker.tracker)
+    assert tracker.should_stop(accelerator)
+    accelerator.end_training()
+    (run,) = runs()
+    assert run.status == "completed"
+
+
+def test_a_tracker_that_is_told_to_raise_ends_its_run_as_interrupted(tmp_path, runs, read):
+    tracker = module.QuarkTracker("vision", storage_dir=tmp_path, on_stop="raise")
+    accelerator = accelerate.Accelerator(log_with=tracker, cpu=True)
+    accelerator.init_trackers("ignored")
+    accelerator.log({"loss": 1.0}, step=0)
+    ask_to_stop(tracker.tracker)
+    with pytest.raises(quark.StopRequested):
+        try:
+            accelerator.log({"loss": 1.0}, step=1)
+        finally:
+            accelerator.end_training()
+    (run,) = runs()
+    assert run.status == "interrupted"
+    assert read(run, "loss") == [(0, 1.0)]
+
+
+TWO_PROCESSES = """
+import sys
+import accelerate
+import quark
+from quark_core.runs.stop_requests import StopLookout
+from quark_torch.integrations.accelerate import QuarkTracker
+
+tracker = QuarkTracker("vision", storage_dir=sys.argv[1])
+accelerator = accelerate.Accelerator(log_with=tracker, cpu=True)
+accelerator.init_trackers("ignored")
+for step in range(1000):
+    accelerator.log({"loss": 1.0}, step=step)
+    if step == 5 and accelerator.is_main_process:
+        quark.stop_run(tracker.tracker, reason="enough")
+        lookout = StopLookout(tracker.tracker.open_run)
+        lookout.look()
+        lookout._thread.join()
+    if tracker.should_stop(accelerator):
+        break
+accelerator.end_training()
+# In one piece, so that the lines of two processes do not mix.
+sys.stdout.write(f"process {accelerator.process_index} stopped at {step}\\n")
+sys.stdout.flush()
+"""
+
+
+def test_all_processes_stop_at_one_step(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TWO_PROCESSES)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(script), str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    # The first step at which they agree: each 20th call is one.
+    assert sorted(line for line in done.stdout.splitlines() if "stopped" in line) == [
+        "process 0 stopped at 19",
+        "process 1 stopped at 19",
+    ]

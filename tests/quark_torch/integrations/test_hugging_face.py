@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from frameworks import import_or_skip
+from frameworks import ask_to_stop, import_or_skip
 
 import quark
 
@@ -103,3 +103,29 @@ def test_a_session_of_the_users_own_is_not_ended(tmp_path, read):
     config = run.open_run.reader.load_run(run.run_id).config.values
     assert config["seed"] == 7
     assert config["trainer"]["learning_rate"] == 0.01
+
+
+class Asker(transformers.TrainerCallback):
+    """Asks the run to stop before a step, and waits until its session knows."""
+
+    def __init__(self, callback, at_step):
+        self.callback, self.at_step = callback, at_step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.at_step:
+            ask_to_stop(self.callback.session)
+
+
+@pytest.mark.parametrize(("strategy", "saved"), [("steps", ["checkpoint-3"]), ("no", [])])
+def test_a_run_that_is_asked_to_stop_ends_with_a_checkpoint(tmp_path, runs, read, strategy, saved):
+    callback = module.QuarkCallback(project="nlp", storage_dir=tmp_path)
+    trainer = make_trainer(
+        tmp_path, callback, max_steps=500, save_steps=500, save_strategy=strategy
+    )
+    trainer.add_callback(Asker(callback, 2))
+    trainer.train()
+    assert trainer.state.global_step == 3
+    (run,) = runs()
+    assert run.status == "completed"
+    assert [step for step, _ in read(run, "train/loss")] == [1, 2, 3]
+    assert sorted(path.name for path in (tmp_path / "out").glob("checkpoint-*")) == saved

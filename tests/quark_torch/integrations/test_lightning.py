@@ -1,7 +1,7 @@
 """`QuarkLogger` in a real Lightning Trainer."""
 
 import pytest
-from frameworks import import_or_skip
+from frameworks import ask_to_stop, import_or_skip
 
 import quark
 
@@ -123,3 +123,29 @@ def test_other_ranks_start_no_run(tmp_path, runs, monkeypatch):
     logger.finalize("success")
     assert logger.version == ""
     assert not (tmp_path / ".quark").exists()
+
+
+class Asker(lightning.Callback):
+    """Asks the run to stop at the end of a batch, and waits until its session knows."""
+
+    def __init__(self, logger, at_batch):
+        super().__init__()
+        self.logger, self.at_batch = logger, at_batch
+
+    def on_train_batch_start(self, trainer, module, batch, index):
+        if trainer.global_step == self.at_batch:
+            ask_to_stop(self.logger.experiment)
+
+
+def test_a_run_that_is_asked_to_stop_ends_as_by_early_stopping(tmp_path, runs, read):
+    logger = module.QuarkLogger(project="vision", storage_dir=tmp_path)
+    trainer = make_trainer(logger, tmp_path, max_epochs=50, callbacks=[Asker(logger, 5)])
+    trainer.fit(Module(), load())
+    assert trainer.global_step == 6
+    (run,) = runs()
+    assert run.status == "completed"
+    assert [step for step, _ in read(run, "train/loss")] == list(range(6))
+    assert len(list(tmp_path.rglob("*step=6.ckpt"))) == 1
+    trainer.test(Module(), load(), verbose=False)
+    assert logger.experiment.stop_requested is None
+    logger.finalize("success")

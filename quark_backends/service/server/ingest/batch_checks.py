@@ -319,11 +319,51 @@ class _Status(msgspec.Struct):
     exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
 
 
+class _TextChange(msgspec.Struct):
+    before: Annotated[str, Meta(max_length=200_000)] | None
+    after: Annotated[str, Meta(max_length=200_000)] | None
+
+
+class _TagsChange(msgspec.Struct):
+    added: Annotated[list[_Name], Meta(max_length=1000)]
+    removed: Annotated[list[_Name], Meta(max_length=1000)]
+
+
+class _FlagChange(msgspec.Struct):
+    before: bool
+    after: bool
+
+
+class _Changes(msgspec.Struct):
+    name: _TextChange | None = None
+    notes: _TextChange | None = None
+    tags: _TagsChange | None = None
+    archived: _FlagChange | None = None
+
+
+class _Edit(msgspec.Struct):
+    by: _Name
+    changes: _Changes
+
+
+class _Stop(msgspec.Struct):
+    id: _Name
+    by: _Name
+    reason: Annotated[str, Meta(max_length=4096)] | None
+
+
+class _StopSeen(msgspec.Struct):
+    id: _Name
+
+
 _FORMS: dict[str, type[msgspec.Struct]] = {
     "start": _Start,
     "config": _Config,
     "tag": _Tag,
     "status": _Status,
+    "edit": _Edit,
+    "stop": _Stop,
+    "stop_seen": _StopSeen,
 }
 
 

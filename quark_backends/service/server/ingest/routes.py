@@ -29,6 +29,7 @@ __all__ = ["ingest", "store_batches", "write_generation"]
 
 # What is smaller is decoded where it came in: handing it to a thread would take longer.
 _SMALL_BYTES = 128 * 1024
+_EDITS = frozenset({"edit", "stop"})
 _OUTPUT_KINDS = RECORD_TYPES.keys() - {LifecycleRecord.KIND}
 
 
@@ -50,8 +51,30 @@ async def ingest(call: Call) -> ASGIApp:
             asked = body.decode(JsonIngest)
             batches = await call.service.threads.write(encode_json_batches, run_id, asked, limits)
             timed = all(batch.is_timed for batch in asked.batches)
+        _refuse_edits(call, batches)
         removed = await store_batches(call, run_id, batches, timed=timed)
     return call.reply(Acknowledged(len(batches), removed))
+
+
+def _refuse_edits(call: Call, batches: Sequence[Batch]) -> None:
+    """See that what only the scope write allows does not come in among the batches of a training.
+
+    Raises:
+        ServiceFailure: It does.
+    """
+    if call.principal.scopes & {"write", "admin"}:
+        return
+    for index, batch in enumerate(batches):
+        if batch.kind != LifecycleRecord.KIND:
+            continue
+        edits = sorted(_EDITS.intersection(batch.decoded.to_list("action")))
+        if edits:
+            raise ServiceFailure(
+                ErrorCode.FORBIDDEN,
+                f"a lifecycle record {edits[0]!r} needs the scope write: a training has no such "
+                "records, and who edits or stops a run does so by routes of their own",
+                field=f"batches[{index}]",
+            )
 
 
 async def store_batches(call: Call, run_id: str, batches: list[Batch], *, timed: bool) -> bool:

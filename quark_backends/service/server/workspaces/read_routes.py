@@ -274,6 +274,7 @@ def _build_page_search(request: PageRequest, limit: int) -> PageSearch:
             order_by=request.order_by or None,
             columns=request.columns,
             limit=min(asked, MOST_PAGE_RUNS),
+            archived=request.archived,
             after=request.after,
             count=request.count,
             where_argument=request.where_argument,
@@ -291,6 +292,7 @@ def _build_search(request: SearchRequest) -> RunSearch:
             where=request.where,
             order_by=request.order_by or None,
             limit=request.limit,
+            archived=request.archived,
             where_argument=request.where_argument,
             order_argument=request.order_argument,
         )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         RunChanges,
         RunHeads,
     )
+    from quark_core.backends.edits import RunEdit
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.expression import RunSearch
     from quark_core.records.query import Query
+    from quark_core.records.runs import StopRequest
 
 __all__ = ["OpenStore", "WorkspaceStore", "WorkspaceStores"]
 
@@ -59,6 +61,15 @@ class WorkspaceStore(Protocol):
 
     def write_generation(self, generation: Generation) -> int:
         """Keep the outputs of one analysis; returns its number."""
+
+    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
+        """Change what is said of a run."""
+
+    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
+        """Ask the newest attempt of a run to stop."""
+
+    def find_stop(self, run_id: str) -> StopRequest | None:
+        """The request that stands for the newest attempt of a run."""
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """Rows of one kind that fit the query, in persistence order."""

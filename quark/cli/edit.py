@@ -1,0 +1,77 @@
+"""`quark edit`: what is said of a run, while it trains or after its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import SchemaValidationError
+
+__all__ = ["edit"]
+
+
+@click.command()
+@click.argument("run")
+@storage_option
+@click.option("--name", help='The new name; "" takes it away.')
+@click.option("--notes", help='The new notes; "" takes them away.')
+@click.option("-t", "--tag", multiple=True, help="Add this tag; repeat for several.")
+@click.option("--untag", multiple=True, help="Remove this tag; repeat for several.")
+@click.option(
+    "--archive/--restore",
+    "archived",
+    default=None,
+    help="Leave the run out of lists that do not ask for archived runs, or take it back.",
+)
+@json_option
+def edit(
+    run: str,
+    storage_dir: Path | None,
+    name: str | None,
+    notes: str | None,
+    tag: tuple[str, ...],
+    untag: tuple[str, ...],
+    archived: bool | None,
+    as_json: bool,
+) -> None:
+    """Change the name, notes and tags of RUN (its id, the beginning of it, or its name).
+
+    Who changed what, and what was before, is among the run's events. An archived run
+    keeps everything (`quark rm` is what removes one): `quark runs --archived` lists it.
+    With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.
+    """
+    from quark_core.runs.run_editing import edit_run
+
+    if name is None and notes is None and not tag and not untag and archived is None:
+        raise click.UsageError(
+            "nothing to change: give --name, --notes, --tag, --untag, --archive or --restore"
+        )
+    store = open_store(storage_dir)
+    run_id = str(find_run(store, run).run.id)
+    try:
+        record = edit_run(
+            run_id,
+            name=name,
+            notes=notes,
+            add_tags=tag,
+            remove_tags=untag,
+            archived=archived,
+            storage_dir=resolve_storage_dir(storage_dir),
+        )
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+    if as_json:
+        print_json(record.to_dict())
+        return
+    from quark_core.system.terminal_text import clean_text
+
+    for label, value in (
+        ("name", record.name),
+        ("notes", record.notes),
+        ("tags", ", ".join(record.tags)),
+        ("archived", record.archived_at),
+    ):
+        click.echo(clean_text(f"{label:<9} {value or '-'}"))

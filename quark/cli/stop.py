@@ -1,0 +1,115 @@
+"""`quark stop`: asks a training to stop, wherever it runs."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import SchemaValidationError
+
+if TYPE_CHECKING:
+    from quark_core.backends.contract import StoredRun, SupportsPrimary
+    from quark_core.records.runs import StopRequest
+
+__all__ = ["stop"]
+
+_POLL_S = 0.5
+# Half a minute is three heartbeats: a training that looks has seen it by then.
+_WAIT_S = 30.0
+
+
+@click.command()
+@click.argument("run")
+@storage_option
+@click.option("--reason", help="Why, for who looks at the run.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=_WAIT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until the training knows; 0 does not wait.",
+)
+@json_option
+def stop(
+    run: str, storage_dir: Path | None, reason: str | None, wait_s: float, as_json: bool
+) -> None:
+    """Ask the training of RUN (its id, the beginning of it, or its name) to stop.
+
+    It learns of it within a heartbeat (10 s), and stops where its loop looks at
+    session.stop_requested, was started with on_stop="raise", or is that of Lightning,
+    Transformers or Accelerate. No process is ended. Exit status 1 where the training has not
+    said in time that it knows. With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the
+    scopes read and write.
+    """
+    from quark_core.runs.run_editing import stop_run
+
+    store = open_store(storage_dir)
+    run_id = str(find_run(store, run).run.id)
+    try:
+        request = stop_run(run_id, reason=reason, storage_dir=resolve_storage_dir(storage_dir))
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+    stored = _wait(store, run_id, request, wait_s)
+    seen = _find_seen(stored, request)
+    if as_json:
+        print_json({"run_id": run_id, "state": stored.state, "stop": (seen or request).to_dict()})
+    else:
+        _say(stored, request, seen, wait_s, storage_dir)
+    if wait_s and seen is None and stored.state in ("running", "lost"):
+        raise SystemExit(1)
+
+
+def _wait(store: SupportsPrimary, run_id: str, request: StopRequest, wait_s: float) -> StoredRun:
+    """The run once its training knows, has gone, or the time is over."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        stored = store.load_run(run_id)
+        if _find_seen(stored, request) is not None or stored.state != "running":
+            return stored
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return stored
+        time.sleep(min(_POLL_S, left_s))
+
+
+def _find_seen(stored: StoredRun, request: StopRequest) -> StopRequest | None:
+    known = stored.stop
+    return known if known is not None and known.id == request.id and known.seen_at else None
+
+
+def _say(
+    stored: StoredRun,
+    request: StopRequest,
+    seen: StopRequest | None,
+    wait_s: float,
+    storage_dir: Path | None,
+) -> None:
+    from quark_core.system.terminal_text import clean_text
+
+    where = "" if storage_dir is None else f" -d {shlex.quote(str(storage_dir))}"
+    click.echo(clean_text(f"{request.describe()}."))
+    if stored.state == "lost":
+        click.echo(f"But its process is gone ({stored.lost_reason}): the run is lost.")
+    elif stored.state != "running":
+        click.echo(f"The run has ended: {stored.state}.")
+    elif seen is not None:
+        click.echo(
+            "The training knows, and stops where its loop looks: session.stop_requested, "
+            f'on_stop="raise", or a framework\'s loop. quark show {stored.run.id}{where} says when.'
+        )
+    elif wait_s:
+        click.echo(
+            f"The training has not said within {wait_s:g} s that it knows. It may be of a Quark "
+            "that never looks, out of reach of the store, or stuck; the request stands. Where it "
+            "trains, Ctrl-C or SIGTERM end it."
+        )
+    else:
+        click.echo(f"The training learns of it within 10 s: quark show {stored.run.id}{where}")

@@ -1,0 +1,53 @@
+"""Edits what is said of runs, and asks them to stop.
+
+Both need the scope `write`: a key that only trains may not rename, archive or stop what others
+have begun. A training asks with any key whether it shall stop.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp
+
+from quark_backends.service.protocol import EditRequest, StopReply, StopRunRequest
+from quark_backends.service.server.http.call import Call
+from quark_core.backends.edits import RunEdit, check_edit, check_reason
+from quark_core.config.arguments import check_label
+
+__all__ = ["edit_run", "find_stop", "request_stop"]
+
+
+async def edit_run(call: Call) -> ASGIApp:
+    """Change what is said of a run."""
+    request = await call.decode(EditRequest)
+    edit = check_edit(
+        RunEdit(**{name: getattr(request, name) for name in RunEdit.__struct_fields__})
+    )
+    async with call.store() as opened:
+        stored = await call.service.threads.write(
+            opened.store.edit_run, call.run_id, edit, by=_name_caller(call, request.by)
+        )
+    return call.reply(stored.to_dict())
+
+
+async def request_stop(call: Call) -> ASGIApp:
+    """Ask a run to stop."""
+    request = await call.decode(StopRunRequest)
+    reason = check_reason(request.reason)
+    async with call.store() as opened:
+        stop = await call.service.threads.write(
+            opened.store.request_stop,
+            call.run_id,
+            by=_name_caller(call, request.by),
+            reason=reason,
+        )
+    return call.reply(StopReply(stop))
+
+
+async def find_stop(call: Call) -> ASGIApp:
+    """The request that stands for a run."""
+    return call.reply(StopReply(await call.ask("find_stop", call.run_id)))
+
+
+def _name_caller(call: Call, by: str) -> str:
+    """Who asks, as the client says, and by which key, which it cannot make up."""
+    return f"{check_label(by, 'by')} (key {call.principal.key_id})"

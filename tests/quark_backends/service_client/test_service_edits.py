@@ -1,0 +1,150 @@
+"""Runs of a service are edited and asked to stop, by who has a key with the scope."""
+
+import pytest
+from click.testing import CliRunner
+from service_fixtures import error_of, ingest
+
+import quark
+from quark.cli.main import cli
+from quark_core.backends.contract import Batch
+from quark_core.errors import (
+    InvalidRunStateError,
+    RunNotFoundError,
+    StoreUnauthorizedError,
+    StoreUnavailableError,
+)
+from quark_core.records import LifecycleRecord
+from quark_core.records.codec import encode_records
+from quark_core.records.json_object import JsonObject
+from quark_core.runs.stop_requests import StopLookout
+
+
+def beat(session):
+    lookout = StopLookout(session.open_run)
+    lookout.look()
+    lookout._thread.join()
+
+
+def test_a_run_of_a_service_is_edited(service, tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path, name="a", tags=["x"]) as session:
+        run = quark.edit_run(session, name="b", add_tags=["y"], remove_tags=["x"])
+        assert (run.name, run.tags) == ("b", ("y",))
+    run = quark.edit_run(session.run_id, notes="n", archived=True, storage_dir=tmp_path)
+    assert (run.name, run.notes, run.status) == ("b", "n", "completed")
+    assert quark.search_runs(storage_dir=tmp_path) == ()
+    (found,) = quark.search_runs(storage_dir=tmp_path, archived=True)
+    assert found.stored.run == run
+    events = quark.EventLogger(quark.open_run(session.run_id, tmp_path)).read()
+    edits = [event.payload for event in events if event.event_type == "run_edited"]
+    assert edits[0]["changes"]["name"] == {"before": "a", "after": "b"}
+    key_id = service.key.split("_")[1]
+    assert all(edit["by"].endswith(f"(key {key_id})") for edit in edits)
+
+
+def test_a_training_that_logs_to_a_service_is_asked_to_stop(service, tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        beat(session)
+        assert session.stop_requested is None
+        request = quark.stop_run(session, reason="enough")
+        assert quark.stop_run(session, reason="again") == request
+        beat(session)
+        assert session.stop_requested == request
+    stored = quark.open_run(session.run_id, tmp_path).open_run.reader.load_run(session.run_id)
+    assert stored.stop.seen_at is not None
+    with pytest.raises(InvalidRunStateError, match="has ended"):
+        quark.stop_run(session)
+
+
+def test_a_training_learns_of_it_with_a_key_that_only_writes_records(
+    service, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("QUARK_USER_KEY", service.make_key("default", "ingest"))
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        monkeypatch.setenv("QUARK_USER_KEY", service.key)
+        request = quark.stop_run(session.run_id, storage_dir=tmp_path)
+        monkeypatch.setenv("QUARK_USER_KEY", service.make_key("default", "ingest"))
+        beat(session)
+        assert session.stop_requested == request
+
+
+@pytest.mark.parametrize("scopes", [("read",), ("ingest",), ("read", "ingest")])
+def test_a_key_without_the_scope_neither_edits_nor_stops(service, tmp_path, monkeypatch, scopes):
+    with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
+        session.flush()
+        monkeypatch.setenv("QUARK_USER_KEY", service.make_key("default", *scopes))
+        with pytest.raises(StoreUnauthorizedError, match="write"):
+            quark.edit_run(session.run_id, name="b", storage_dir=tmp_path)
+        with pytest.raises(StoreUnauthorizedError, match="write"):
+            quark.stop_run(session.run_id, storage_dir=tmp_path)
+        monkeypatch.setenv("QUARK_USER_KEY", service.key)
+        assert session.reload().run.name == "a"
+        beat(session)
+        assert session.stop_requested is None
+
+
+@pytest.mark.parametrize(
+    ("action", "data"),
+    [
+        ("edit", {"by": "x@y", "changes": {"name": {"before": None, "after": "b"}}}),
+        ("stop", {"id": "i", "by": "x@y", "reason": None}),
+    ],
+)
+def test_no_edit_comes_in_among_the_batches_of_a_training(service, tmp_path, action, data):
+    with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
+        session.flush()
+        record = LifecycleRecord(
+            session.run_id, "edit-0", 0, 0, 0, 1_767_225_600_000_000, action, JsonObject(data)
+        )
+        batch = Batch(session.run_id, "edit-0", 0, 0, 0, "lifecycle", 1, encode_records([record]))
+        with service.client("default", "ingest", "read") as client:
+            refused = ingest(client, batch)
+        assert refused.status_code == 403
+        assert "needs the scope write" in error_of(refused)["message"]
+        with service.client("default", "ingest", "write") as client:
+            assert ingest(client, batch).status_code == 200
+
+
+def test_what_is_not_there_or_not_reached_is_told(service, tmp_path):
+    with pytest.raises(RunNotFoundError):
+        quark.edit_run("absent", name="b", storage_dir=tmp_path)
+    with pytest.raises(RunNotFoundError):
+        quark.stop_run("absent", storage_dir=tmp_path)
+    service.stop()
+    with pytest.raises(StoreUnavailableError):
+        quark.edit_run("absent", name="b", storage_dir=tmp_path)
+    service.stop = lambda: None  # it is over
+
+
+def test_commands_reach_the_service(service, tmp_path):
+    def invoke(*arguments, status=0):
+        result = CliRunner(env={"COLUMNS": "200"}).invoke(cli, [*map(str, arguments)])
+        assert result.exit_code == status, result.output + repr(result.exception)
+        return result.output
+
+    with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
+        session.flush()
+        invoke("edit", "a", "-d", tmp_path, "--name", "b", "--archive")
+        said = invoke("stop", "b", "-d", tmp_path, "--reason", "enough", "--wait", "0")
+        assert ": enough." in said
+    assert "(archived)" in invoke("runs", "-d", tmp_path, "--archived")
+    assert "asked the run to stop" in " ".join(invoke("show", "b", "-d", tmp_path).split())
+
+
+@pytest.mark.parametrize(
+    ("action", "data"),
+    [
+        ("edit", {"by": "x@y", "changes": {"name": "b"}}),
+        ("edit", {"by": "x@y", "changes": {"tags": {"added": "b", "removed": []}}}),
+        ("stop", {"id": 7, "by": "x@y", "reason": None}),
+        ("stop_seen", {}),
+    ],
+)
+def test_no_malformed_edit_is_stored(service, tmp_path, action, data):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        session.flush()
+        record = LifecycleRecord(
+            session.run_id, "edit-0", 0, 0, 0, 1_767_225_600_000_000, action, JsonObject(data)
+        )
+        batch = Batch(session.run_id, "edit-0", 0, 0, 0, "lifecycle", 1, encode_records([record]))
+        with service.client("default") as client:
+            assert ingest(client, batch).status_code == 422
