@@ -178,7 +178,7 @@ def _write_report(
     summary_path: Path | None,
 ) -> None:
     """What this analysis has found as a file for people, and in short for a CI job's page."""
-    from quark.page.api.analyses import Analysis
+    from quark.page.api.run_analysis import Analysis, RuleCoverage
     from quark.page.report import compose_report, open_session_source
     from quark.page.report_contents import ReportOptions
 
@@ -188,7 +188,7 @@ def _write_report(
         scores=result.health_scores,
         phases=phases.phases,
         phase_notes=phases.notes,
-        verdicts=result.verdicts,
+        coverage=RuleCoverage.measure(result.verdicts),
         generation=result.generation,
     )
     runs = [(open_session_source(session), result.run_id)]

@@ -27,7 +27,7 @@ from quark_core.records.times import now_us
 from quark_core.version import __version__
 
 if TYPE_CHECKING:
-    from quark.page.api.analyses import Analysis
+    from quark.page.api.run_analysis import Analysis
     from quark_core.analysis.comparison.results import RunComparisonResult
     from quark_core.sessions.session import TrainingSession
 

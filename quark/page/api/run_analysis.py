@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, format_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from quark_core.analysis.rule import Verdict
     from quark_core.runs.open_run import OpenRun
 
 __all__ = [
@@ -36,6 +37,16 @@ class RuleCoverage:
 
     count: int
     without_data: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def measure(cls, verdicts: Mapping[str, Verdict]) -> RuleCoverage:
+        """That of an analysis, whose rules have said this by their ids."""
+        lacking = tuple(
+            (rule_id, verdict.reason, verdict.missing)
+            for rule_id, verdict in sorted(verdicts.items())
+            if verdict.state == "no_data"
+        )
+        return cls(count=len(verdicts), without_data=lacking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,14 +171,7 @@ def analyze(run: OpenRun) -> Analysis:
         scores=result.health_scores,
         phases=phases.phases,
         phase_notes=phases.notes,
-        coverage=RuleCoverage(
-            count=len(result.verdicts),
-            without_data=tuple(
-                (rule_id, verdict.reason, verdict.missing)
-                for rule_id, verdict in sorted(result.verdicts.items())
-                if verdict.state == "no_data"
-            ),
-        ),
+        coverage=RuleCoverage.measure(result.verdicts),
         note=_NOTE,
     )
 

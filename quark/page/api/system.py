@@ -118,7 +118,7 @@ def _describe_ranks(grid: Grid) -> list[dict[str, Any]]:
         lasts.append(int(grid.ends[seen[-1]]) if len(seen) else None)
     newest = max((last for last in lasts if last is not None), default=0)
     reach = newest - (int(grid.starts[0]) if len(grid.starts) else 0)
-    ranks = [
+    ranks: list[dict[str, Any]] = [
         {
             "rank": name,
             "median": median,
