@@ -66,7 +66,7 @@ def edit(
     if as_json:
         print_json(record.to_dict())
         return
-    from quark_core.system.terminal_text import clean_text
+    from quark_core.system.terminal_text import clean_line
 
     for label, value in (
         ("name", record.name),
@@ -74,4 +74,4 @@ def edit(
         ("tags", ", ".join(record.tags)),
         ("archived", record.archived_at),
     ):
-        click.echo(clean_text(f"{label:<9} {value or '-'}"))
+        click.echo(clean_line(f"{label:<9} {value or '-'}"))

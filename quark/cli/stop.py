@@ -92,10 +92,10 @@ def _say(
     wait_s: float,
     storage_dir: Path | None,
 ) -> None:
-    from quark_core.system.terminal_text import clean_text
+    from quark_core.system.terminal_text import clean_line
 
     where = "" if storage_dir is None else f" -d {shlex.quote(str(storage_dir))}"
-    click.echo(clean_text(f"{request.describe()}."))
+    click.echo(clean_line(f"{request.describe()}."))
     if stored.state == "lost":
         click.echo(f"But its process is gone ({stored.lost_reason}): the run is lost.")
     elif stored.state != "running":

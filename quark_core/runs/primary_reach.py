@@ -47,6 +47,7 @@ _log = logging.getLogger("quark")
 # Within 5 s and 2 s, with what a start does besides and what it takes back where it fails.
 _FIRST_S = 4.0
 _RESTART_S = 1.3
+# Nothing is asked for, and so it takes no time, but for a machine that is busy elsewhere.
 _UNASKED_S = 0.5
 _GRACE_S = 0.1
 _CLOSE_S = 1.0
@@ -237,7 +238,9 @@ class PrimaryReach:
             if self.outage is None:
                 self._primary = self.ask(lambda: open_it(choice, config))
             else:
-                self._primary = self._bound(lambda: open_it(choice, config), _UNASKED_S)
+                self._primary = self._bound(
+                    lambda: open_it(choice, config), max(_UNASKED_S, self.left_s)
+                )
         except Exception as error:
             if self.outage is None and not self._policy.joins:
                 raise

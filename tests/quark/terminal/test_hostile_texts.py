@@ -30,6 +30,7 @@ WALKED = {
     "compare": ["compare RUN OTHER", "compare RUN OTHER --json"],
     "doctor": ["doctor", "doctor --json"],
     "du": ["du", "du --json"],
+    "edit": ["edit RUN --name EVIL --notes EVIL --tag EVIL", "edit RUN --untag EVIL --archive"],
     "export": ["export RUN -f csv --output OUT", "export RUN -f csv --output OUT"],
     "follow": ["follow RUN --no-analyze", "follow RUN --once", "follow RUN --once --json"],
     "gc": ["gc --dry-run", "gc", "gc --yes"],
@@ -47,6 +48,7 @@ WALKED = {
         "runs -p x",
     ],
     "show": ["show RUN", "show RUN --json", "show EVIL", "show nothing"],
+    "stop": ["stop RUN --reason EVIL", "stop nothing"],
     "sync": ["sync ROOT --dry-run", "sync ROOT --json", "sync ROOT"],
 }
 ELSEWHERE = {

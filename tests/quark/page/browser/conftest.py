@@ -50,30 +50,67 @@ def find_chromium():
     return asked or next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="package")
+class Browser:
+    """The browser of this process, opened when it is first wanted."""
+
+    def __init__(self):
+        self._playwright = None
+        self._browser = None
+        self._tab = None
+
+    def open(self):
+        if self._browser is None:
+            is_required = os.environ.get("QUARK_REQUIRE_BROWSER") == "1"
+            path = find_chromium()
+            try:
+                from playwright.sync_api import sync_playwright
+            except ImportError:
+                if is_required:
+                    raise
+                pytest.skip("needs playwright: pip install playwright")
+            if path is None:
+                if is_required:
+                    pytest.fail("QUARK_REQUIRE_BROWSER=1, and there is no Chromium")
+                pytest.skip("needs Chromium: apt-get install chromium, or QUARK_CHROMIUM=PATH")
+            self._playwright = sync_playwright().start()
+            self._browser = self._playwright.chromium.launch(executable_path=path, args=_FLAGS)
+        return self._browser
+
+    def open_tab(self):
+        """The tab that tests share, one after the other."""
+        if self._tab is None:
+            self._tab = self.open().new_context(viewport=VIEWPORT).new_page()
+        return self._tab
+
+    def close(self):
+        if self._playwright is None:
+            return
+        if self._browser is not None:
+            self._browser.close()
+        self._playwright.stop()
+        self._playwright = self._browser = self._tab = None
+
+
+_opened = Browser()
+
+
+@pytest.fixture
 def chromium():
-    is_required = os.environ.get("QUARK_REQUIRE_BROWSER") == "1"
-    path = find_chromium()
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        if is_required:
-            raise
-        pytest.skip("needs playwright: pip install playwright")
-    if path is None:
-        if is_required:
-            pytest.fail("QUARK_REQUIRE_BROWSER=1, and there is no Chromium")
-        pytest.skip("needs Chromium: apt-get install chromium, or QUARK_CHROMIUM=PATH")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
-        yield browser
-        browser.close()
+    return _opened.open()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture
 def tab(chromium):
-    """The tab that tests share, one after the other."""
-    return chromium.new_context(viewport=VIEWPORT).new_page()
+    return _opened.open_tab()
+
+
+# No fixture has the scope of a folder that is no package.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    result = yield
+    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
+        _opened.close()
+    return result
 
 
 class Server:
@@ -163,6 +200,8 @@ class Visitor:
 
     def forget(self):
         """Have nothing of what an earlier test had the page keep in the browser."""
+        if self.server.page is None:
+            return  # a file keeps nothing
         session = self.context.new_cdp_session(self.page)
         kept = {"origin": self.server.page.url.rstrip("/"), "storageTypes": "local_storage"}
         session.send("Storage.clearDataForOrigin", kept)

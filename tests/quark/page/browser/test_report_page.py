@@ -12,6 +12,7 @@ class Opened:
     """What stands in the place of a server: there is none."""
 
     port = 0
+    page = None
 
 
 @pytest.fixture(scope="session")
