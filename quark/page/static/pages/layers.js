@@ -44,17 +44,10 @@ export function readLayersView(query) {
 /** @param {{ place: import("./links.js").Place }} props */
 export function LayersPage({ place }) {
   const id = place.run;
-  const [data, setData] = useState(/** @type {any} */ (null));
   const [mistake, setMistake] = useState("");
   const view = useMemo(() => readLayersView(place.query), [place.query.toString()]);
-  const { maps, offered, state } = useMaps(id, view.maps, data, setMistake);
-  useEffect(() => {
-    const ended = new AbortController();
-    askJson(`api/runs/${encodeURIComponent(id)}`, {}, ended.signal).then(setData, (error) => {
-      if (!ended.signal.aborted && !(error instanceof SignInNeeded)) setMistake(String(error.message));
-    });
-    return () => ended.abort();
-  }, [id]);
+  const { data, analyses } = useRun(id, setMistake);
+  const { maps, offered, state } = useMaps(id, view.maps, data, analyses, setMistake);
   const title = data ? data.run.name || data.run.id : id;
   useEffect(() => {
     document.title = `Layers of ${title} · Quark`;
@@ -76,6 +69,49 @@ export function LayersPage({ place }) {
       ${maps.length > 0 && html`<${Shown} id=${id} maps=${maps} offered=${offered} groups=${groups} view=${view} whole=${whole}
         analysis=${data?.analysis ?? NOT_ANALYZED} />`}
     </main>`;
+}
+
+/**
+ * The run, and again until it is analyzed and the store is there.
+ * @param {string} id @param {(text: string) => void} setMistake
+ */
+function useRun(id, setMistake) {
+  const [data, setData] = useState(/** @type {any} */ (null));
+  const [analyses, setAnalyses] = useState(0);
+  useEffect(() => {
+    const ended = new AbortController();
+    let stop = () => {};
+    let wasComputing = false;
+    let isLate = false;
+    /** @param {AbortSignal} signal */
+    const load = async (signal) => {
+      try {
+        const next = await askJson(`api/runs/${encodeURIComponent(id)}`, {}, signal);
+        const isComputing = next.analysis.state === "computing" || next.analysis.computing;
+        setData(next);
+        if (isLate) setMistake("");
+        isLate = false;
+        // What was found is marked in the maps.
+        if (wasComputing && !isComputing) setAnalyses((old) => old + 1);
+        wasComputing = isComputing;
+        return isComputing;
+      } catch (error) {
+        if (signal.aborted || error instanceof SignInNeeded) return false;
+        setMistake(error instanceof Error ? error.message : String(error));
+        if (error instanceof Refused && error.status !== 503) return false;
+        isLate = true;
+        throw error;
+      }
+    };
+    load(ended.signal).catch(() => true).then((goesOn) => {
+      if (goesOn && !ended.signal.aborted) stop = poll(load);
+    });
+    return () => {
+      ended.abort();
+      stop();
+    };
+  }, [id]);
+  return { data, analyses };
 }
 
 /** @param {{ id: string, title: string, data: any }} props */
@@ -100,9 +136,10 @@ function Nothing() {
 
 /**
  * The grids of the maps that are shown, and again whenever the run has something new.
- * @param {string} id @param {string[]} chosen @param {any} data @param {(text: string) => void} setMistake
+ * @param {string} id @param {string[]} chosen @param {any} data @param {number} analyses
+ * @param {(text: string) => void} setMistake
  */
-function useMaps(id, chosen, data, setMistake) {
+function useMaps(id, chosen, data, analyses, setMistake) {
   const [maps, setMaps] = useState(/** @type {LayerMap[]} */ ([]));
   const [offered, setOffered] = useState(/** @type {Statistic[]} */ ([]));
   const [state, setState] = useState("reading");
@@ -130,13 +167,23 @@ function useMaps(id, chosen, data, setMistake) {
   };
   useEffect(() => {
     const ended = new AbortController();
+    let stop = () => {};
     read(ended.signal).catch((error) => {
       if (ended.signal.aborted || error instanceof SignInNeeded) return;
       setState("done");
       setMistake(error instanceof Refused ? error.message : String(error.message ?? error));
+      if (error instanceof Refused && error.status !== 503) return;
+      stop = poll(async (signal) => {
+        await read(signal);
+        setMistake("");
+        return false;
+      });
     });
-    return () => ended.abort();
-  }, [id, text]);
+    return () => {
+      ended.abort();
+      stop();
+    };
+  }, [id, text, analyses]);
   const cursor = useRef(/** @type {string | null} */ (null));
   cursor.current ??= data?.cursor ?? null;
   const isRunning = data?.run.state === "running";

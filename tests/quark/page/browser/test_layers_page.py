@@ -63,6 +63,10 @@ def log_layers(session):
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("layers")
     log_run(root, "deep", {"train/loss": make_falling(600)}, name="deep", more=log_layers)
+    log_run(
+        root, "fresh", {"train/loss": make_falling(600)}, name="fresh", more=log_layers,
+        analyzes=False,
+    )  # fmt: skip
     log_run(root, "flat", {"train/loss": make_falling(9)}, name="flat", analyzes=False)
     return root
 
@@ -104,6 +108,13 @@ def test_alerts_are_marked_on_the_rows_that_they_name(look):
     assert marks
     assert {mark["name"].rsplit(".", 2)[0] for mark in marks} <= {"blocks.4", "blocks.5"}
     assert any(abs(mark["step"] - SINCE) <= 20 for mark in marks)
+
+
+@pytest.mark.long
+def test_what_is_found_while_one_looks_is_marked_and_the_phases_come(look):
+    visitor = look("run/fresh/layers")
+    visitor.wait(f"{GRADIENT}.marks.length > 0")
+    visitor.wait("document.querySelector('.map-phase')")
 
 
 @pytest.mark.long
