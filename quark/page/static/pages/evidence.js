@@ -33,7 +33,7 @@ export function nameCurves(piece, curves) {
   const { kind, name, field, summary } = curves[0];
   if (!field) return name || piece.name;
   const figure = [summary, field].filter(Boolean).join(" ").replaceAll("_", " ");
-  return name ? `${figure} of ${kind} ${name}` : figure;
+  return name ? `${figure} of ${kind === "telemetry" ? "rank" : kind} ${name}` : figure;
 }
 
 /**
