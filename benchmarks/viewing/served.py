@@ -21,6 +21,7 @@ __all__ = [
     "DRAWN",
     "FLAGS",
     "PAINT",
+    "SCREEN",
     "VIEW",
     "Served",
     "load",
@@ -31,7 +32,9 @@ __all__ = [
 ]
 
 DEADLINE_S = 60
+# So high that 20 charts are in sight at once, and a screen as people have it.
 VIEW = {"width": 1600, "height": 5000}
+SCREEN = {"width": 1600, "height": 1000}
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 DRAWN = "() => (window.quark?.charts?.describe() ?? []).filter((c) => c.lines?.length).length"
 PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
@@ -120,9 +123,10 @@ def load(
     *,
     cookies: list[dict[str, str]] | None = None,
     deadline_s: float = DEADLINE_S,
+    viewport: dict[str, int] | None = None,
 ) -> tuple[float, float]:
     """First paint and the last thing that is waited for, in ms from navigation on."""
-    context = browser.new_context(viewport=VIEW)
+    context = browser.new_context(viewport=viewport or VIEW)
     try:
         if cookies:
             context.add_cookies(cookies)

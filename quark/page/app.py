@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -57,6 +58,9 @@ _AT_ONCE = 4
 _THREADS = 16
 _RETRY_S = 2
 _MOST_SESSIONS = 64
+# Of the list, as its page asks.
+_LISTED = 200
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._-]+")
 _FOREVER = "public, max-age=31536000, immutable"
 
 Answer = Callable[["PageApplication", Request, Parameters], Response | None]
@@ -183,8 +187,18 @@ async def _send_static(page: PageApplication, request: Request) -> Response:
     return Response(content, media_type=media_type, headers={"cache-control": _FOREVER})
 
 
-async def _send_page(page: PageApplication, depth: int, _: Request) -> Response:
-    return Response(page.static.render(depth), media_type="text/html; charset=utf-8")
+async def _send_page(page: PageApplication, depth: int, request: Request) -> Response:
+    content = page.static.render(depth, _find_first(request))
+    return Response(content, media_type="text/html; charset=utf-8")
+
+
+def _find_first(request: Request) -> str | None:
+    """What the page at this address asks for first, below its root."""
+    run_id = request.path_params.get("run_id")
+    if run_id is not None:
+        return f"api/runs/{run_id}" if _PLAIN_ID.fullmatch(run_id) else None
+    is_list = request.url.path.endswith("/") and not request.scope["query_string"]
+    return f"api/runs?limit={_LISTED}" if is_list else None
 
 
 async def _send_home(request: Request) -> Response:

@@ -25,6 +25,8 @@ _MEDIA_TYPES = {
     ".woff2": "font/woff2",
 }
 _HASH_CHARACTERS = 16
+# As the page's own requests are made, or it would be asked for twice.
+_PRELOAD = '<link rel="preload" as="fetch" crossorigin="anonymous" href="{}">\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,18 @@ class StaticFiles:
     files: Mapping[str, tuple[str, bytes]]
     index: str
 
-    def render(self, depth: int) -> bytes:
-        """The page for an address that lies so deep below the root."""
+    def render(self, depth: int, first: str | None = None) -> bytes:
+        """The page for an address that lies so deep below the root.
+
+        Args:
+            depth: How deep.
+            first: What the page will ask for first, below the root, so that it is on its way
+                before the script is there; of characters that HTML has no use for.
+        """
         root = "../" * depth or "./"
+        preload = _PRELOAD.format(root + first) if first else ""
         text = self.index.replace("{{static}}", f"{root}static/{self.version}/")
-        return text.replace("{{root}}", root).encode()
+        return text.replace("{{preload}}", preload).replace("{{root}}", root).encode()
 
 
 def load_static_files(directory: Path = STATIC_DIRECTORY) -> StaticFiles:

@@ -34,6 +34,7 @@ import { INKS, readTheme } from "./theme.js";
  * @property {number | null} [threshold] a dashed line
  * @property {[number, number] | null} [shade] steps that are shaded
  * @property {number} [height] of the plot in pixels
+ * @property {number} [width] of the host in pixels, where it is known
  * @property {"metric" | "evidence"} [type]
  * @property {boolean} [isPlain] without title, table and footer
  * @property {(low: number | null, high: number | null) => void} [onZoom] null and null for the whole
@@ -66,7 +67,7 @@ export class MetricChart {
       point: (x) => this.say(x),
       zoom: (low, high) => this.props.onZoom?.(low, high),
       click: (left, top) => this.click(left, top),
-    }, Boolean(props.marks?.length));
+    }, Boolean(props.marks?.length), props.width);
     this.unregister = registerChart(this);
     this.refresh();
   }

@@ -29,8 +29,12 @@ const CLICK_PX = 4;
 const SYNC = "quark";
 
 export class Plot {
-  /** @param {HTMLElement} host @param {number} height @param {PlotCalls} calls @param {boolean} [hasMarks] */
-  constructor(host, height, calls, hasMarks = false) {
+  /**
+   * @param {HTMLElement} host @param {number} height @param {PlotCalls} calls @param {boolean} [hasMarks]
+   * @param {number} [width] of the host, where it is known: to ask for it has the whole page laid out
+   */
+  constructor(host, height, calls, hasMarks = false, width = 0) {
+    this.known = width;
     this.host = host;
     this.height = height;
     this.calls = calls;
@@ -40,13 +44,16 @@ export class Plot {
     this.made = "";
     /** @type {any} */
     this.plot = null;
-    this.watcher = new ResizeObserver(() => this.fit());
+    this.watcher = new ResizeObserver((entries) => {
+      this.known = entries[entries.length - 1].contentRect.width;
+      this.fit();
+    });
     this.watcher.observe(host);
     this.unwatchTheme = watchTheme(() => this.remake());
   }
 
   get width() {
-    return Math.max(LEAST_WIDTH, Math.floor(this.host.clientWidth));
+    return Math.max(LEAST_WIDTH, Math.floor(this.known || this.host.clientWidth));
   }
 
   destroy() {

@@ -34,8 +34,12 @@ export function CompareTile({ metric, chart }) {
   const host = useRef(/** @type {HTMLElement | null} */ (null));
   const drawn = useRef(/** @type {MetricChart | null} */ (null));
   const [isNear, setNear] = useState(false);
+  const width = useRef(0);
   const { store, view, look } = chart;
-  useEffect(() => host.current ? watchSight(host.current, setNear) : undefined, []);
+  useEffect(() => host.current ? watchSight(host.current, (isSeen, wide) => {
+    width.current = wide;
+    setNear(isSeen);
+  }) : undefined, []);
   useEffect(() => isNear ? store.want(metric.key) : undefined, [isNear, metric.key, store]);
   const kept = store.read(metric.key);
   const { curves, faces } = chooseCurves(kept?.curves ?? [], look);
@@ -54,7 +58,7 @@ export function CompareTile({ metric, chart }) {
       onZoom: chart.zoom,
     };
     if (drawn.current) drawn.current.update(props);
-    else drawn.current = new MetricChart(host.current, props);
+    else drawn.current = new MetricChart(host.current, { ...props, width: width.current });
   }, [kept, isNear, view, look, hasCurves, metric.name]);
   useEffect(() => () => {
     drawn.current?.destroy();

@@ -13,9 +13,13 @@ export function MetricTile({ metric, chart }) {
   const host = useRef(/** @type {HTMLElement | null} */ (null));
   const drawn = useRef(/** @type {MetricChart | null} */ (null));
   const [isNear, setNear] = useState(false);
+  const width = useRef(0);
   const { store, view } = chart;
   const xKey = view.x.startsWith("metric:") ? view.x.slice("metric:".length) : null;
-  useEffect(() => host.current ? watchSight(host.current, setNear) : undefined, []);
+  useEffect(() => host.current ? watchSight(host.current, (isSeen, wide) => {
+    width.current = wide;
+    setNear(isSeen);
+  }) : undefined, []);
   useEffect(() => {
     if (!isNear) return;
     const ends = [metric.key, ...(xKey === null ? [] : [xKey])].map((key) => store.want(key));
@@ -34,7 +38,7 @@ export function MetricTile({ metric, chart }) {
       onZoom: chart.zoom, onMark: (/** @type {string} */ id) => change({}, { hash: `alert-${id}` }),
     };
     if (drawn.current) drawn.current.update(props);
-    else drawn.current = new MetricChart(host.current, props);
+    else drawn.current = new MetricChart(host.current, { ...props, width: width.current });
   }, [kept, isNear, xCurve, view, chart.wholeText, marksText, metric.name]);
   useEffect(() => () => {
     drawn.current?.destroy();
