@@ -33,7 +33,7 @@ LOOPS = (("tight", 0, 0.0, 1.5), ("bursts", 15_000, 0.2, 1.5), ("5 ms", 1, 0.005
 FAULTS = ("none", "EIO", "ENOSPC", "short writes")
 KILL_AT_ONCE = 2
 PROGRAM = """
-import errno, mmap, random, struct, sys, time, quark
+import errno, mmap, random, sys, time, quark
 from quark_core.delivery.files import Files
 folder, ledger, burst, pause_s, fault = sys.argv[1:6]
 burst, pause_s = int(burst), float(pause_s)
@@ -64,15 +64,16 @@ if fault != "none":
         sync(self, descriptor)
     Files.create, Files.write, Files.sync = create_failing, write_failing, sync_failing
 with open(ledger, "r+b") as file:
-    shared = mmap.mmap(file.fileno(), 0)
+    # One store of eight bytes; struct would clear them first, and a kill could come between.
+    returned = memoryview(mmap.mmap(file.fileno(), 0))[:8].cast("q")
 session = quark.start_run(project="killed", storage_dir=folder, backends="csv:mirror")
-log, note = quark.MetricsLogger(session).log, struct.Struct("<q").pack_into
+log = quark.MetricsLogger(session).log
 print(session.run_id, flush=True)
 step = 0
 while True:
     log("m", float(step), step=step)
     step += 1
-    note(shared, 0, step)
+    returned[0] = step
     if burst and step % burst == 0:
         time.sleep(pause_s)
 """

@@ -319,18 +319,19 @@ def test_a_run_that_ends_leaves_nothing_in_shared_memory(tmp_path):
 
 
 PROGRAM = """
-import mmap, os, struct, sys, time, quark
+import mmap, os, sys, time, quark
 session = quark.start_run(project="killed", storage_dir=sys.argv[1], backends="csv")
 metrics = quark.MetricsLogger(session)
 with open(sys.argv[2], "r+b") as file:
-    counter = mmap.mmap(file.fileno(), 8)
+    # One store of eight bytes; struct would clear them first, and a kill could come between.
+    counter = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
 pause = float(sys.argv[3])
 print(session.run_id, flush=True)
 step = 0
 while True:
     metrics.log("m", float(step), step=step)
     step += 1
-    struct.pack_into("<Q", counter, 0, step)
+    counter[0] = step
     if pause:
         time.sleep(pause)
 """
