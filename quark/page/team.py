@@ -6,6 +6,7 @@ Who has which key, and where runs are, a `TeamHost` knows; `quark serve` brings 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import OrderedDict
@@ -17,6 +18,8 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 
+from quark.page.api.parameters import Parameters
+from quark.page.api.runs import list_rows
 from quark.page.app import PageApplication, make_app, send_static
 from quark.page.forgery import derive_csrf, find_foreign_origin, find_forgery
 from quark.page.http_replies import (
@@ -156,6 +159,7 @@ class TeamPage:
         self._limit = LoginLimit()
         self._pages: OrderedDict[str, _WorkspacePage] = OrderedDict()
         self._changing = asyncio.Lock()
+        self._preparing: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -179,6 +183,7 @@ class TeamPage:
 
     async def close(self) -> None:
         """Close the pages of all workspaces; no request is in them any more."""
+        await asyncio.gather(*self._preparing, return_exceptions=True)
         while self._pages:
             _, page = self._pages.popitem()
             await page.close()
@@ -329,6 +334,9 @@ class TeamPage:
             f"{'; Secure' if is_secure else ''}"
         )
         made = f"{_name_cookie(scope, 'login')}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0"
+        task = asyncio.create_task(self._prepare(session.workspace))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
         extra: Headers = [(b"set-cookie", cookie.encode()), (b"set-cookie", made.encode())]
         await _send_on(send, check_next(place[0]), extra)
 
@@ -368,6 +376,13 @@ class TeamPage:
             page = _WorkspacePage(opened, app, app.state.page)
             self._pages[workspace] = page
             return page
+
+    async def _prepare(self, workspace: str) -> None:
+        """Open a workspace while the browser loads the page; what goes wrong its answers tell."""
+        with contextlib.suppress(Exception):
+            async with self._enter(workspace):
+                source = self._pages[workspace].opened.source
+                await asyncio.to_thread(list_rows, source, Parameters([("limit", "1")]))
 
     def _watch(self, secret: str, send: Send) -> Send:
         """Breaks off an answer that takes long, once its session is over."""
