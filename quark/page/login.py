@@ -20,12 +20,13 @@ _FRAME = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">{head}<title>{title} · Quark</title>
-<link rel="stylesheet" href="{static}style.css"></head>
+<link rel="icon" href="data:,"><link rel="stylesheet" href="{static}style.css"></head>
 <body><header class="top"><span class="brand">quark</span></header>
 <main id="main" class="login">{body}</main></body></html>
 """
 _FORM = """<h1>Log in</h1>
 {said}<form method="post" action="login">
+<input type="text" value="{workspace}" autocomplete="username" aria-label="Workspace" hidden>
 <p><label for="key">Key of your workspace</label>
 <input id="key" name="key" type="password" autocomplete="current-password" spellcheck="false"
 required autofocus></p>

@@ -273,7 +273,12 @@ class TeamPage:
             is_mistake=bool(mistake),
         )
         cookie = f"{_name_cookie(scope, 'login')}={secret}; HttpOnly; SameSite=Strict; Path=/"
-        head: Headers = [(b"set-cookie", cookie.encode()), *(extra or [])]
+        head: Headers = [
+            (b"set-cookie", cookie.encode()),
+            # With no referrer at all browsers hide where a form comes from, also from its own server.
+            (b"referrer-policy", b"same-origin"),
+            *(extra or []),
+        ]
         await reply(send, status, _HTML, body, head)
 
     async def _log_in(

