@@ -275,7 +275,7 @@ class TeamPage:
         cookie = f"{_name_cookie(scope, 'login')}={secret}; HttpOnly; SameSite=Strict; Path=/"
         head: Headers = [
             (b"set-cookie", cookie.encode()),
-            # With no referrer at all browsers hide where a form comes from, also from its own server.
+            # Under `no-referrer` browsers hide from its own server too where a form comes from.
             (b"referrer-policy", b"same-origin"),
             *(extra or []),
         ]

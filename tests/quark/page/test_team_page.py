@@ -313,7 +313,8 @@ def test_nobody_is_logged_in_by_a_form_of_others(server):
 @pytest.mark.parametrize(
     "place",
     ["//evil.example", "https://evil.example", "/\\evil.example", ".//evil.example", "./../x",
-     "javascript:alert(1)", "./run/..//evil.example", "login", "./logout", '"><script>', "\r\nx: y"],
+     "javascript:alert(1)", "./run/..//evil.example", "login", "./logout", '"><script>',
+     "\r\nx: y"],
 )  # fmt: skip
 def test_a_login_leads_nowhere_else(server, place):
     with Person(server) as someone:

@@ -239,7 +239,7 @@ def test_a_control_database_of_the_first_version_gets_logins_and_keeps_its_keys(
     with old._begin(write=True) as connection:
         STEPS[0](connection)
         connection.execute(insert(control_version).values(version=1))
-    key, stored = make_key(old, workspace="default", name="kept", scopes=["read"])
+    _, stored = make_key(old, workspace="default", name="kept", scopes=["read"])
     with pytest.raises(SessionStoreError, match="has version 1"):
         old.check_version()
     assert old.upgrade() == CONTROL_VERSION
