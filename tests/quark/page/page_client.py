@@ -6,6 +6,7 @@ import warnings
 from starlette.testclient import TestClient
 
 import quark
+from quark.page.api.edits import RootEditor
 from quark.page.api.run_analysis import LocalAnalyzer
 from quark.page.app import make_app
 from quark.page.guard import Guard, Sessions
@@ -18,15 +19,21 @@ DEADLINE_S = 60
 class PageClient:
     """Asks one server as its own page does; `bare` has no cookie."""
 
-    def __init__(self, source, *, base="", hosts=(), analyzer=None):
+    def __init__(self, source, *, base="", hosts=(), analyzer=None, by=None):
         self.source = source
         self.base = base
         self.sessions = Sessions()
         # The tests of the process itself have one; it takes half a second of the others.
         self.analyzer = analyzer or LocalAnalyzer(source.open_run)
-        self.app = make_app(source, base=base, analyzer=self.analyzer)
+        editor = None if by is None else RootEditor(source.storage_dir)
+        self.app = make_app(source, base=base, analyzer=self.analyzer, editor=editor)
         guard = Guard(
-            self.app, self.sessions, cookie_name=f"quark_page_{PORT}", hosts=hosts, base=base
+            self.app,
+            self.sessions,
+            cookie_name=f"quark_page_{PORT}",
+            hosts=hosts,
+            base=base,
+            editor=by,
         )
         self.bare = self.connect(guard)
         self.http = self.connect(guard)
@@ -39,6 +46,13 @@ class PageClient:
     def get(self, path, **parameters):
         # Given no parameters at all, httpx keeps those that stand in the address.
         return self.http.get(f"{self.base}{path}", params=parameters or None)
+
+    def post(self, path, body=b"{}", **headers):
+        """Change something, as the page does; a header of None is left out."""
+        given = {"origin": f"http://127.0.0.1:{PORT}", **headers}
+        given.setdefault("quark-csrf", self.json("/api/session")["csrf"])
+        sent = {name: value for name, value in given.items() if value is not None}
+        return self.http.post(f"{self.base}{path}", content=body, headers=sent)
 
     def json(self, path, **parameters):
         answer = self.get(path, **parameters)

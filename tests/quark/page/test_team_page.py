@@ -5,11 +5,13 @@ import threading
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from hostile_folders import make_artifact
-from service_fixtures import ingest
+from service_fixtures import ingest, serving_process
 from sqlalchemy import create_engine, text
 from team_server import Person, add_run, find_id, revoke, serving_team
 
+from quark.cli.main import cli
 from quark.page import team
 from quark_core.records.times import now_us
 from quark_core.testing.batches import BatchMaker
@@ -368,6 +370,34 @@ def test_many_log_in_at_once(server):
         thread.join()
     # More workspaces than the server keeps pages of.
     assert found == {number: [f"run{number}"] for number in range(20)}
+
+
+@pytest.mark.long
+def test_two_processes_know_each_others_sessions(tmp_path):
+    with serving_process(tmp_path, "--ui", "--workers", "2", "--migrate") as server:
+        key = server.make_key("default", "read")
+        add_run(server, "default", "r")
+        cookie = None
+        for _ in range(8):
+            # A connection each time, so that either process is asked.
+            with Person(server) as someone:
+                if cookie is None:
+                    someone.log_in(key)
+                    cookie = someone.cookie
+                someone.http.cookies.set(*cookie, domain="127.0.0.1")
+                assert someone.list_runs() == ["r"]
+        assert CliRunner().invoke(
+            cli, ["keys", "revoke", "--store", server.store_url, find_id(key)]
+        ).exit_code == 0  # fmt: skip
+        for _ in range(8):
+            with Person(server) as someone:
+                someone.http.cookies.set(*cookie, domain="127.0.0.1")
+                check_locked(someone)
+
+
+def test_edits_are_of_the_page():
+    result = CliRunner().invoke(cli, ["serve", "--allow-edit"])
+    assert (result.exit_code, "--ui" in result.output) == (2, True)
 
 
 @pytest.mark.long
