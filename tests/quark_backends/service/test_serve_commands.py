@@ -15,6 +15,7 @@ from service_fixtures import ingest, serving_process
 
 from quark.cli.main import cli
 from quark_backends.service.server.config import Limits, load_config
+from quark_backends.service.server.workspaces.control_database import CONTROL_VERSION
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.testing.batches import BatchMaker
 
@@ -89,7 +90,8 @@ def test_keys_that_cannot_be(store):
 
 
 def test_databases(store):
-    assert "control: version 1" in run("db", "upgrade", "--store", store).stdout
+    said = run("db", "upgrade", "--store", store).stdout
+    assert f"control: version {CONTROL_VERSION}" in said
     run("keys", "create", "--store", store)
     told = run("db", "version", "--store", store).stdout
     assert re.search(r"workspace default: version (\d+), this Quark has \1", told)
