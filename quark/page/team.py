@@ -339,9 +339,10 @@ class TeamPage:
             f"{'; Secure' if is_secure else ''}"
         )
         made = f"{_name_cookie(scope, 'login')}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0"
-        task = asyncio.create_task(self._prepare(session.workspace))
-        self._preparing.add(task)
-        task.add_done_callback(self._preparing.discard)
+        if session.workspace not in self._pages:
+            task = asyncio.create_task(self._prepare(session.workspace))
+            self._preparing.add(task)
+            task.add_done_callback(self._preparing.discard)
         extra: Headers = [(b"set-cookie", cookie.encode()), (b"set-cookie", made.encode())]
         await _send_on(send, check_next(place[0]), extra)
 

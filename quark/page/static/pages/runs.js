@@ -47,9 +47,10 @@ export function RunsPage({ place }) {
   useEffect(() => {
     document.title = project ? `${project} · Quark` : "Runs · Quark";
   }, [project]);
+  // Of many runs this takes longer than the rows, and would be worked on beside them.
   useEffect(() => {
-    askJson("api/about").then(setAbout, () => undefined);
-  }, []);
+    if (runs.isReady) askJson("api/about").then(setAbout, () => undefined);
+  }, [runs.isReady]);
   useEffect(() => seen.look(live.map((row) => row.id), true), [live]);
   useEffect(() => takeKeys(makeKeys()), []);
 
