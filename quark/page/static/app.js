@@ -7,8 +7,6 @@ import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { SignInNeeded, askJson, poll, readState, watchState } from "./pages/connection.js";
 import { areKeysOn, listKeys, setKeysOn, takeKeys } from "./pages/keyboard.js";
 import { makeLink, readPlace, watchPlace } from "./pages/links.js";
-import { RunPage } from "./pages/run.js";
-import { RunsPage } from "./pages/runs.js";
 
 const ASK_AGAIN_MS = 2000;
 
@@ -44,30 +42,32 @@ function App() {
     <${Help} />`;
 }
 
-/** @param {{ place: import("./pages/links.js").Place }} props */
-function Page({ place }) {
-  if (place.name === "runs") return html`<${RunsPage} place=${place} />`;
-  if (place.name === "run") return html`<${RunPage} place=${place} />`;
-  if (place.name === "layers") return html`<${Late} place=${place} title="Layers" load=${loadLayers} />`;
-  if (place.name === "compare") return html`<${Late} place=${place} title="Compare" load=${loadCompare} />`;
-  return html`<main id="main" class="notice"><h1>There is no such page</h1>
-    <p><a href=${makeLink([])}>All runs</a></p></main>`;
+/** Each is begun when it is opened first: a list of runs needs no charts. @type {Map<string, () => Promise<any>>} */
+const LOADERS = new Map(/** @type {[string, () => Promise<any>][]} */ ([
+  ["runs", () => import("./pages/runs.js").then((module) => module.RunsPage)],
+  ["run", () => import("./pages/run.js").then((module) => module.RunPage)],
+  ["layers", () => import("./pages/layers.js").then((module) => module.LayersPage)],
+  ["compare", () => import("./pages/compare.js").then((module) => module.ComparePage)],
+]));
+const pages = new Map();
+
+/** @param {string} name */
+async function loadPage(name) {
+  const load = LOADERS.get(name);
+  if (load && !pages.has(name)) pages.set(name, await load());
 }
 
-const loadLayers = () => import("./pages/layers.js").then((module) => module.LayersPage);
-const loadCompare = () => import("./pages/compare.js").then((module) => module.ComparePage);
-
-/**
- * A page that is read when it is opened first.
- * @param {{ place: import("./pages/links.js").Place, title: string, load: () => Promise<any> }} props
- */
-function Late({ place, title, load }) {
-  const [Loaded, setLoaded] = useState(/** @type {any} */ (null));
+/** @param {{ place: import("./pages/links.js").Place }} props */
+function Page({ place }) {
+  const [, setLoaded] = useState("");
+  const isLoaded = pages.has(place.name);
   useEffect(() => {
-    load().then((page) => setLoaded(() => page));
-  }, []);
-  if (!Loaded) return html`<main id="main" aria-busy="true"><h1 class="quiet">${title}</h1></main>`;
-  return html`<${Loaded} place=${place} />`;
+    if (!isLoaded) loadPage(place.name).then(() => setLoaded(place.name));
+  }, [place.name, isLoaded]);
+  if (isLoaded) return html`<${pages.get(place.name)} place=${place} />`;
+  if (LOADERS.has(place.name)) return html`<main id="main" aria-busy="true"></main>`;
+  return html`<main id="main" class="notice"><h1>There is no such page</h1>
+    <p><a href=${makeLink([])}>All runs</a></p></main>`;
 }
 
 /** Goes away by itself once this browser has signed in, in whatever tab. */
@@ -126,4 +126,5 @@ function Help() {
     </dialog>`;
 }
 
-render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")));
+loadPage(readPlace().name).finally(() => (
+  render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")))));

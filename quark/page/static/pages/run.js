@@ -6,7 +6,7 @@ import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, StateBadge } from "./badges.js";
 import { Batches } from "./batches.js";
-import { ChartList, readNames, writeNames } from "./chart_list.js";
+import { ChartList, listFirst, readNames, writeNames } from "./chart_list.js";
 import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
 import { Controls } from "./controls.js";
 import { Findings, Health, isGrave } from "./findings.js";
@@ -92,13 +92,13 @@ export function RunPage({ place }) {
 function Run({ first, place }) {
   const id = place.run;
   const view = useMemo(() => readView(place.query), [place.query.toString()]);
-  const { data, analysis, readings, heard, store, version, news } = useRun(id, first, view);
+  const turned = useMemo(() => readNames(place.query.get("turned")), [place.query.get("turned")]);
+  const { data, analysis, readings, heard, store, version, news } = useRun(id, first, view, turned);
   const { run } = data;
   const metrics = useMemo(() => readMetrics(data.metrics), [data.metrics]);
   const chart = useChartSettings(view, store, version, analysis, run, metrics);
   const active = place.hash;
   const isRunning = run.state === "running";
-  const turned = useMemo(() => readNames(place.query.get("turned")), [place.query.get("turned")]);
   const title = run.name || run.id;
   const actions = useRef(/** @type {any} */ (null));
   actions.current = { analysis, active, chart, view, data, id };
@@ -168,8 +168,9 @@ function Facts({ run, progress }) {
 /**
  * The run as it is by now: read once, then followed by its cursor.
  * @param {string} id @param {any} first @param {View} view
+ * @param {Set<string>} turned groups that are not as they are by default
  */
-function useRun(id, first, view) {
+function useRun(id, first, view, turned) {
   const [data, setData] = useState(first);
   const [analysis, setAnalysis] = useState(first.analysis);
   const [heard, setHeard] = useState(/** @type {any} */ (null));
@@ -177,7 +178,12 @@ function useRun(id, first, view) {
   const [news, setNews] = useState("");
   const [readings, setReadings] = useState(0);
   const known = useRef({ data: first, analysis: first.analysis, turn: 0 });
-  const store = useMemo(() => new SeriesStore(id, readWindow(view), () => setVersion((old) => old + 1)), [id]);
+  const store = useMemo(() => {
+    const made = new SeriesStore(id, readWindow(view), () => setVersion((old) => old + 1));
+    // On their way while the page is drawn that will show them.
+    if (view.tab === "charts") made.fetchFirst(listFirst(readMetrics(first.metrics), view.find, turned));
+    return made;
+  }, [id]);
   const path = `api/runs/${encodeURIComponent(id)}`;
 
   /** @param {any} next */

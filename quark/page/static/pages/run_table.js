@@ -3,7 +3,7 @@
 
 import { html } from "../data/html.js";
 import { Component } from "../vendor/preact.js";
-import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
+import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { HealthBadge, StateBadge } from "./badges.js";
 import { makeLink } from "./links.js";
 import { Sparkline } from "./sparkline.js";
@@ -71,7 +71,7 @@ class Row extends Component {
 export function RunTable(props) {
   const { rows, columns, order, see, sort, hasMore } = props;
   const box = useRef(/** @type {HTMLDivElement | null} */ (null));
-  const [range, setRange] = useState({ first: 0, last: 60 });
+  const [range, setRange] = useState(() => ({ first: 0, last: Math.ceil(innerHeight / ROW_PX) }));
   const total = Math.max(props.count ?? 0, rows.length);
 
   const look = () => {
@@ -83,7 +83,8 @@ export function RunTable(props) {
     const last = at + seen + 2 * MORE_ROWS;
     setRange((old) => old.first === first && old.last === last ? old : { first, last });
   };
-  useLayoutEffect(look, [rows.length]);
+  // After the first rows are painted: what it asks has the whole table laid out.
+  useEffect(look, [rows.length]);
   useEffect(() => {
     const watcher = new ResizeObserver(look);
     if (box.current) watcher.observe(box.current);
@@ -138,6 +139,6 @@ function writeShown(range, loaded, count, hasMore, box) {
   if (!loaded) return "";
   const first = box ? Math.floor(box.scrollTop / ROW_PX) : range.first;
   const seen = box ? Math.floor(box.clientHeight / ROW_PX) : range.last;
-  const whole = count === null ? `${loaded.toLocaleString("en")}${hasMore ? " and more" : ""}` : count.toLocaleString("en");
+  const whole = count === null ? `${writeStep(loaded)}${hasMore ? " and more" : ""}` : writeStep(count);
   return `${first + 1}–${Math.min(first + seen, count ?? loaded)} of ${whole}`;
 }

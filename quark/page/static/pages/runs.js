@@ -45,9 +45,11 @@ export function RunsPage({ place }) {
   useEffect(() => {
     document.title = project ? `${project} · Quark` : "Runs · Quark";
   }, [project]);
+  // All projects are counted for it: the rows come first.
+  const isAnswered = runs.isReady || runs.mistake !== null;
   useEffect(() => {
-    askJson("api/about").then(setAbout, () => undefined);
-  }, []);
+    if (isAnswered) askJson("api/about").then(setAbout, () => undefined);
+  }, [isAnswered]);
   useEffect(() => seen.look(live.map((row) => row.id), true), [live]);
   useEffect(() => takeKeys(makeKeys()), []);
 

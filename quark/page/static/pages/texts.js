@@ -14,16 +14,15 @@ export const GLYPHS = new Map([
   ["running", "▶"], ["completed", "✓"], ["failed", "✗"], ["interrupted", "‖"], ["lost", "?"],
 ]);
 
-const byName = new Intl.Collator("en", { numeric: true });
-// Made once: each costs as much as a row of a table.
-const byThousands = new Intl.NumberFormat("en");
-const clock = new Intl.DateTimeFormat("en-GB", {
-  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit",
-  second: "2-digit", timeZoneName: "short",
-});
+// Made once, and by who needs it first: each costs as much as a screen of rows.
+/** @type {Intl.Collator | null} */
+let byName = null;
+/** @type {Intl.DateTimeFormat | null} */
+let clock = null;
 
 /** Names as people count them: m2 before m10. @param {string} a @param {string} b */
 export function compareNames(a, b) {
+  byName ??= new Intl.Collator("en", { numeric: true });
   return byName.compare(a, b) || (a < b ? -1 : a > b ? 1 : 0);
 }
 
@@ -52,7 +51,10 @@ export function writeCount(value) {
 
 /** All digits, parted by commas, such as 31,000. @param {number | null | undefined} value */
 export function writeStep(value) {
-  return value === null || value === undefined ? "" : byThousands.format(value);
+  if (value === null || value === undefined) return "";
+  if (!Number.isSafeInteger(value)) return value.toLocaleString("en");
+  const digits = String(value);
+  return value > -THOUSAND && value < THOUSAND ? digits : digits.replace(/\B(?=(?:\d{3})+$)/g, ",");
 }
 
 /** @param {number | null | undefined} seconds */
@@ -76,6 +78,10 @@ export function writeAge(time, now_ms = Date.now()) {
 export function writeTime(time) {
   const then = time ? Date.parse(time) : NaN;
   if (Number.isNaN(then)) return "";
+  clock ??= new Intl.DateTimeFormat("en-GB", {
+    year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit",
+    second: "2-digit", timeZoneName: "short",
+  });
   return clock.format(then);
 }
 
@@ -87,7 +93,7 @@ export function writeBytes(bytes) {
 
 /** @param {number} count @param {string} noun @param {string} [plural] */
 export function writeMany(count, noun, plural = `${noun}s`) {
-  return `${byThousands.format(count)} ${count === 1 ? noun : plural}`;
+  return `${writeStep(count)} ${count === 1 ? noun : plural}`;
 }
 
 /** A JSON value as one line; texts without quotes. @param {unknown} value */
