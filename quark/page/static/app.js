@@ -5,6 +5,7 @@ import { html } from "./data/html.js";
 import { Component, render } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { SignInNeeded, askJson, poll, readState, watchState } from "./pages/connection.js";
+import { loadLate, useLate } from "./pages/late.js";
 import { areKeysOn, listKeys, setKeysOn, takeKeys } from "./pages/keyboard.js";
 import { makeLink, readPlace, watchPlace } from "./pages/links.js";
 
@@ -49,23 +50,13 @@ const LOADERS = new Map(/** @type {[string, () => Promise<any>][]} */ ([
   ["layers", () => import("./pages/layers.js").then((module) => module.LayersPage)],
   ["compare", () => import("./pages/compare.js").then((module) => module.ComparePage)],
 ]));
-const pages = new Map();
-
-/** @param {string} name */
-async function loadPage(name) {
-  const load = LOADERS.get(name);
-  if (load && !pages.has(name)) pages.set(name, await load());
-}
 
 /** @param {{ place: import("./pages/links.js").Place }} props */
 function Page({ place }) {
-  const [, setLoaded] = useState("");
-  const isLoaded = pages.has(place.name);
-  useEffect(() => {
-    if (!isLoaded) loadPage(place.name).then(() => setLoaded(place.name));
-  }, [place.name, isLoaded]);
-  if (isLoaded) return html`<${pages.get(place.name)} place=${place} />`;
-  if (LOADERS.has(place.name)) return html`<main id="main" aria-busy="true"></main>`;
+  const load = LOADERS.get(place.name);
+  const Found = useLate(load);
+  if (Found) return html`<${Found} place=${place} />`;
+  if (load) return html`<main id="main" aria-busy="true"></main>`;
   return html`<main id="main" class="notice"><h1>There is no such page</h1>
     <p><a href=${makeLink([])}>All runs</a></p></main>`;
 }
@@ -126,5 +117,7 @@ function Help() {
     </dialog>`;
 }
 
-loadPage(readPlace().name).finally(() => (
-  render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")))));
+const begin = () => render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")));
+const first = LOADERS.get(readPlace().name);
+if (first) loadLate(first).finally(begin);
+else begin();

@@ -11,19 +11,20 @@ import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
 import { Controls } from "./controls.js";
 import { Findings, Health, isGrave } from "./findings.js";
 import { takeKeys } from "./keyboard.js";
+import { useLate } from "./late.js";
 import { change, go, makeLink } from "./links.js";
 import { readMetrics } from "./metrics.js";
 import { Phases } from "./phases.js";
 import { Config } from "./run_facts.js";
 import { Artifacts, Delivery, Events, TABS, TabBar } from "./run_tabs.js";
 import { SeriesStore } from "./series_store.js";
-import { System } from "./system.js";
 import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
 
 const RUNNING_MS = 1000;
 const ENDED_MS = 5000;
-const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["artifacts", Artifacts], ["system", System], ["batches", Batches]]));
+const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["artifacts", Artifacts], ["system", LateSystem], ["batches", Batches]]));
 const ENTRIES = 1000;
+const loadSystem = () => import("./system.js");
 
 /** @typedef {{ x: string, window: [number, number] | null, find: string, smooth: number,
  *   isLog: boolean, attempts: string, ranks: string, tab: string }} View */
@@ -148,6 +149,12 @@ function Run({ first, place }) {
         ${view.tab === "delivery" && html`<${Delivery} data=${data} />`}
       </div>
     </main>`;
+}
+
+/** @param {Record<string, any>} props those of `System` */
+function LateSystem(props) {
+  const page = useLate(loadSystem);
+  return page && html`<${page.System} ...${props} />`;
 }
 
 /** @param {{ run: any, progress: any }} props */
