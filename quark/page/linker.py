@@ -1,9 +1,10 @@
 """Makes one script of the page's modules, so that it is one request and works without a server.
 
 Modules run as they are written; here each becomes a function that gives what it exports, called
-once, by who imports from it first: what no page in sight needs costs no time. These forms are understood, which a test holds the modules
-to: `import { a, b as c } from "./x.js";`, `import("./x.js")`, and `export` before a const,
-function or class or, at the end, around a list of names.
+once, by who imports from it first: what no page in sight needs costs no time. These forms are
+understood, which a test holds the modules to: `import { a, b as c } from "./x.js";`,
+`import("./x.js")`, and `export` before a const, function or class or, at the end, around a list
+of names.
 """
 
 from __future__ import annotations
