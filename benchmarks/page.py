@@ -42,6 +42,7 @@ def measure_curves(browser: Any, folder: Path, *, steps: int, loads: int) -> lis
             paints, charts = zip(*found, strict=True)
             figures.append(Figure("first paint, ms", median(paints), at_most=300))
             figures.append(Figure(f"all {_KEYS} charts, ms", median(charts), at_most=500))
+            figures.append(Figure("the same at the very first visit, ms", charts[0]))
         keys = "&".join(f"key={key}" for key in name_keys(_KEYS))
         for low, high in ((steps // 5, 2 * steps // 5), (steps // 5, steps // 5 + 20_000)):
             path = f"api/runs/{RUN_ID}/series?{keys}&low={low}&high={high}"

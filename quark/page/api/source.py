@@ -34,7 +34,6 @@ __all__ = ["PageSource", "open_source"]
 
 Answer = TypeVar("Answer")
 
-_RUNS_KEPT_S = 1.0
 _SUMMARIES_KEPT_S = 2.0
 _MOST_SUMMARIES = 256
 
@@ -101,12 +100,6 @@ class PageSource:
             "outputs": isinstance(reader, SupportsGenerations),
             "artifacts": isinstance(reader, SupportsArtifacts),
         }
-
-    def list_runs(self, project: str | None) -> list[StoredRun]:
-        """Runs, newest first; at most a second old."""
-        return self._keep(
-            ("runs", project or ""), _RUNS_KEPT_S, lambda: self.reader.list_runs(project=project)
-        )
 
     def load_run(self, run_id: str) -> StoredRun:
         """One run.
