@@ -14,11 +14,11 @@ export const GLYPHS = new Map([
   ["running", "▶"], ["completed", "✓"], ["failed", "✗"], ["interrupted", "‖"], ["lost", "?"],
 ]);
 
-// Made once, and by who needs it first: each costs as much as a screen of rows.
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+// Made by who needs it first: what knows the customs of countries costs as much as a screen of rows.
 /** @type {Intl.Collator | null} */
 let byName = null;
-/** @type {Intl.DateTimeFormat | null} */
-let clock = null;
 
 /** Names as people count them: m2 before m10. @param {string} a @param {string} b */
 export function compareNames(a, b) {
@@ -78,11 +78,12 @@ export function writeAge(time, now_ms = Date.now()) {
 export function writeTime(time) {
   const then = time ? Date.parse(time) : NaN;
   if (Number.isNaN(then)) return "";
-  clock ??= new Intl.DateTimeFormat("en-GB", {
-    year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit",
-    second: "2-digit", timeZoneName: "short",
-  });
-  return clock.format(then);
+  const at = new Date(then);
+  const clock = [at.getHours(), at.getMinutes(), at.getSeconds()].map((part) => String(part).padStart(2, "0"));
+  const ahead_min = -at.getTimezoneOffset();
+  const [hours, minutes] = [Math.floor(Math.abs(ahead_min) / 60), Math.abs(ahead_min) % 60];
+  const zone = ahead_min ? `${ahead_min > 0 ? "+" : "−"}${hours}${minutes ? `:${String(minutes).padStart(2, "0")}` : ""}` : "";
+  return `${at.getDate()} ${MONTHS[at.getMonth()]} ${at.getFullYear()}, ${clock.join(":")} UTC${zone}`;
 }
 
 /** @param {number | null | undefined} bytes */
