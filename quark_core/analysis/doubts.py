@@ -30,6 +30,7 @@ _FORESEEN = 0.05  # of a guess's loss, held out: no text is known so well
 _LEAST_SYMBOLS, _WHOLE = 16, 1e-6  # so near to a whole number
 _RECURRENT = ("GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell")
 _HARDER, _HARDER_BY = 1.3, 0.12  # times the validation's end; share of the start
+_BY_DROPOUT = 0.25  # of the start: so much dropout may make of it
 _ERRORS = 4.0  # standard errors
 _SHARED = 0.75  # share of what the training has won that what is held out has won as well
 _LOST = 0.3  # share of what was won, lost again
@@ -248,11 +249,11 @@ def _find_harder_training(case: Case, metric: str | None) -> str | None:
     if metric == validation.key:
         return None  # single samples drown the training, and what is held out has none
     above = train.final - validation.final
-    if train.final < _HARDER * validation.final or above < _HARDER_BY * train.start:
+    drops = any(item.kind.startswith(_WITH_DROPOUT) for item in case.run.activations.values())
+    least = _BY_DROPOUT if drops else _HARDER_BY
+    if train.final < _HARDER * validation.final or above < least * train.start:
         return None
     if above < _ERRORS * np.hypot(train.error, validation.error):
-        return None
-    if any(item.kind.startswith(_WITH_DROPOUT) for item in case.run.activations.values()):
         return None
     if any(
         word in key.lower() and value for key, value in case.run.config.items()

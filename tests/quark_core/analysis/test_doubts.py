@@ -61,6 +61,10 @@ def test_a_training_and_a_validation_that_agree_are_healthy():
 def test_a_training_loss_that_stays_above_the_validation_is_told():
     said = doubt(train(0.9, validate(0.4)))
     assert "what is trained on is harder than what is held out" in said
+    # More than dropout makes of it.
+    assert doubt(train(1.2, validate(0.4), layers=(("drop", "Dropout", {}),))) == doubt(
+        train(1.2, validate(0.4))
+    )
     assert judge(train(0.9, validate(0.4))).status == "watch"
 
 
