@@ -31,7 +31,7 @@ _LEAST_SYMBOLS, _WHOLE = 16, 1e-6  # so near to a whole number
 _RECURRENT = ("GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell")
 _HARDER, _HARDER_BY = 1.3, 0.12  # times the validation's end; share of the start
 _BY_DROPOUT = 0.25  # of the start: so much dropout may make of it
-_ERRORS = 4.0  # standard errors
+_ERRORS, _SURE = 4.0, 3.0  # standard errors; where the effect is large as well
 _SHARED = 0.75  # share of what the training has won that what is held out has won as well
 _LOST = 0.3  # share of what was won, lost again
 _MAKES_HARDER = ("augment", "mixup", "cutmix", "cutout", "smoothing", "dropout", "drop_path")
@@ -253,7 +253,7 @@ def _find_harder_training(case: Case, metric: str | None) -> str | None:
     least = _BY_DROPOUT if drops else _HARDER_BY
     if train.final < _HARDER * validation.final or above < least * train.start:
         return None
-    if above < _ERRORS * np.hypot(train.error, validation.error):
+    if above < _SURE * np.hypot(train.error, validation.error):
         return None
     if any(
         word in key.lower() and value for key, value in case.run.config.items()
