@@ -32,6 +32,7 @@ from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
 from quark.page.api.sides import describe_sides, pack_group_curves
 from quark.page.api.system import pack_system
+from quark.page.api.tables import TableDesk, read_text
 from quark.page.guard import SANDBOX_POLICY, AsgiApp, make_error
 from quark.page.pack import PACK_TYPE, encode_json
 from quark.page.static_files import StaticFiles, load_static_files
@@ -82,6 +83,7 @@ class PageApplication:
         self.comparisons = ComparisonDesk(source, self.desk)
         self.changes = ChangeDesk(source, self.desk)
         self.grids = GridDesk(source, self.desk)
+        self.tables = TableDesk(source)
         self._threads = CapacityLimiter(_THREADS)
         self._turns: dict[bytes, asyncio.Semaphore] = {}
 
@@ -154,6 +156,7 @@ def make_app(
         page.desk.prepare()
         yield
         page.desk.close()
+        page.tables.close()
 
     routes = [Route(f"{base}{path}", _bind(page, handler)) for path, handler in _ANSWERS.items()]
     routes += [
@@ -315,6 +318,14 @@ def _artifacts(page: PageApplication, request: Request, parameters: Parameters) 
     return _send_json(list_artifacts(page.source, request.path_params["run_id"], parameters))
 
 
+def _table(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(page.tables.tell(request.path_params["run_id"], parameters))
+
+
+def _text(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(read_text(page.source, request.path_params["run_id"], parameters))
+
+
 def _payload(page: PageApplication, request: Request, parameters: Parameters) -> Response:
     """A payload, which may be anybody's: it is looked at in a sandbox, or saved."""
     place = request.path_params
@@ -361,6 +372,8 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/evidence": _evidence,
     "/api/runs/{run_id}/events": _events,
     "/api/runs/{run_id}/artifacts": _artifacts,
+    "/api/runs/{run_id}/table": _table,
+    "/api/runs/{run_id}/text": _text,
     "/api/runs/{run_id}/batches": _batches,
     "/api/runs/{run_id}/system": _system,
     "/artifacts/{run_id}/{sha256}": _payload,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, get_args
 
 from quark.page.api.parameters import MAX_ROWS, Parameters
+from quark.page.api.table_files import identify_table
 from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
 from quark_core.backends.contract import SupportsArtifacts
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
@@ -21,13 +22,22 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.records.columns import Columns
 
-__all__ = ["Payload", "list_artifacts", "list_events", "open_payload"]
+__all__ = [
+    "Payload",
+    "find_artifact",
+    "list_artifacts",
+    "list_events",
+    "open_artifact",
+    "open_payload",
+]
 
 _ROWS = 100
 _SEVERITIES: tuple[str, ...] = get_args(EventSeverity)
 _CURSOR = re.compile(r"[0-9]{1,12}")
 _MEDIA_TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(?:; ?charset=[a-z0-9-]+)?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# What browsers draw.
+_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "image/avif")
 _PART_BYTES = 256 * 1024
 # Of so long a message or value the rest is cut off in a list.
 _MOST_CHARACTERS = 20_000
@@ -154,7 +164,8 @@ def _describe_artifact(source: PageSource, run_id: str, record: ArtifactRecord) 
         "epoch": record.epoch,
         "at": record.timestamp,
         "media_type": media_type,
-        "is_image": media_type is not None and media_type.startswith("image/"),
+        "is_image": media_type in _IMAGES,
+        "table": identify_table(record.artifact_name, record.artifact_type, media_type),
         "url": f"artifacts/{run_id}/{record.sha256}" if kept else None,
     }
 
@@ -167,7 +178,7 @@ def _find_media_type(source: PageSource, run_id: str, record: ArtifactRecord) ->
     if record.payload_format == "json":
         return "application/json"
     try:
-        with _open(source, run_id, record.sha256) as file:
+        with open_artifact(source, run_id, record.sha256) as file:
             return identify_media(file.read(HEAD_BYTES))
     except (ArtifactNotFoundError, OSError):
         return None
@@ -197,15 +208,8 @@ def open_payload(source: PageSource, run_id: str, sha256: str) -> Payload:
         ArtifactNotFoundError: The run has no artifact with this hash, or it is not kept.
         RunNotFoundError: There is no such run.
     """
-    if not _SHA256.fullmatch(sha256):
-        raise ArtifactNotFoundError("an artifact is asked for by its SHA-256 in hexadecimal")
-    query = Query(equals={"sha256": sha256}, limit=1)
-    source.load_run(run_id)
-    rows: Columns = read_rows(source.reader, run_id, ArtifactRecord.KIND, query)
-    if not rows.count:
-        raise ArtifactNotFoundError(f"run {run_id} has no artifact {sha256}")
-    record: Any = rows.to_records()[0]
-    file = _open(source, run_id, sha256)
+    record = find_artifact(source, run_id, sha256)
+    file = open_artifact(source, run_id, sha256)
     head = file.read(HEAD_BYTES)
     return Payload(
         media_type=identify_media(head),
@@ -215,7 +219,31 @@ def open_payload(source: PageSource, run_id: str, sha256: str) -> Payload:
     )
 
 
-def _open(source: PageSource, run_id: str, sha256: str) -> BinaryIO:
+def find_artifact(source: PageSource, run_id: str, sha256: str) -> ArtifactRecord:
+    """The record of one of a run's artifacts, the newest with this hash.
+
+    Raises:
+        ArtifactNotFoundError: The run has no artifact with this hash.
+        RunNotFoundError: There is no such run.
+    """
+    if not _SHA256.fullmatch(sha256):
+        raise ArtifactNotFoundError("an artifact is asked for by its SHA-256 in hexadecimal")
+    query = Query(equals={"sha256": sha256}, limit=1)
+    source.load_run(run_id)
+    rows: Columns = read_rows(source.reader, run_id, ArtifactRecord.KIND, query)
+    if not rows.count:
+        raise ArtifactNotFoundError(f"run {run_id} has no artifact {sha256}")
+    found: Any = rows.to_records()[0]
+    record: ArtifactRecord = found
+    return record
+
+
+def open_artifact(source: PageSource, run_id: str, sha256: str) -> BinaryIO:
+    """A payload, open for reading from any place of it.
+
+    Raises:
+        ArtifactNotFoundError: It is not kept.
+    """
     reader: object = source.reader
     if not isinstance(reader, SupportsArtifacts):
         raise ArtifactNotFoundError("this backend keeps no payloads")

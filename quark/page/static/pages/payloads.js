@@ -3,11 +3,9 @@
 
 import { html } from "../data/html.js";
 import { useState } from "../vendor/hooks.js";
+import { askJson } from "./connection.js";
 import { change, root } from "./links.js";
 import { writeBytes, writeMany, writeStep } from "./texts.js";
-
-const MOST_TEXT_BYTES = 500_000;
-const SHOWN_CHARACTERS = 100_000;
 
 /** Of each name the newest image up to a step, and all steps there are. @param {any[]} rows @param {number} at */
 export function chooseImages(rows, at) {
@@ -41,33 +39,20 @@ export function isText(row) {
   return Boolean(row.url) && (type.startsWith("text/plain") || type.startsWith("application/json"));
 }
 
-/** A text as it is, read when it is asked for. @param {{ row: any }} props */
-export function TextPayload({ row }) {
+/** A text as it is, read when it is asked for. @param {{ run: string, row: any }} props */
+export function TextPayload({ run, row }) {
   const [text, setText] = useState(/** @type {string | null} */ (null));
   const [says, setSays] = useState("");
-  if (row.size_bytes > MOST_TEXT_BYTES) return html`<span class="quiet">${writeBytes(row.size_bytes)}: only as a download</span>`;
   const read = async () => {
     if (text !== null) return;
     try {
-      const answer = await fetch(new URL(row.url, root), { credentials: "same-origin" });
-      if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
-      const whole = await answer.text();
-      setText(layOut(row, whole).slice(0, SHOWN_CHARACTERS));
-      setSays(whole.length > SHOWN_CHARACTERS ? "cut here; the download has all" : "");
+      const found = await askJson(`api/runs/${encodeURIComponent(run)}/text`, { sha256: row.sha256 });
+      setText(found.text);
+      setSays(found.is_cut ? `the beginning of ${writeBytes(found.size_bytes)}; the download has all` : "");
     } catch (error) {
       setSays(error instanceof Error ? error.message : String(error));
     }
   };
   return html`<details onToggle=${read}><summary>Show<span class="hidden"> ${row.name}</span></summary>
     ${text !== null && html`<pre class="payload" tabindex="0">${text}</pre>`}${says && html`<p class="quiet">${says}</p>`}</details>`;
-}
-
-/** JSON with line breaks. @param {any} row @param {string} text */
-function layOut(row, text) {
-  if (!(row.media_type ?? "").startsWith("application/json")) return text;
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
 }

@@ -139,7 +139,7 @@ function Run({ first, place }) {
       <p class="hidden" role="status" aria-live="polite" id="news">${news}</p>
       <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []}
         window=${chart.stepWindow} zoom=${(/** @type {number} */ from, /** @type {number} */ to) => chart.zoomSteps(from, to)} />
-      <${TabBar} active=${view.tab} contents=${data.contents} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null })} />
+      <${TabBar} active=${view.tab} contents=${data.contents} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, table: null, sort: null, rows: null })} />
       <div id="panel" role="tabpanel" aria-labelledby=${`tab-${view.tab}`}>
         ${view.tab === "charts" && html`<${Controls} view=${view} data=${data} metrics=${metrics} />
           <${ChartList} metrics=${metrics} find=${view.find} turned=${turned} turn=${turn} chart=${chart} />`}

@@ -4,9 +4,10 @@
 import { html } from "../data/html.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { Refused, askJson } from "./connection.js";
-import { root } from "./links.js";
+import { change as place, root } from "./links.js";
 import { Images, TextPayload, isText } from "./payloads.js";
 import { EventRows } from "./run_facts.js";
+import { TableView, readAsked } from "./table_view.js";
 import { writeBytes, writeCount, writeStep, writeTime } from "./texts.js";
 
 const PAGE_ROWS = 100;
@@ -107,6 +108,7 @@ export function Events({ run, query, change, version }) {
 /** @param {{ run: string, query: URLSearchParams, change: (changes: Record<string, string>) => void, version: number }} props */
 export function Artifacts({ run, query, change, version }) {
   const text = query.get("text") ?? "";
+  const asked = readAsked(query);
   const { rows, next, mistake, isReady, more } = usePages(`api/runs/${encodeURIComponent(run)}/artifacts`,
     { text: text || null }, "artifacts", "after", version);
   return html`<div class="bar"><label>text <input id="find-artifact" type="text" value=${text}
@@ -114,11 +116,12 @@ export function Artifacts({ run, query, change, version }) {
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     ${isReady && !rows.length && !mistake && html`<p class="notice-line">There is no artifact${text ? " that fits" : ""}.</p>`}
     <${Images} rows=${rows} query=${query} />
+    ${asked && html`<${TableView} run=${run} query=${query} asked=${asked} />`}
     ${rows.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Artifacts"><table class="plain-table"><thead><tr>
       <th scope="col">name</th><th scope="col">type</th><th scope="col" class="number">step</th><th scope="col" class="number">size</th><th scope="col">logged</th><th scope="col">payload</th></tr></thead>
       <tbody>${rows.map((row) => html`<tr key=${row.id}><th scope="row">${row.name}</th><td>${row.type}</td>
         <td class="number">${writeStep(row.step)}</td><td class="number">${writeBytes(row.size_bytes)}</td><td>${writeTime(row.at)}</td>
-        <td>${isText(row) && html`<${TextPayload} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</td></tr>`)}</tbody></table></div>`}
+        <td>${row.table && row.url && html`<button class="plain" aria-label=${`Show ${row.name} as a table`} onClick=${() => place({ table: `${row.table}.${row.sha256}`, sort: null, rows: null })}>Table</button> `}${isText(row) && html`<${TextPayload} run=${run} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</td></tr>`)}</tbody></table></div>`}
     ${next && html`<button class="plain more" onClick=${more}>more</button>`}`;
 }
 
