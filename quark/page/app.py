@@ -27,7 +27,7 @@ from quark.page.api.evidence import pack_evidence
 from quark.page.api.grid import GridDesk
 from quark.page.api.modules import pack_module
 from quark.page.api.parameters import Parameters
-from quark.page.api.records import list_artifacts, list_events, open_payload
+from quark.page.api.records import Payload, list_artifacts, list_events, open_payload
 from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
 from quark.page.api.sides import describe_sides, pack_group_curves
@@ -341,7 +341,21 @@ def _payload(page: PageApplication, request: Request, parameters: Parameters) ->
         "cache-control": "private, no-store",
     }
     media_type = f"{plain}; charset=utf-8" if plain.startswith("text/") else plain
-    return StreamingResponse(payload.parts, media_type=media_type, headers=headers)
+    return _PayloadResponse(payload, media_type=media_type, headers=headers)
+
+
+class _PayloadResponse(StreamingResponse):
+    """Sends a payload, and gives up its file also where nobody takes it."""
+
+    def __init__(self, payload: Payload, **settings: Any) -> None:
+        super().__init__(payload.parts, **settings)
+        self._payload = payload
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._payload.close()
 
 
 _SHOWN_TYPES = (

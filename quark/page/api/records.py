@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, get_args
 
@@ -192,13 +192,15 @@ class Payload:
         media_type: What its bytes are.
         size_bytes: How many.
         name: What a copy of it is called.
-        parts: The bytes; reading them closes the file at the end.
+        parts: The bytes.
+        close: Gives up the file, however much of it was read.
     """
 
     media_type: str
     size_bytes: int
     name: str
     parts: Iterator[bytes]
+    close: Callable[[], None]
 
 
 def open_payload(source: PageSource, run_id: str, sha256: str) -> Payload:
@@ -216,6 +218,7 @@ def open_payload(source: PageSource, run_id: str, sha256: str) -> Payload:
         size_bytes=record.size_bytes,
         name=record.artifact_name,
         parts=_iterate(file, head),
+        close=file.close,
     )
 
 
@@ -251,10 +254,9 @@ def open_artifact(source: PageSource, run_id: str, sha256: str) -> BinaryIO:
 
 
 def _iterate(file: BinaryIO, head: bytes) -> Iterator[bytes]:
-    with file:
-        yield head
-        while part := file.read(_PART_BYTES):
-            yield part
+    yield head
+    while part := file.read(_PART_BYTES):
+        yield part
 
 
 def _read_cursor(parameters: Parameters, name: str) -> int | None:

@@ -2,14 +2,13 @@
 
 import math
 import random
-import time
 import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from page_client import DEADLINE_S
+from page_client import DEADLINE_S, wait_for_verdict
 
 import quark
 from quark.page.api.group_curves import RunCurve, merge_runs
@@ -58,14 +57,6 @@ def read_curves(client, **parameters):
         its = {k.partition(".")[2]: v for k, v in columns.items() if k.startswith(f"{place}.")}
         found.append({**said, **its})
     return found
-
-
-def wait_for_verdict(client, **parameters):
-    end = time.monotonic() + DEADLINE_S
-    while (said := client.json("/api/compare/verdict", **parameters))["state"] == "computing":
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return said
 
 
 def test_runs_are_grouped_by_any_setting_or_by_all_but_their_seeds(client, seeds):

@@ -29,7 +29,7 @@ export function Images({ rows, query }) {
       aria-valuetext=${`step ${writeStep(steps[Math.max(0, place)])}`}
       onInput=${(/** @type {any} */ event) => change({ at: String(steps[Number(event.currentTarget.value)]) }, { together: true })} />
       <output>${writeStep(steps[Math.max(0, place)])} of ${writeMany(steps.length, "step")}</output></label></div>`}
-    <ul class="images">${shown.map((row) => html`<li key=${row.name}><figure><img loading="lazy" alt=${`${row.name}${row.step === null ? "" : ` at step ${row.step}`}`}
+    <ul class="images">${shown.map((row) => html`<li key=${row.name}><figure><img loading="lazy" alt=${`picture ${row.name}${row.step === null ? "" : ` at step ${row.step}`}`}
       src=${new URL(row.url, root).href} /><figcaption>${row.name}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}</figcaption></figure></li>`)}</ul>`;
 }
 

@@ -101,9 +101,9 @@ export function TableView({ run, query, asked }) {
       <button onClick=${close}>Close</button></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     ${head && html`<p class="quiet" role="status">${describe(head, asked)}${isSame ? "" : " …"}</p>
-    <div class="table-box" ref=${box} onScroll=${look} tabindex="0" role="region" aria-label=${head.name}>
+    <div class="table-box" ref=${box} onScroll=${look} tabindex="0" role="region" aria-label=${`Rows of ${head.name}`}>
       <table class="runs cells" aria-rowcount=${head.count + 1}><thead><tr aria-rowindex="1"><th scope="col" class="number">row</th>
-        ${head.columns.map((/** @type {string} */ name, /** @type {number} */ column) => html`<${Head} key=${column} name=${name} column=${column} asked=${asked} />`)}</tr></thead>
+        ${head.columns.map((/** @type {string} */ name, /** @type {number} */ column) => html`<${Head} key=${column} name=${name} column=${column} asked=${asked} isNumber=${isNumber(pages.values().next().value?.rows[0]?.[column])} />`)}</tr></thead>
       <tbody><${Gap} rows=${range.first} height_px=${ROW_PX} />
         ${rows.map(({ at, number, values }) => html`<tr key=${at} aria-rowindex=${at + 2}><th scope="row" class="number">${number === undefined ? "…" : writeStep(number + 1)}</th>
           ${head.columns.map((/** @type {string} */ _, /** @type {number} */ column) => html`<${Cell} key=${column} value=${values?.[column]} />`)}</tr>`)}
@@ -111,16 +111,20 @@ export function TableView({ run, query, asked }) {
     ${!head && !mistake && html`<p class="quiet">…</p>`}</section>`;
 }
 
-/** @param {{ value: unknown }} props */
-function Cell({ value }) {
-  const isNumber = typeof value === "number" || (typeof value === "string" && value.trim() !== "" && !Number.isNaN(Number(value)));
-  return html`<td class=${isNumber ? "number" : ""} title=${typeof value === "string" && value.length > 20 ? value : undefined}>${typeof value === "number" ? String(value) : writeValue(value)}</td>`;
+/** @param {unknown} value */
+function isNumber(value) {
+  return typeof value === "number" || (typeof value === "string" && value.trim() !== "" && !Number.isNaN(Number(value)));
 }
 
-/** @param {{ name: string, column: number, asked: Asked }} props */
-function Head({ name, column, asked }) {
+/** @param {{ value: unknown }} props */
+function Cell({ value }) {
+  return html`<td class=${isNumber(value) ? "number" : ""} title=${typeof value === "string" && value.length > 20 ? value : undefined}>${typeof value === "number" ? String(value) : writeValue(value)}</td>`;
+}
+
+/** @param {{ name: string, column: number, asked: Asked, isNumber: boolean }} props */
+function Head({ name, column, asked, isNumber: isRight }) {
   const way = asked.sort !== String(column) ? undefined : asked.descending ? "descending" : "ascending";
   const next = way === undefined ? String(column) : way === "ascending" ? `-${column}` : null;
-  return html`<th scope="col" aria-sort=${way}><button class="plain" title=${name} onClick=${() => change({ sort: next })}>${name || `column ${column + 1}`}
+  return html`<th scope="col" class=${isRight ? "number" : ""} aria-sort=${way}><button class="plain" title=${name} onClick=${() => change({ sort: next })}>${name || `column ${column + 1}`}
     <span aria-hidden="true">${way === "ascending" ? "▲" : way === "descending" ? "▼" : ""}</span></button></th>`;
 }
