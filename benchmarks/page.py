@@ -250,6 +250,7 @@ def main() -> None:
     steps, runs, layers, loads, seconds = (
         (100_000, 1_000, 200, 3, 10.0) if arguments.quick else (1_000_000, 10_000, 1_000, 7, 60.0)
     )
+    compared = (2, 5) if arguments.quick else (10, 50)
     if arguments.quick:
         print("This is the short form: the goals are meant for the full one.")
     figures: dict[str, float] = {}
@@ -265,7 +266,7 @@ def main() -> None:
         else:
             figures = measure_page(
                 browser, root, steps=steps, runs=runs, layers=layers, loads=loads, seconds=seconds,
-                only=arguments.only,
+                compared=compared, only=arguments.only,
             )  # fmt: skip
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
@@ -280,6 +281,7 @@ def measure_page(
     layers: int,
     loads: int,
     seconds: float,
+    compared: tuple[int, ...],
     only: list[str] | None,
 ) -> dict[str, float]:
     """All parts, or some of them; prints each."""
@@ -303,7 +305,7 @@ def measure_page(
         "compare": (
             "A comparison",
             lambda: measure_comparing(
-                browser, root / "compare", runs=(10, 50), steps=steps, loads=loads
+                browser, root / "compare", runs=compared, steps=steps, loads=loads
             ),
         ),
         "report": (

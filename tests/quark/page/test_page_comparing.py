@@ -162,6 +162,42 @@ def test_runs_without_a_common_metric_have_their_own_curves_and_a_verdict(tmp_pa
     }  # fmt: skip
 
 
+def log_curve(root, name, points, **config):
+    """A run with a loss at these places: dicts of step or epoch, and value."""
+    session = quark.start_run(project="p", storage_dir=root, name=name, config=config)
+    with session, quark.MetricsLogger(session) as metrics:
+        for place, value in points:
+            metrics.log("val/loss", value, **place)
+    return session.run_id
+
+
+def test_metrics_on_different_x_are_drawn_each_on_its_own(tmp_path, look):
+    """Steps of other lengths, other steps, and epochs alone."""
+    ids = [
+        log_curve(tmp_path, "dense", [({"step": step}, 1 / (step + 1)) for step in range(100)]),
+        log_curve(tmp_path, "sparse", [({"step": step}, 2.0) for step in range(5, 400, 50)]),
+        log_curve(tmp_path, "epochs", [({"epoch": epoch}, 3.0) for epoch in range(4)]),
+        log_curve(tmp_path, "one", [({"step": 7}, 4.0)]),
+    ]
+    client = look(tmp_path)
+    found = read_curves(client, side=ids, key="val/loss")
+    assert [curve["side"] for curve in found] == [0, 1, 2, 3]
+    assert [curve["step"].tolist()[-1] for curve in found] == [99, 355, 3, 7]
+    # As one group: where a run has no value it has none, and the count says so.
+    (group,) = read_curves(client, side=",".join(ids[:2]), key="val/loss")
+    places = dict(zip(group["step"].tolist(), group["count"].tolist(), strict=True))
+    assert (places[0], places[5], places[99], places[355]) == (1, 2, 2, 1)
+    by_epoch = read_curves(client, side=ids, key="val/loss", x="epoch")
+    assert [curve["side"] for curve in by_epoch] == [2]
+    for pair in (ids[:2], ids[1:3], ids[2:]):
+        said = wait_for_verdict(client, side=pair)
+        assert (said["state"], said["note"]) == ("computed", None)
+        (diff,) = said["result"]["metric_diffs"]
+        assert diff["presence"] == "both"
+        # Whether anything is called or not, it is said why.
+        assert diff["reason"]
+
+
 def test_the_verdict_is_that_of_the_engine(client, seeds):
     root, low, high = seeds
     sides = [",".join(high), ",".join(low)]
