@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
 __all__ = [
+    "IMAGES",
     "Payload",
+    "describe_artifact",
     "find_artifact",
     "list_artifacts",
     "list_events",
@@ -31,13 +33,14 @@ __all__ = [
     "open_payload",
 ]
 
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "image/avif")
+"""What browsers draw."""
+
 _ROWS = 100
 _SEVERITIES: tuple[str, ...] = get_args(EventSeverity)
 _CURSOR = re.compile(r"[0-9]{1,12}")
 _MEDIA_TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(?:; ?charset=[a-z0-9-]+)?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# What browsers draw.
-_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "image/avif")
 _PART_BYTES = 256 * 1024
 # Of so long a message or value the rest is cut off in a list.
 _MOST_CHARACTERS = 20_000
@@ -140,13 +143,14 @@ def list_artifacts(source: PageSource, run_id: str, parameters: Parameters) -> d
     shown: Any = rows.take(slice(start, start + limit)).to_records()
     end = start + len(shown)
     return {
-        "artifacts": [_describe_artifact(source, run_id, record) for record in shown],
+        "artifacts": [describe_artifact(source, run_id, record) for record in shown],
         "next": str(end) if end < rows.count else None,
         "count": rows.count,
     }
 
 
-def _describe_artifact(source: PageSource, run_id: str, record: ArtifactRecord) -> dict[str, Any]:
+def describe_artifact(source: PageSource, run_id: str, record: ArtifactRecord) -> dict[str, Any]:
+    """An artifact as the page has it, with what its bytes are."""
     name = decode_name(record.artifact_key)
     kept = record.payload_relative_path is not None and source.capabilities["artifacts"]
     kept = kept and _SHA256.fullmatch(record.sha256) is not None
@@ -164,7 +168,7 @@ def _describe_artifact(source: PageSource, run_id: str, record: ArtifactRecord) 
         "epoch": record.epoch,
         "at": record.timestamp,
         "media_type": media_type,
-        "is_image": media_type in _IMAGES,
+        "is_image": media_type in IMAGES,
         "table": identify_table(record.artifact_name, record.artifact_type, media_type),
         "url": f"artifacts/{run_id}/{record.sha256}" if kept else None,
     }

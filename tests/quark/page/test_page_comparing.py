@@ -230,6 +230,19 @@ def test_a_bad_side_is_refused_by_name(client, parameters, names):
     assert names in client.refused(400, "/api/compare", **parameters)
 
 
+def test_what_the_page_asks_for_first_is_on_its_way(client):
+    def find(query):
+        text = client.get(f"/compare?{query}").text
+        return text.partition('rel="preload" as="fetch" crossorigin="anonymous" href="')[2]
+
+    asked = find("tab=curves&run=a&group=model.width&run=b.1&run=c")
+    assert asked.startswith('./api/compare?run=a&amp;run=b.1&amp;run=c&amp;group=model.width"')
+    assert find("side=a,b&side=c").startswith('./api/compare?side=a%2Cb&amp;side=c"')
+    # What might be written in another way than the page writes it would be asked for twice.
+    for query in ("", "tab=curves", "run=%22%3E%3Cscript%3E", "run=a&group=learning%20rate"):
+        assert find(query) == ""
+
+
 def test_what_is_wrong_with_curves_and_verdicts_is_named(client, seeds):
     low = seeds[1]
     assert "no-such-run" in client.refused(404, "/api/compare", side=[low[0], "no-such-run"])

@@ -324,3 +324,30 @@ def test_bounds_leave_rows_out_and_say_so():
     assert not cut.is_whole
     with pytest.raises(SchemaValidationError, match="UTF-16"):
         open_table(io.BytesIO("a".encode("utf-16")), "csv")
+
+
+def test_pictures_are_found_among_many_artifacts_by_name_and_step(tmp_path, look):
+    session = quark.start_run(project="p", storage_dir=tmp_path)
+    with session, quark.ArtifactStore(session) as artifacts:
+        artifacts.store("figure", "whole", SVG, payload_format="text")
+        for step in range(0, 120, 4):
+            for name in ("a/one", "a/two", "b") if step < 60 else ("b",):
+                drawing = SVG.replace("9", str(step + 9))
+                artifacts.store("image", name, drawing, step=step, payload_format="text")
+            artifacts.store("note", f"words-{step}", "no picture", step=step)
+    client = look(tmp_path)
+    path = f"/api/runs/{session.run_id}/images"
+    said = client.json(path)
+    assert (said["steps"], said["step_count"]) == (list(range(0, 120, 4)), 30)
+    assert [(row["name"], row["step"]) for row in said["images"]] == [
+        ("a/one", 56), ("a/two", 56), ("b", 116), ("whole", None),
+    ]  # fmt: skip
+    early = client.json(path, at=9, text="A/")
+    assert [(row["name"], row["step"]) for row in early["images"]] == [("a/one", 8), ("a/two", 8)]
+    assert all(client.get(f"/{row['url']}").status_code == 200 for row in early["images"])
+    assert (early["count"], early["left_out"]) == (2, 0)
+    assert "at" in client.refused(400, path, at="x")
+    client.refused(404, "/api/runs/none-such/images")
+
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="9"></svg>'

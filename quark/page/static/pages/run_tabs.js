@@ -6,6 +6,7 @@ import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { Refused, askJson, isPassing } from "./connection.js";
 import { change as place, root } from "./links.js";
 import { Images, TextPayload, isText } from "./payloads.js";
+import { useRarely } from "./pace.js";
 import { EventRows } from "./run_facts.js";
 import { TableView, readAsked } from "./table_view.js";
 import { writeBytes, writeCount, writeStep, writeTime } from "./texts.js";
@@ -120,7 +121,7 @@ export function Artifacts({ run, query, change, version, absent }) {
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     ${isReady && !rows.length && !mistake && html`<p class="notice-line">There is no artifact${text ? " that fits" : ""}. ${!text && absent?.artifact}</p>`}
     ${rows.length > 0 && absent?.payload && html`<p class="notice-line">${absent.payload}</p>`}
-    <${Images} rows=${rows} query=${query} />
+    <${Images} run=${run} query=${query} version=${useRarely(version)} />
     ${asked && html`<${TableView} run=${run} query=${query} asked=${asked} />`}
     ${rows.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Artifacts"><table class="plain-table"><thead><tr>
       <th scope="col">name</th><th scope="col">type</th><th scope="col" class="number">step</th><th scope="col" class="number">size</th><th scope="col">logged</th><th scope="col">payload</th></tr></thead>

@@ -49,6 +49,8 @@ def test_groups_of_seeds_have_a_verdict_and_bands(visit, serve_shared, sides):
         high > low for line in chart["lines"]
         for low, high in zip(line["low"], line["high"], strict=True)
     )  # fmt: skip
+    # What was on its way before the script was there is not asked for again.
+    assert len([url for url in visitor.requests if "api/compare?" in url]) == 1
     assert "lr" in visitor.evaluate(
         "document.querySelector('#settings-title').parentElement.innerText"
     )
