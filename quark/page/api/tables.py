@@ -15,6 +15,7 @@ from quark.page.api.records import find_artifact, open_artifact
 from quark.page.api.table_files import KINDS, TableFile, is_text, open_table
 from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
 from quark_core.errors import SchemaValidationError
+from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,7 +85,8 @@ class TableDesk:
                 if not opened.is_closed:
                     found = opened.tell(self._source, ask, first, limit)
                     break
-        return {"name": record.artifact_name, "size_bytes": record.size_bytes, **found}
+        name = decode_name(record.artifact_key)
+        return {"name": name, "size_bytes": record.size_bytes, **found}
 
     def close(self) -> None:
         """Give up the files."""
