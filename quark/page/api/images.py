@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from quark.page.api.records import IMAGES, describe_artifact
+from quark.page.api.records import IMAGES, Looks, describe_artifact
 from quark_core.records import ArtifactRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
@@ -20,8 +20,6 @@ __all__ = ["list_images"]
 _MOST_RECORDS = 20_000
 _MOST_STEPS = 2_000
 _MOST_NAMES = 60
-# Of records without a media type the payload is opened to see what it is.
-_MOST_OPENED = 200
 _DRAWN_TYPES = ("image", "figure")
 
 
@@ -59,14 +57,13 @@ def list_images(source: PageSource, run_id: str, parameters: Parameters) -> dict
 def _find_images(
     source: PageSource, run_id: str, records: Any, text: str
 ) -> Iterator[ArtifactRecord]:
-    opened = 0
+    looks = Looks(source, run_id)
     for record in records:
         if text and text not in decode_name(record.artifact_key).lower():
             continue
         noted: Mapping[str, Any] = record.metadata or {}
         media_type = noted.get("media_type")
-        if media_type is None and record.artifact_type in _DRAWN_TYPES and opened < _MOST_OPENED:
-            opened += 1
-            media_type = describe_artifact(source, run_id, record)["media_type"]
+        if media_type is None and record.artifact_type in _DRAWN_TYPES:
+            media_type = describe_artifact(source, run_id, record, looks)["media_type"]
         if media_type in IMAGES and record.payload_relative_path is not None:
             yield record

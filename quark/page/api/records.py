@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IMAGES",
+    "Looks",
     "Payload",
     "describe_artifact",
     "find_artifact",
@@ -41,6 +42,7 @@ _SEVERITIES: tuple[str, ...] = get_args(EventSeverity)
 _CURSOR = re.compile(r"[0-9]{1,12}")
 _MEDIA_TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(?:; ?charset=[a-z0-9-]+)?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_SENT, _MOST_BYTES = 20, 16 * 1024 * 1024
 _PART_BYTES = 256 * 1024
 # Of so long a message or value the rest is cut off in a list.
 _MOST_CHARACTERS = 20_000
@@ -142,19 +144,48 @@ def list_artifacts(source: PageSource, run_id: str, parameters: Parameters) -> d
         rows = rows.take([text in decode_name(key).lower() for key in keys])  # type: ignore[arg-type]
     shown: Any = rows.take(slice(start, start + limit)).to_records()
     end = start + len(shown)
+    looks = Looks(source, run_id)
     return {
-        "artifacts": [describe_artifact(source, run_id, record) for record in shown],
+        "artifacts": [describe_artifact(source, run_id, record, looks) for record in shown],
         "next": str(end) if end < rows.count else None,
         "count": rows.count,
     }
 
 
-def describe_artifact(source: PageSource, run_id: str, record: ArtifactRecord) -> dict[str, Any]:
+class Looks:
+    """How many more payloads may be opened for one answer, to see what they are.
+
+    Of what lies elsewhere each is sent as a whole, however large it is; what was not looked at
+    can be saved.
+
+    Args:
+        source, run_id: Whose payloads.
+    """
+
+    def __init__(self, source: PageSource, run_id: str) -> None:
+        reader: object = source.reader
+        is_here = isinstance(reader, SupportsArtifacts) and reader.payload_directory(run_id)
+        self._left = MAX_ROWS if is_here else _MOST_SENT
+        self._most_bytes = None if is_here else _MOST_BYTES
+
+    def take(self, size_bytes: int | None) -> bool:
+        """Whether one more may be opened."""
+        is_large = self._most_bytes is not None and (size_bytes or 0) > self._most_bytes
+        if self._left <= 0 or is_large:
+            return False
+        self._left -= 1
+        return True
+
+
+def describe_artifact(
+    source: PageSource, run_id: str, record: ArtifactRecord, looks: Looks | None = None
+) -> dict[str, Any]:
     """An artifact as the page has it, with what its bytes are."""
     name = decode_name(record.artifact_key)
     kept = record.payload_relative_path is not None and source.capabilities["artifacts"]
     kept = kept and _SHA256.fullmatch(record.sha256) is not None
-    media_type = _find_media_type(source, run_id, record) if kept else None
+    looks = looks or Looks(source, run_id)
+    media_type = _find_media_type(source, run_id, record, looks) if kept else None
     return {
         "id": record.id,
         "type": record.artifact_type,
@@ -174,13 +205,17 @@ def describe_artifact(source: PageSource, run_id: str, record: ArtifactRecord) -
     }
 
 
-def _find_media_type(source: PageSource, run_id: str, record: ArtifactRecord) -> str | None:
+def _find_media_type(
+    source: PageSource, run_id: str, record: ArtifactRecord, looks: Looks
+) -> str | None:
     """From the bytes, as whoever logged it noted; it is told anew where a payload is served."""
     noted = dict(record.metadata or {}).get("media_type")
     if isinstance(noted, str) and _MEDIA_TYPE.fullmatch(noted):
         return noted
     if record.payload_format == "json":
         return "application/json"
+    if not looks.take(record.size_bytes):
+        return None
     try:
         with open_artifact(source, run_id, record.sha256) as file:
             return identify_media(file.read(HEAD_BYTES))

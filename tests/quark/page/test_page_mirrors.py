@@ -6,6 +6,7 @@ import pytest
 from everything_runs import STEPS, log_everything, read_all
 from page_client import log_plain_run
 
+import quark
 from quark.page.api.source import PageSource
 
 RUN, OTHER = "whole-0", "whole-1"
@@ -85,6 +86,26 @@ def test_what_has_ended_is_not_read_over_and_over(client, monkeypatch):
     first = reads.count("metric")
     client.source.summarize(RUN)
     assert (first > 0, reads.count("metric")) == (True, first)
+
+
+def test_of_what_would_be_sent_as_a_whole_only_a_few_are_looked_at(tmp_path, look, monkeypatch):
+    """Records of earlier versions do not say what their payloads are."""
+    monkeypatch.setattr(
+        "quark_core.writers.artifact_intake._note_media", lambda metadata, *_: metadata
+    )
+    backends = f"csv:{tmp_path / 'csv'}"
+    known = {}
+    for place in (None, backends):
+        session = quark.start_run(project="p", storage_dir=tmp_path, backends=place)
+        with session, quark.ArtifactStore(session) as artifacts:
+            for number in range(30):
+                artifacts.store("note", f"n{number}", f"text {number}")
+        client = look(tmp_path, place)
+        path = f"/api/runs/{session.run_id}/artifacts"
+        rows = client.json(path, limit=200)["artifacts"]
+        known[place] = [row["media_type"] for row in rows].count("text/plain")
+        assert len(rows) == 30
+    assert known == {None: 30, backends: 20}
 
 
 def test_a_mirror_that_is_gone_is_told(tmp_path, look):
