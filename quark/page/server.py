@@ -61,8 +61,10 @@ class PageServer:
         self._base = base
         self._host = "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host
         self.sessions = Sessions(on_trade)
+        inner = make_app(source, static=static, base=base)
+        self._tables = inner.state.page.tables
         app = Guard(
-            make_app(source, static=static, base=base),
+            inner,
             self.sessions,
             cookie_name=f"quark_page_{self._port}",
             hosts=[*hosts, _show_host(host)],
@@ -106,6 +108,7 @@ class PageServer:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
+            self._tables.close()
 
     def end(self) -> None:
         """Have `run` return soon; from any thread."""

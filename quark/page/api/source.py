@@ -35,12 +35,13 @@ __all__ = ["PageSource", "open_source"]
 Answer = TypeVar("Answer")
 
 _SUMMARIES_KEPT_S = 2.0
+_ENDED_KEPT_S = 60.0
 _MOST_SUMMARIES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    at_s: float
+    until_s: float
     value: Any
 
 
@@ -119,7 +120,10 @@ class PageSource:
             self.reader.load_run(run_id)
             return summarize_run(self.reader, run_id)
         return self._keep(
-            ("summary", run_id), _SUMMARIES_KEPT_S, lambda: summarize_run(self.reader, run_id)
+            ("summary", run_id),
+            # What has ended stays as it is, but for what is mirrored late.
+            lambda found: _SUMMARIES_KEPT_S if found.state == "running" else _ENDED_KEPT_S,
+            lambda: summarize_run(self.reader, run_id),
         )
 
     def open_run(self, run_id: str) -> OpenRun:
@@ -150,12 +154,17 @@ class PageSource:
         if close is not None:
             close()
 
-    def _keep(self, key: tuple[str, str], kept_s: float, read: Callable[[], Answer]) -> Answer:
-        """What was read a moment ago, or what is read now."""
+    def _keep(
+        self,
+        key: tuple[str, str],
+        measure_s: Callable[[Answer], float],
+        read: Callable[[], Answer],
+    ) -> Answer:
+        """What was read a moment ago, or what is read now and kept for so long."""
         now_s = time.monotonic()
         with self._lock:
             found = self._kept.get(key)
-        if found is not None and now_s - found.at_s < kept_s:
+        if found is not None and now_s < found.until_s:
             value: Answer = found.value
             return value
         value = read()
@@ -163,7 +172,7 @@ class PageSource:
             while len(self._kept) >= _MOST_SUMMARIES:
                 self._kept.pop(next(iter(self._kept)))
             self._kept.pop(key, None)
-            self._kept[key] = _Kept(time.monotonic(), value)
+            self._kept[key] = _Kept(time.monotonic() + measure_s(value), value)
         return value
 
 

@@ -128,7 +128,7 @@ function Run({ first, place }) {
       <span class="actions"><${CopyButton} text=${run.id}>Copy ID<//>
         ${run.resume && html`<${CopyButton} text=${run.resume}>Copy resume line<//>`}
         <${CopyButton} text=${location.href}>Copy link<//>
-        ${data.contents?.layer !== 0 && html`<a class="button" href=${makeLink(["run", id, "layers"])}>Layers</a>`}</span>
+        ${(data.contents?.layer !== 0 || data.absent?.layer) && html`<a class="button" href=${makeLink(["run", id, "layers"])}>Layers</a>`}</span>
     </header>
     <main id="main">
       <div class="title"><h1>${title}</h1><${StateBadge} state=${run.state} reason=${run.lost_reason} />
@@ -140,11 +140,11 @@ function Run({ first, place }) {
       <p class="hidden" role="status" aria-live="polite" id="news">${news}</p>
       <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []}
         window=${chart.stepWindow} zoom=${(/** @type {number} */ from, /** @type {number} */ to) => chart.zoomSteps(from, to)} />
-      <${TabBar} active=${view.tab} contents=${data.contents} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null })} />
+      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, table: null, sort: null, rows: null })} />
       <div id="panel" role="tabpanel" aria-labelledby=${`tab-${view.tab}`}>
         ${view.tab === "charts" && html`<${Controls} view=${view} data=${data} metrics=${metrics} />
           <${ChartList} metrics=${metrics} find=${view.find} turned=${turned} turn=${turn} chart=${chart} />`}
-        ${Panel && html`<${Panel} run=${id} query=${place.query} change=${narrow} version=${heard?.turn ?? 0} />`}
+        ${Panel && html`<${Panel} run=${id} query=${place.query} change=${narrow} version=${heard?.turn ?? 0} absent=${data.absent} />`}
         ${view.tab === "config" && html`<${Config} data=${data} />`}
         ${view.tab === "delivery" && html`<${Delivery} data=${data} />`}
       </div>
