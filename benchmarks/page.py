@@ -23,6 +23,7 @@ from viewing.install_size import measure_install_size
 from viewing.live import measure_live
 from viewing.peers import PEERS, Look, look_at_peers, look_at_quark, print_looks
 from viewing.served import DEADLINE_S, DRAWN, SCREEN, Served, load, open_browser, serve
+from viewing.team import measure_login
 
 from quark_backends.store.databases.sqlite import connect, ensure_store
 
@@ -74,10 +75,14 @@ def time_read(served: Served, path: str) -> float:
     return time.perf_counter() - began
 
 
-def measure_list(browser: Any, folder: Path, *, runs: int, loads: int) -> list[Figure]:
+def fill_list(folder: Path, runs: int) -> None:
     connection = connect(ensure_store(folder))
     fill_runs(connection, runs)
     connection.close()
+
+
+def measure_list(browser: Any, folder: Path, *, runs: int, loads: int) -> list[Figure]:
+    fill_list(folder, runs)
     with serve(folder) as served:
         time_read(served, "api/runs")
         times = [time_read(served, "api/runs?limit=100&column=val/metric7") for _ in range(loads)]
@@ -235,6 +240,7 @@ def main() -> None:
             "compare",
             "report",
             "size",
+            "login",
             "live",
         ),
         action="append",
@@ -316,6 +322,12 @@ def measure_page(
         "size": ("What is installed", measure_install_size),
     }
     if browser is not None:
+        parts["login"] = (
+            "A team's page",
+            lambda: measure_login(
+                browser, root / "team", fill=lambda folder: fill_list(folder, runs), loads=loads
+            ),
+        )
         parts["live"] = (
             "A run that goes on, watched by one page",
             lambda: [

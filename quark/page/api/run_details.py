@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from quark.page.api.edits import describe_edited
 from quark.page.api.findings import describe_analysis
 from quark.page.api.rows import describe_row
 from quark.page.api.standings import describe_progress
@@ -153,6 +154,7 @@ def _describe_run(
     process = _get_object(environment, "process")
     return {
         **describe_row(stored, summary),
+        **describe_edited(stored),
         "path": run.run_path,
         "git_commit": run.git_commit,
         "branch": git.get("branch"),

@@ -8,6 +8,7 @@ import { SignInNeeded, askJson, poll, readState, watchState } from "./pages/conn
 import { loadLate, useLate } from "./pages/late.js";
 import { areKeysOn, listKeys, setKeysOn, takeKeys } from "./pages/keyboard.js";
 import { makeLink, readPlace, watchPlace } from "./pages/links.js";
+import { followSession, makeLoginLink, readSession, resumeSession } from "./pages/session.js";
 
 const ASK_AGAIN_MS = 2000;
 
@@ -31,6 +32,7 @@ function App() {
   const [state, setState] = useState(readState);
   useEffect(() => watchPlace(() => setPlace(readPlace())), []);
   useEffect(() => watchState(setState), []);
+  useEffect(followSession, []);
   useEffect(() => takeKeys([{ key: "?", says: "this help", act: openHelp }]), []);
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the page</a>
@@ -63,11 +65,22 @@ function Page({ place }) {
 
 /** Goes away by itself once this browser has signed in, in whatever tab. */
 function SignIn() {
-  useEffect(() => poll(async () => {
-    await askJson("api/about").catch((error) => {
-      if (!(error instanceof SignInNeeded)) throw error;
-    });
-  }, ASK_AGAIN_MS), []);
+  useEffect(() => {
+    const stop = poll(async () => {
+      await askJson("api/session").catch((error) => {
+        if (!(error instanceof SignInNeeded)) throw error;
+      });
+    }, ASK_AGAIN_MS);
+    return () => {
+      stop();
+      resumeSession();
+    };
+  }, []);
+  if (readSession().mode === "team") {
+    return html`<main id="main" class="notice" role="alert"><h1>Your session has ended</h1>
+      <p>It ends after 12 hours, with its key, or when you log out.</p>
+      <p><a class="button" href=${makeLoginLink()}>Log in</a></p></main>`;
+  }
   return html`<main id="main" class="notice" role="alert"><h1>This page needs a sign-in</h1>
     <p>Open the address that <code>quark ui</code> has printed, with its token: it is good once, for
     this browser, and a new one is printed each time that one was used. This page then goes on.</p>

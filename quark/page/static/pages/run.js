@@ -9,6 +9,7 @@ import { Batches } from "./batches.js";
 import { ChartList, listFirst, readNames, writeNames } from "./chart_list.js";
 import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
 import { Controls } from "./controls.js";
+import { EditButtons, EditNotes } from "./edit_run.js";
 import { Findings, Health, isGrave } from "./findings.js";
 import { takeKeys } from "./keyboard.js";
 import { useLate } from "./late.js";
@@ -18,6 +19,7 @@ import { Phases } from "./phases.js";
 import { Config } from "./run_facts.js";
 import { Artifacts, Delivery, Events, TABS, TabBar } from "./run_tabs.js";
 import { SeriesStore } from "./series_store.js";
+import { Account, makeShareLink, useSession } from "./session.js";
 import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
 
 const RUNNING_MS = 1000;
@@ -94,8 +96,10 @@ function Run({ first, place }) {
   const id = place.run;
   const view = useMemo(() => readView(place.query), [place.query.toString()]);
   const turned = useMemo(() => readNames(place.query.get("turned")), [place.query.get("turned")]);
-  const { data, analysis, readings, heard, store, version, news } = useRun(id, first, view, turned);
+  const { data, edited, analysis, readings, heard, store, version, news } = useRun(id, first, view, turned);
   const { run } = data;
+  // The links to copy name the workspace, once it is known.
+  useSession();
   const metrics = useMemo(() => readMetrics(data.metrics), [data.metrics]);
   const chart = useChartSettings(view, store, version, analysis, run, metrics);
   const active = place.hash;
@@ -127,13 +131,15 @@ function Run({ first, place }) {
       <a href=${makeLink([], { project: run.project })}>${run.project}</a>
       <span class="actions"><${CopyButton} text=${run.id}>Copy ID<//>
         ${run.resume && html`<${CopyButton} text=${run.resume}>Copy resume line<//>`}
-        <${CopyButton} text=${location.href}>Copy link<//>
-        ${(data.contents?.layer !== 0 || data.absent?.layer) && html`<a class="button" href=${makeLink(["run", id, "layers"])}>Layers</a>`}</span>
+        <${CopyButton} text=${makeShareLink()}>Copy link<//>
+        ${(data.contents?.layer !== 0 || data.absent?.layer) && html`<a class="button" href=${makeLink(["run", id, "layers"])}>Layers</a>`}
+        <${EditButtons} run=${run} edited=${edited} /><${Account} /></span>
     </header>
     <main id="main">
       <div class="title"><h1>${title}</h1><${StateBadge} state=${run.state} reason=${run.lost_reason} />
         <${Facts} run=${run} progress=${heard?.run?.progress ?? data.progress} /></div>
       ${run.state === "lost" && run.lost_reason && html`<p class="notice-line">${run.lost_reason}</p>`}
+      <${EditNotes} run=${run} edited=${edited} />
       <${Health} analysis=${analysis} />
       <${Findings} analysis=${analysis} run=${id} active=${active} isRunning=${isRunning} version=${readings}
         zoomTo=${(/** @type {any} */ finding) => zoomTo(finding, chart)} />
@@ -224,7 +230,9 @@ function useRun(id, first, view, turned) {
     else if (head.run) keepData({ ...last.data, run: { ...last.data.run, ...head.run } });
     if (head.analysis) await readAnalysis(signal);
   }, isAwaited ? RUNNING_MS : ENDED_MS), [store, isAwaited]);
-  return { data, analysis, readings, heard, store, version, news };
+  /** @param {any} run what somebody has changed here */
+  const edited = (run) => keepData({ ...known.current.data, run: { ...known.current.data.run, ...run } });
+  return { data, edited, analysis, readings, heard, store, version, news };
 }
 
 /** What of the run the server is to send. @param {View} view */
