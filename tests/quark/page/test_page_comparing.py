@@ -243,6 +243,26 @@ def test_what_the_page_asks_for_first_is_on_its_way(client):
         assert find(query) == ""
 
 
+def test_curves_rest_on_what_was_read_of_the_runs_a_moment_ago(client, seeds, monkeypatch):
+    moment = [1000.0]
+    monkeypatch.setattr("quark.page.api.source.time.monotonic", lambda: moment[0])
+    low = seeds[1]
+    client.json("/api/compare", run=low)
+    reads = []
+    summarize = client.source.summarize
+    monkeypatch.setattr(
+        client.source, "summarize", lambda run_id: (reads.append(run_id), summarize(run_id))[1]
+    )
+    first = read_curves(client, side=low, key="val/loss")
+    assert reads == []
+    moment[0] += 3
+    again = read_curves(client, side=low, key="val/loss")
+    assert reads == low
+    np.testing.assert_array_equal(first[0]["mean"], again[0]["mean"])
+    client.json("/api/compare", run=low)
+    assert reads == low * 2
+
+
 def test_what_is_wrong_with_curves_and_verdicts_is_named(client, seeds):
     low = seeds[1]
     assert "no-such-run" in client.refused(404, "/api/compare", side=[low[0], "no-such-run"])
