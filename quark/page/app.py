@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
@@ -26,13 +26,16 @@ from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
 from quark.page.api.edits import ask_to_stop, change_run
 from quark.page.api.evidence import pack_evidence
 from quark.page.api.grid import GridDesk
+from quark.page.api.images import list_images
 from quark.page.api.modules import pack_module
 from quark.page.api.parameters import Parameters
-from quark.page.api.records import list_artifacts, list_events, open_payload
+from quark.page.api.records import Payload, list_artifacts, list_events, open_payload
+from quark.page.api.rows import describe_main
 from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
 from quark.page.api.sides import describe_sides, pack_group_curves
 from quark.page.api.system import pack_system
+from quark.page.api.tables import TableDesk, read_text
 from quark.page.http_replies import SANDBOX_POLICY, VISITOR, Visitor, make_error
 from quark.page.pack import PACK_TYPE, encode_json
 from quark.page.static_files import StaticFiles, load_static_files
@@ -64,6 +67,8 @@ _MOST_BODY = 2**20
 # Of the list, as its page asks.
 _LISTED = 200
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]+")
+_PLAIN_SIDE = re.compile(r"[A-Za-z0-9._,-]+")
+_SIDES = ("run", "side", "group")
 _FOREVER = "public, max-age=31536000, immutable"
 
 Answer = Callable[["PageApplication", Request, Parameters], Response | None]
@@ -94,8 +99,18 @@ class PageApplication:
         self.comparisons = ComparisonDesk(source, self.desk)
         self.changes = ChangeDesk(source, self.desk)
         self.grids = GridDesk(source, self.desk)
+        self.tables = TableDesk(source)
         self._threads = CapacityLimiter(_THREADS)
         self._turns: dict[bytes, asyncio.Semaphore] = {}
+
+    def prepare(self) -> None:
+        """Read what a list and a run begin with, so that the first visitor waits for no import."""
+        try:
+            listed = list_rows(self.source, Parameters([("limit", "1")]))
+            for row in listed["rows"][:1]:
+                describe_main(self.source.summarize(row["id"]))
+        except QuarkError as error:
+            _log.debug("nothing could be read ahead: %s", error)
 
     async def answer(self, request: Request, handler: Answer) -> Response:
         """Have a handler answer on a thread, in its turn, within the time that there is."""
@@ -191,8 +206,12 @@ def make_app(
     @asynccontextmanager
     async def live(_: Starlette) -> AsyncIterator[None]:
         page.desk.prepare()
+        prepared = asyncio.create_task(to_thread.run_sync(page.prepare))
         yield
+        # What is being read must not be closed.
+        await prepared
         page.desk.close()
+        page.tables.close()
 
     routes = [Route(f"{base}{path}", _bind(page, handler)) for path, handler in _ANSWERS.items()]
     routes += [
@@ -263,8 +282,19 @@ def _find_first(request: Request) -> str | None:
     run_id = request.path_params.get("run_id")
     if run_id is not None:
         return f"api/runs/{run_id}" if _PLAIN_ID.fullmatch(run_id) else None
+    if request.url.path.endswith("/compare"):
+        return _find_sides(request.scope["query_string"].decode("latin-1"))
     is_list = request.url.path.endswith("/") and not request.scope["query_string"]
     return f"api/runs?limit={_LISTED}" if is_list else None
+
+
+def _find_sides(query: str) -> str | None:
+    """What a comparison asks for, letter by letter; None where that is not sure."""
+    pairs = parse_qsl(query)
+    named = [pair for name in _SIDES for pair in pairs if pair[0] == name]
+    if not named or not all(_PLAIN_SIDE.fullmatch(value) for _, value in named):
+        return None
+    return f"api/compare?{urlencode(named)}"
 
 
 async def _send_home(request: Request) -> Response:
@@ -386,6 +416,18 @@ def _artifacts(page: PageApplication, request: Request, parameters: Parameters) 
     return _send_json(list_artifacts(page.source, request.path_params["run_id"], parameters))
 
 
+def _images(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_images(page.source, request.path_params["run_id"], parameters))
+
+
+def _table(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(page.tables.tell(request.path_params["run_id"], parameters))
+
+
+def _text(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(read_text(page.source, request.path_params["run_id"], parameters))
+
+
 def _payload(page: PageApplication, request: Request, parameters: Parameters) -> Response:
     """A payload, which may be anybody's: it is looked at in a sandbox, or saved."""
     place = request.path_params
@@ -401,7 +443,21 @@ def _payload(page: PageApplication, request: Request, parameters: Parameters) ->
         "cache-control": "private, no-store",
     }
     media_type = f"{plain}; charset=utf-8" if plain.startswith("text/") else plain
-    return StreamingResponse(payload.parts, media_type=media_type, headers=headers)
+    return _PayloadResponse(payload, media_type=media_type, headers=headers)
+
+
+class _PayloadResponse(StreamingResponse):
+    """Sends a payload, and gives up its file also where nobody takes it."""
+
+    def __init__(self, payload: Payload, **settings: Any) -> None:
+        super().__init__(payload.parts, **settings)
+        self._payload = payload
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._payload.close()
 
 
 _SHOWN_TYPES = (
@@ -433,6 +489,9 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/evidence": _evidence,
     "/api/runs/{run_id}/events": _events,
     "/api/runs/{run_id}/artifacts": _artifacts,
+    "/api/runs/{run_id}/images": _images,
+    "/api/runs/{run_id}/table": _table,
+    "/api/runs/{run_id}/text": _text,
     "/api/runs/{run_id}/batches": _batches,
     "/api/runs/{run_id}/system": _system,
     "/artifacts/{run_id}/{sha256}": _payload,

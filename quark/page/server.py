@@ -65,13 +65,11 @@ class PageServer:
         self._base = base
         self._host = "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host
         self.sessions = Sessions(on_trade)
+        editor = RootEditor(source.storage_dir) if allow_edit else None
+        inner = make_app(source, static=static, base=base, editor=editor)
+        self._tables = inner.state.page.tables
         app = Guard(
-            make_app(
-                source,
-                static=static,
-                base=base,
-                editor=RootEditor(source.storage_dir) if allow_edit else None,
-            ),
+            inner,
             self.sessions,
             cookie_name=f"quark_page_{self._port}",
             hosts=[*hosts, _show_host(host)],
@@ -116,6 +114,7 @@ class PageServer:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
+            self._tables.close()
 
     def end(self) -> None:
         """Have `run` return soon; from any thread."""

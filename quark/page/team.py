@@ -136,6 +136,7 @@ class _WorkspacePage:
 
     async def close(self) -> None:
         await asyncio.to_thread(self.page.desk.close)
+        await asyncio.to_thread(self.page.tables.close)
         await self.opened.close()
 
 

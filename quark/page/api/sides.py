@@ -64,9 +64,12 @@ class Side:
         return tuple(run.run_id for run in self.runs)
 
 
-def read_sides(source: PageSource, parameters: Parameters) -> list[Side]:
+def read_sides(
+    source: PageSource, parameters: Parameters, *, may_be_known: bool = False
+) -> list[Side]:
     """The sides that are asked for: `side=ID,ID` of each, or `run=ID` of all with `group=KEY`.
 
+    `may_be_known`: what was read of the runs a moment ago is good enough.
     `group=seed` puts together what differs in seeds at most; any other key is one of the
     configuration. Without a group each run is a side.
 
@@ -86,7 +89,8 @@ def read_sides(source: PageSource, parameters: Parameters) -> list[Side]:
         raise SchemaValidationError("side, or run, must name the runs to compare")
     if count > MAX_RUNS:
         raise SchemaValidationError(f"side names {count} runs; at most {MAX_RUNS} may be compared")
-    found = {run_id: source.summarize(run_id) for ids in listed for run_id in ids}
+    read = source.recall if may_be_known else source.summarize
+    found = {run_id: read(run_id) for ids in listed for run_id in ids}
     if not keys:
         return [Side(tuple(found[run_id] for run_id in ids), {}) for ids in listed]
     return list(_group(list(found.values()), keys))
@@ -316,7 +320,7 @@ def pack_group_curves(source: PageSource, parameters: Parameters) -> bytes:
         SchemaValidationError: A bad parameter.
         RunNotFoundError: There is no such run.
     """
-    sides = read_sides(source, parameters)
+    sides = read_sides(source, parameters, may_be_known=True)
     keys = [encode_key(key, "key") for key in parameters.get_texts("key", MAX_KEYS)]
     if not keys:
         raise SchemaValidationError("key must name a metric")

@@ -34,8 +34,8 @@ __all__ = ["PageSource", "Reopening", "check_known_form", "open_source"]
 
 Answer = TypeVar("Answer")
 
-_RUNS_KEPT_S = 1.0
 _SUMMARIES_KEPT_S = 2.0
+_ENDED_KEPT_S = 60.0
 _MOST_SUMMARIES = 256
 
 
@@ -54,7 +54,7 @@ class Reopening:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    at_s: float
+    until_s: float
     value: Any
 
 
@@ -118,12 +118,6 @@ class PageSource:
             "artifacts": isinstance(reader, SupportsArtifacts),
         }
 
-    def list_runs(self, project: str | None) -> list[StoredRun]:
-        """Runs, newest first; at most a second old."""
-        return self._keep(
-            ("runs", project or ""), _RUNS_KEPT_S, lambda: self.reader.list_runs(project=project)
-        )
-
     def load_run(self, run_id: str) -> StoredRun:
         """One run.
 
@@ -140,10 +134,20 @@ class PageSource:
         if isinstance(self.reader, SupportsSearch):
             # A summary is also there of what lies in the trash.
             self.reader.load_run(run_id)
-            return summarize_run(self.reader, run_id)
+            summary = summarize_run(self.reader, run_id)
+            self._put(("summary", run_id), summary, _SUMMARIES_KEPT_S)
+            return summary
         return self._keep(
-            ("summary", run_id), _SUMMARIES_KEPT_S, lambda: summarize_run(self.reader, run_id)
+            ("summary", run_id),
+            # What has ended stays as it is, but for what is mirrored late.
+            lambda found: _SUMMARIES_KEPT_S if found.state == "running" else _ENDED_KEPT_S,
+            lambda: summarize_run(self.reader, run_id),
         )
+
+    def recall(self, run_id: str) -> RunSummary:
+        """One run as `summarize` has it, or had it a moment ago: for what a page asks next."""
+        found = self._find(("summary", run_id))
+        return self.summarize(run_id) if found is None else found.value
 
     def open_run(self, run_id: str) -> OpenRun:
         """One run, opened for reading only, as analyzers want it.
@@ -178,21 +182,32 @@ class PageSource:
         if close is not None:
             close()
 
-    def _keep(self, key: tuple[str, str], kept_s: float, read: Callable[[], Answer]) -> Answer:
-        """What was read a moment ago, or what is read now."""
-        now_s = time.monotonic()
+    def _keep(
+        self,
+        key: tuple[str, str],
+        measure_s: Callable[[Answer], float],
+        read: Callable[[], Answer],
+    ) -> Answer:
+        """What was read a moment ago, or what is read now and kept for so long."""
+        found = self._find(key)
+        if found is not None:
+            known: Answer = found.value
+            return known
+        value = read()
+        self._put(key, value, measure_s(value))
+        return value
+
+    def _find(self, key: tuple[str, str]) -> _Kept | None:
         with self._lock:
             found = self._kept.get(key)
-        if found is not None and now_s - found.at_s < kept_s:
-            value: Answer = found.value
-            return value
-        value = read()
+        return found if found is not None and time.monotonic() < found.until_s else None
+
+    def _put(self, key: tuple[str, str], value: Any, kept_s: float) -> None:
         with self._lock:
             while len(self._kept) >= _MOST_SUMMARIES:
                 self._kept.pop(next(iter(self._kept)))
             self._kept.pop(key, None)
-            self._kept[key] = _Kept(time.monotonic(), value)
-        return value
+            self._kept[key] = _Kept(time.monotonic() + kept_s, value)
 
 
 def open_source(storage_dir: Path | None, backend: str | None = None) -> PageSource:

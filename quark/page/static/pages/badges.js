@@ -25,9 +25,8 @@ export function SeverityBadge({ severity, isNote = false }) {
 export function HealthBadge({ health, name = "" }) {
   const label = name && html`<span class="health-name">${name}</span>`;
   if (!health?.known) {
-    const reason = health?.reason ?? "not analyzed yet";
-    return html`<span class="health health-unknown" title=${reason}>
-      <span aria-hidden="true">${GLYPHS.get("unknown")}</span> ${label} not known</span>`;
+    return html`<span class="health health-unknown" title=${health?.reason ?? undefined}>
+      <span aria-hidden="true">${GLYPHS.get("unknown")}</span> ${label} ${health ? "not known" : "not analyzed"}</span>`;
   }
   return html`<span class=${`health health-${health.status}`} title=${health.reason ?? undefined}>
     <span aria-hidden="true">${GLYPHS.get(health.status) ?? "·"}</span> ${label}

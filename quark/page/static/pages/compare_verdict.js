@@ -54,7 +54,7 @@ export function Verdict({ verdict, names }) {
     ${metrics.length > 0 && html`<${MetricTable} diffs=${first} names=${names} />`}
     ${rest.length > 0 && html`<details><summary>${writeMany(rest.length, "more metric")}</summary><${MetricTable} diffs=${rest} names=${names} /></details>`}
     ${result.notes.length > 0 && html`<ul class="remarks">${result.notes.map((/** @type {string} */ note) => html`<li key=${note} class="quiet">${note}</li>`)}</ul>`}
-    <${Health} diffs=${result.health_score_diffs} names=${names} />
+    <${Health} result=${result} names=${names} />
     <${Alerts} result=${result} names=${names} />
   </section>`;
 }
@@ -87,13 +87,16 @@ function writeEnd(diff, side) {
   return `${value}${deviation ? ` ± ${writeNumber(deviation)}` : ""}${bad ? `, ${writeMany(bad, "value")} not finite` : ""}`;
 }
 
-/** @param {{ diffs: any[], names: [string, string] }} props */
-function Health({ diffs, names }) {
+/** @param {{ result: any, names: [string, string] }} props */
+function Health({ result, names }) {
+  const isOfSome = result.primary.run_count > 1 || result.reference.run_count > 1;
+  /** @type {any[]} */
+  const diffs = result.health_score_diffs;
   const known = diffs.filter((diff) => diff.primary !== null || diff.reference !== null);
   if (!known.length) return null;
   /** @param {number | null} score */
   const write = (score) => score === null ? "not known" : String(Math.round(score));
-  return html`<h3>Health</h3><div class="scrolls" tabindex="0" role="region" aria-label="Health side by side"><table class="plain-table"><thead><tr><td></td>
+  return html`<h3>Health${isOfSome ? ", of the median run" : ""}</h3><div class="scrolls" tabindex="0" role="region" aria-label="Health side by side"><table class="plain-table"><thead><tr><td></td>
       ${known.map((diff) => html`<th key=${diff.score_key} scope="col" class="number">${diff.score_key.replaceAll("_", " ")}</th>`)}</tr></thead>
     <tbody>${/** @type {const} */ (["primary", "reference"]).map((side, at) => html`<tr key=${side}><th scope="row">${names[at]}</th>
       ${known.map((diff) => html`<td key=${diff.score_key} class="number">${write(diff[side])}</td>`)}</tr>`)}</tbody></table></div>`;

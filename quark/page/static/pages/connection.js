@@ -153,3 +153,8 @@ export function poll(act, every_ms = POLL_MS) {
   wait();
   return stop;
 }
+
+/** Whether it may go well when it is tried again. @param {unknown} error */
+export function isPassing(error) {
+  return !(error instanceof SignInNeeded || (error instanceof Refused && error.status !== 503));
+}

@@ -47,10 +47,11 @@ export function RunsPage({ place }) {
   useEffect(() => {
     document.title = project ? `${project} · Quark` : "Runs · Quark";
   }, [project]);
-  // Of many runs this takes longer than the rows, and would be worked on beside them.
+  // All projects are counted for it: the rows come first.
+  const isAnswered = runs.isReady || runs.mistake !== null;
   useEffect(() => {
-    if (runs.isReady) askJson("api/about").then(setAbout, () => undefined);
-  }, [runs.isReady]);
+    if (isAnswered) askJson("api/about").then(setAbout, () => undefined);
+  }, [isAnswered]);
   useEffect(() => seen.look(live.map((row) => row.id), true), [live]);
   useEffect(() => takeKeys(makeKeys()), []);
 

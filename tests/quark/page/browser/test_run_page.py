@@ -126,16 +126,17 @@ def test_a_run_of_one_point_and_one_of_nan_alone_are_drawn(visit, serve_shared, 
     assert sum(bad["count"] for bad in chart["lines"][0]["bad"]) == 20
 
 
+@pytest.mark.parametrize("points", [40_000, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_a_spike_of_one_point_is_in_the_band_and_named_at_the_edge(
-    visit, serve_shared, tmp_path_factory
+    visit, serve_shared, tmp_path_factory, points
 ):
     root = tmp_path_factory.mktemp("spike")
-    values = make_falling(40_000)
+    values = make_falling(points)
     values[25_201] = 400.0
     log_run(root, "spike", {"train/loss": values}, analyzes=False)
     visitor = visit(serve_shared(root), "run/spike")
     chart = visitor.wait_for_chart("train/loss")
-    assert chart["lines"][0]["points"] == 40_000
+    assert chart["lines"][0]["points"] == points
     assert len(chart["lines"][0]["xs"]) < 10_000
     assert max(chart["lines"][0]["high"]) == 400.0
     assert chart["y"]["max"] < 400
