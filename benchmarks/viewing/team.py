@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -16,13 +15,12 @@ from storage.figures import Figure
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.workspaces.deployment import DEFAULT_WORKSPACE, Deployment
 from quark_backends.service.server.workspaces.keys import make_key
-from viewing.served import DEADLINE_S, SCREEN, measure_memory_mb
+from viewing.served import DEADLINE_S, SCREEN, measure_memory_mb, wait_ms, watch
 
 __all__ = ["measure_login"]
 
 _SHOWN = "() => document.querySelectorAll('.runs tbody th a').length"
 _ROWS = 10
-_POLL_MS = 5
 
 
 def measure_login(
@@ -72,17 +70,9 @@ def _log_in(browser: Any, root: str, key: str) -> float:
         page = context.new_page()
         page.goto(root)
         page.fill("#key", key)
-        began = time.perf_counter()
+        watch(page, _SHOWN, _ROWS)
         page.click("main button", no_wait_after=True)
-        while True:
-            try:
-                if page.evaluate(_SHOWN) >= _ROWS:
-                    return time.perf_counter() - began
-            except Exception:
-                # The form is left for the page.
-                pass
-            if time.perf_counter() - began > DEADLINE_S:
-                raise TimeoutError("the list of runs does not come")
-            page.wait_for_timeout(_POLL_MS)
+        # From the click on: what sends on from the form is part of the navigation.
+        return wait_ms(page) / 1e3
     finally:
         context.close()
