@@ -190,6 +190,9 @@ def test_pages_of_others_change_nothing_and_have_none_of_ours_in_a_frame(
         places,
     )
     frames = visitor.page.main_frame.child_frames
+    while not all(frame.url for frame in frames):
+        # The driver hears of them a little later.
+        visitor.page.wait_for_timeout(20)
     assert [frame.url for frame in frames] == ["chrome-error://chromewebdata/"] * len(places)
     # The session is none the worse for it.
     visitor.go("run/ended")
