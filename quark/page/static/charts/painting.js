@@ -1,7 +1,7 @@
 // @ts-check
 /** Bands, lines, dots, triangles, carets and marks on a canvas, in its own pixels. */
 
-import { FONT } from "./theme.js";
+import { FONT } from "./inks.js";
 import { findShown, findWide } from "./fitting.js";
 
 /** @typedef {import("./lines.js").Line} Line */
