@@ -74,10 +74,11 @@ def test_the_first_page_asks_for_few_things(static):
     assert 1 + len(loaded) + DATA_REQUESTS <= FIRST_PAGE_REQUESTS
 
 
-def test_every_module_is_reached_from_the_page_or_from_a_report(static):
+def test_every_module_is_reached_from_the_page_a_report_or_a_notebook(static):
     modules = {name: text.decode() for name, (_, text) in load_modules(static).items()}
-    # Put in the place of the page's own by what links a report.
+    # Put in the place of the page's own by what links a report, or what notebooks show.
     found, waiting = set(), [SCRIPT, "report.js", "report/connection.js", "report/sight.js"]
+    waiting += ["widget.js", "widget/theme.js"]
     while waiting:
         name = waiting.pop()
         if name not in found:
