@@ -23,11 +23,15 @@ from viewing.install_size import measure_install_size
 from viewing.live import measure_live
 from viewing.peers import PEERS, Look, look_at_peers, look_at_quark, print_looks
 from viewing.served import DEADLINE_S, DRAWN, SCREEN, Served, load, open_browser, serve
+from viewing.team import measure_login
 
 from quark_backends.store.databases.sqlite import connect, ensure_store
 
 _KEYS = 20
 _REPORT_KEYS = 60
+# Of the chart that has the most.
+LINES = """() => (window.quark?.charts?.describe() ?? []).reduce(
+    (most, chart) => Math.max(most, chart.lines?.length ?? 0), 0)"""
 
 
 def measure_curves(browser: Any, folder: Path, *, steps: int, loads: int) -> list[Figure]:
@@ -42,6 +46,7 @@ def measure_curves(browser: Any, folder: Path, *, steps: int, loads: int) -> lis
             paints, charts = zip(*found, strict=True)
             figures.append(Figure("first paint, ms", median(paints), at_most=300))
             figures.append(Figure(f"all {_KEYS} charts, ms", median(charts), at_most=500))
+            figures.append(Figure("the same at the very first visit, ms", charts[0]))
         keys = "&".join(f"key={key}" for key in name_keys(_KEYS))
         for low, high in ((steps // 5, 2 * steps // 5), (steps // 5, steps // 5 + 20_000)):
             path = f"api/runs/{RUN_ID}/series?{keys}&low={low}&high={high}"
@@ -70,10 +75,14 @@ def time_read(served: Served, path: str) -> float:
     return time.perf_counter() - began
 
 
-def measure_list(browser: Any, folder: Path, *, runs: int, loads: int) -> list[Figure]:
+def fill_list(folder: Path, runs: int) -> None:
     connection = connect(ensure_store(folder))
     fill_runs(connection, runs)
     connection.close()
+
+
+def measure_list(browser: Any, folder: Path, *, runs: int, loads: int) -> list[Figure]:
+    fill_list(folder, runs)
     with serve(folder) as served:
         time_read(served, "api/runs")
         times = [time_read(served, "api/runs?limit=100&column=val/metric7") for _ in range(loads)]
@@ -138,6 +147,44 @@ def measure_report(folder: Path, *, steps: int, loads: int) -> list[Figure]:
     ]
 
 
+def measure_comparing(
+    browser: Any, folder: Path, *, runs: tuple[int, ...], steps: int, loads: int
+) -> list[Figure]:
+    """Of ended runs of so many points each, to the last curve; the first so many of one store."""
+    store = BenchStore(folder)
+    ids = [RUN_ID, *(f"benchrun{number:04d}" for number in range(1, max(runs)))]
+    for seed, run_id in enumerate(ids):
+        if seed:
+            store.add_run(run_id)
+        batches = make_metric_batches(make_losses(steps, seed=seed), rows=10_000)
+        store.fill(batches, compacting=True, run_id=run_id)
+        store.end_run(run_id)
+    store.compact()
+    store.close()
+    figures = []
+    for count, goal_ms in zip(runs, (700, 2_000), strict=False):
+        asked = "&".join(f"run={run_id}" for run_id in ids[:count])
+        sides = "&".join(f"side={run_id}" for run_id in ids[:count])
+        what = f"{count} runs of {steps:,} points"
+        with serve(folder) as served:
+            first_s = time_read(served, f"api/compare/curves?{sides}&key=loss")
+            times = [
+                time_read(served, f"api/compare/curves?{sides}&key=loss") for _ in range(loads)
+            ]
+            figures.append(Figure(f"{what}: their curves, the first time, ms", first_s * 1e3))
+            figures.append(Figure(f"{what}: their curves again, ms", median(times) * 1e3))
+            times = [time_read(served, f"api/compare?{asked}") for _ in range(loads)]
+            figures.append(Figure(f"{what}: what differs, ms", median(times) * 1e3))
+            if browser is not None:
+                found = [
+                    visit(browser, served, f"compare?{asked}", LINES, count)[1]
+                    for _ in range(loads)
+                ]
+                name = f"{what}: to the last curve, ms"
+                figures.append(Figure(name, median(found), at_most=goal_ms))
+    return figures
+
+
 def measure_peers(
     browser: Any, root: Path, *, names: list[str], points: int, runs: int, loads: int
 ) -> dict[str, float]:
@@ -185,7 +232,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument(
         "--only",
-        choices=("curves", "list", "metrics", "layers", "report", "size", "live"),
+        choices=(
+            "curves",
+            "list",
+            "metrics",
+            "layers",
+            "compare",
+            "report",
+            "size",
+            "login",
+            "live",
+        ),
         action="append",
         help="measure this part alone; may be repeated",
     )
@@ -200,6 +257,7 @@ def main() -> None:
     steps, runs, layers, loads, seconds = (
         (100_000, 1_000, 200, 3, 10.0) if arguments.quick else (1_000_000, 10_000, 1_000, 7, 60.0)
     )
+    compared = (2, 5) if arguments.quick else (10, 50)
     if arguments.quick:
         print("This is the short form: the goals are meant for the full one.")
     figures: dict[str, float] = {}
@@ -215,7 +273,7 @@ def main() -> None:
         else:
             figures = measure_page(
                 browser, root, steps=steps, runs=runs, layers=layers, loads=loads, seconds=seconds,
-                only=arguments.only,
+                compared=compared, only=arguments.only,
             )  # fmt: skip
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
@@ -230,6 +288,7 @@ def measure_page(
     layers: int,
     loads: int,
     seconds: float,
+    compared: tuple[int, ...],
     only: list[str] | None,
 ) -> dict[str, float]:
     """All parts, or some of them; prints each."""
@@ -250,6 +309,12 @@ def measure_page(
             "Layers",
             lambda: measure_map(root / "map", layers=layers, steps=layers, loads=loads),
         ),
+        "compare": (
+            "A comparison",
+            lambda: measure_comparing(
+                browser, root / "compare", runs=compared, steps=steps, loads=loads
+            ),
+        ),
         "report": (
             "A report",
             lambda: measure_report(root / "report", steps=20_000, loads=loads),
@@ -257,6 +322,12 @@ def measure_page(
         "size": ("What is installed", measure_install_size),
     }
     if browser is not None:
+        parts["login"] = (
+            "A team's page",
+            lambda: measure_login(
+                browser, root / "team", fill=lambda folder: fill_list(folder, runs), loads=loads
+            ),
+        )
         parts["live"] = (
             "A run that goes on, watched by one page",
             lambda: [

@@ -88,11 +88,11 @@ def measure_groups(*, quick: bool = False) -> list[dict[str, Any]]:
 
 def _measure_group_rows(name: str, curves: Sequence[Curves], draws: int) -> list[dict[str, Any]]:
     print(f"\n{name}: {GROUP} + {GROUP} of {len(curves)} seeds, {draws} draws")
-    deviations = _measure_deviations(curves)
+    deviations = measure_deviations(curves)
     plain = [make_run(run) for run in curves]
     rows = [_count(name, "none", "", draws, plain, plain)]
     for figure, way in itertools.product(("last", "end"), ("added", "multiplied")):
-        shifted = [make_run(_shift(run, deviations[figure], way)) for run in curves]
+        shifted = [make_run(shift_curves(run, deviations[figure], way)) for run in curves]
         rows.append(_count(name, way, figure, draws, plain, shifted))
     for row in rows:
         row["seeds"] = len(curves)
@@ -138,7 +138,7 @@ def _count(
     }
 
 
-def _measure_deviations(
+def measure_deviations(
     curves: Sequence[Curves],
 ) -> Mapping[str, Mapping[str, tuple[float, float]]]:
     """Figure -> metric -> standard deviation between seeds, and mean."""
@@ -151,7 +151,7 @@ def _measure_deviations(
     return out
 
 
-def _shift(run: Curves, deviations: Mapping[str, tuple[float, float]], way: str) -> Curves:
+def shift_curves(run: Curves, deviations: Mapping[str, tuple[float, float]], way: str) -> Curves:
     """The run made worse, every metric by two deviations."""
     out = {}
     for key, (steps, values) in run.items():

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from quark_backends.store.databases.sqlite import connect, ensure_store
 from quark_backends.store.reading.reader import StoreReader
@@ -30,6 +31,7 @@ RUN_ID = "benchrun0000"
 WRITER_ID = "w00000000"
 START_US = 1_767_225_600_000_000
 STEP_US, JITTER_US = 20_000, 200
+ENDED_AFTER_US = 6 * 3_600_000_000
 # As the lane takes them together when it is behind, and as compaction wants them.
 GROUP_BATCHES = 64
 
@@ -54,18 +56,34 @@ class BenchStore:
         self.codec = codec
         self.ingest.write([_make_start(storage_dir)])
 
+    def add_run(self, run_id: str) -> None:
+        """Begin another run beside the first."""
+        self.ingest.write([_make_start(self.layout.root.parent, run_id)])
+
+    def end_run(self, run_id: str = RUN_ID) -> None:
+        """Have a run end as completed; nothing of it may follow."""
+        ((head,),) = self.connection.execute("SELECT MAX(head) FROM writer").fetchall()
+        end = JsonObject({"status": "completed"})
+        time_us = START_US + ENDED_AFTER_US
+        record = LifecycleRecord(run_id, WRITER_ID, 0, 0, 0, time_us, "status", end)
+        body = encode_records([record])
+        self.ingest.write([Batch(run_id, WRITER_ID, 0, 0, head + 1, "lifecycle", 1, body)])
+
     def open_reader(self) -> StoreReader:
         """A reader that has read nothing yet."""
         return StoreReader(lambda: connect(self.layout, read_only=True))
 
-    def fill(self, batches: Iterable[Batch], *, compacting: bool = False) -> None:
+    def fill(
+        self, batches: Iterable[Batch], *, compacting: bool = False, run_id: str = RUN_ID
+    ) -> None:
         """Store batches in groups.
 
         Args:
             batches: What is stored.
             compacting: Whether to compact after each group, as a run does in the background.
+            run_id: The run that they are of, whatever they say.
         """
-        remaining = iter(batches)
+        remaining = (replace(batch, run_id=run_id) for batch in batches)
         while group := list(islice(remaining, GROUP_BATCHES)):
             self.ingest.write(group)
             if compacting:
@@ -98,16 +116,17 @@ def make_times(steps: int) -> Array:
     return START_US + np.cumsum(pauses)
 
 
-def make_losses(steps: int, keys: int = 1, *, single: bool = True) -> Array:
+def make_losses(steps: int, keys: int = 1, *, single: bool = True, seed: int = 0) -> Array:
     """Noisy losses, one row a step.
 
     Args:
         steps: Rows.
         keys: Columns.
         single: Whether they come out of single precision, as a model's do.
+        seed: Of the noise.
     """
     curve = 2.5 * np.exp(-np.arange(steps) / max(steps / 5, 1)) + 0.3
-    noise = np.random.default_rng(0).normal(1.0, 0.05, (steps, keys))
+    noise = np.random.default_rng(seed).normal(1.0, 0.05, (steps, keys))
     losses = curve[:, None] * noise
     return losses.astype(np.float32).astype(np.float64) if single else losses
 
@@ -157,7 +176,7 @@ def make_batch(number: int, kind: str, columns: dict[str, Sequence[Any]]) -> Bat
     return Batch(RUN_ID, WRITER_ID, 0, 0, number, kind, count, body)
 
 
-def _make_start(storage_dir: Path) -> Batch:
+def _make_start(storage_dir: Path, run_id: str = RUN_ID) -> Batch:
     data = JsonObject(
         {
             "project": {"id": "p0", "name": "bench", "root_path": str(storage_dir)},
@@ -165,7 +184,7 @@ def _make_start(storage_dir: Path) -> Batch:
                 "name": None,
                 "notes": None,
                 "parent_run_id": None,
-                "lineage_root_run_id": RUN_ID,
+                "lineage_root_run_id": run_id,
                 "run_path": str(storage_dir),
                 "git_commit": None,
                 "strict_mode": False,
@@ -175,5 +194,5 @@ def _make_start(storage_dir: Path) -> Batch:
             "from_step": None,
         }
     )
-    record = LifecycleRecord(RUN_ID, WRITER_ID, 0, 0, 0, START_US, "start", data)
-    return Batch(RUN_ID, WRITER_ID, 0, 0, 0, "lifecycle", 1, encode_records([record]))
+    record = LifecycleRecord(run_id, WRITER_ID, 0, 0, 0, START_US, "start", data)
+    return Batch(run_id, WRITER_ID, 0, 0, 0, "lifecycle", 1, encode_records([record]))

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from storage.figures import Figure
 
-from viewing.served import DRAWN, VIEW, Served, serve, wait_ms
+from viewing.served import DRAWN, VIEW, Served, serve, wait_ms, watch
 
 __all__ = ["measure_live"]
 
@@ -105,8 +105,9 @@ def _watch(
     context = browser.new_context(viewport=VIEW)
     context.add_cookies(served.cookies)
     page = context.new_page()
+    watch(page, DRAWN, _METRICS)
     page.goto(f"{served.root}run/{_RUN_ID}")
-    wait_ms(page, DRAWN, _METRICS)
+    wait_ms(page)
     page.wait_for_timeout(1e3 * _WARM_UP_S)
     page.evaluate(_WATCH, ["train/metric0", f"train/metric{_METRICS - 1}", _LOOKS_MS])
     before, began = _read_cpu_s(served), time.monotonic()

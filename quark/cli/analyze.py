@@ -178,6 +178,7 @@ def _write_report(
     summary_path: Path | None,
 ) -> None:
     """What this analysis has found as a file for people, and in short for a CI job's page."""
+    from quark.cli.report import write_file
     from quark.page.api.run_analysis import Analysis, RuleCoverage
     from quark.page.report import compose_report, open_session_source
     from quark.page.report_contents import ReportOptions
@@ -194,11 +195,16 @@ def _write_report(
     runs = [(open_session_source(session), result.run_id)]
     report = compose_report(runs, ReportOptions(), [analysis])
     if report_path is not None:
-        path = report.save(report_path)
+        path = write_file(report_path, "--report", report.save)
         click.echo(f"Wrote {path} ({path.stat().st_size / 1000:,.0f} kB).", err=True)
     if summary_path is not None:
-        with summary_path.open("a", encoding="utf-8") as file:
-            file.write(report.to_markdown() + "\n")
+        write_file(summary_path, "--summary", lambda path: _append(path, report.to_markdown()))
+
+
+def _append(path: Path, text: str) -> Path:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text + "\n")
+    return path
 
 
 @contextmanager

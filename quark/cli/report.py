@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -9,7 +10,18 @@ import click
 from quark.cli.run_source import backend_option
 from quark.cli.store_access import find_run, json_option, print_json, storage_option
 
-__all__ = ["report"]
+__all__ = ["report", "write_file"]
+
+
+def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
+    """Write a file that the user has named; what the system says against it is said in one line."""
+    try:
+        return write(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise click.ClickException(
+            f"{path} cannot be written: {why}. Name another file with {option}."
+        ) from error
 
 
 @click.command()
@@ -61,7 +73,7 @@ def report(
             made = compose_report(chosen, ReportOptions(config=not no_config, logs=not no_logs))
     finally:
         source.close()
-    path = made.save(output)
+    path = write_file(output, "-o", made.save)
     if as_json:
         print_json({"path": str(path), "size_bytes": path.stat().st_size, **made.to_dict()})
         return

@@ -235,7 +235,11 @@ def _describe_field(field: Field, run: RunSummary) -> str:
         found = (run.metrics.get(name) for name in spell_name(field))
         return _describe_metric(next(filter(None, found), None), field.statistic)
     value: Any = find_value(field, run)
-    if value is not None and field.scope == "run" and field.name in ("ended", "updated"):
+    if (
+        value is not None
+        and field.scope == "run"
+        and field.name in ("ended", "updated", "archived")
+    ):
         return describe_age(format_time(value))
     return _describe_value(value)
 

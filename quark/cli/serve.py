@@ -15,6 +15,7 @@ import click
 from quark.cli.service_options import make_files_private, require_service
 
 if TYPE_CHECKING:
+    from quark_backends.service.server.application import MakePage
     from quark_backends.service.server.config import ServiceConfig
     from quark_backends.service.server.workspaces.deployment import Deployment
 
@@ -42,6 +43,18 @@ __all__ = ["serve"]
     help="A name that clients call this server by, such as that of the proxy before it; repeat "
     "for several, * for any [default: this machine's names for itself, and its addresses].",
 )
+@click.option(
+    "--ui",
+    is_flag=True,
+    default=None,
+    help="Serve the page too, at the same address: whoever has a key logs in.",
+)
+@click.option(
+    "--allow-edit",
+    is_flag=True,
+    default=None,
+    help="Let keys with the scope write change runs on the page, and ask them to stop.",
+)
 @click.option("--workers", type=int, help="Processes [default: 1].")
 @click.option("--migrate", is_flag=True, help="Bring databases of an older version to this one.")
 @click.option(
@@ -68,6 +81,8 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = load_config(options, os.environ, config_path)
+    if config.allow_edit and not config.ui:
+        raise click.UsageError("--allow-edit is about the page: give --ui too")
     deployment = Deployment(config)
     try:
         # A place that cannot be is told before anything is made.
@@ -97,8 +112,20 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
         f"Quark serves on {url} (store: {_show_store(config.store_url)}; "
         f"processes: {config.workers}; API: {url}/docs)"
     )
+    if config.ui:
+        changes = "; keys with the scope write may change runs" if config.allow_edit else ""
+        click.echo(f"The page is on {url}/: log in with a key{changes}.")
     sys.stdout.flush()
-    run_server(config, bound)
+    run_server(config, bound, make_page=_find_page(config))
+
+
+def _find_page(config: ServiceConfig) -> MakePage | None:
+    if not config.ui:
+        return None
+    # Late: what the page needs is only loaded by servers that have one.
+    from quark.cli.team_page import make_team_page
+
+    return make_team_page
 
 
 def _prepare(deployment: Deployment, *, migrate: bool, show: bool) -> str | None:

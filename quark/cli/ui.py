@@ -39,6 +39,11 @@ __all__ = ["ui"]
 @click.option("--base", default="", metavar="PATH", help="Path that a proxy keeps, such as /quark.")
 @click.option("--no-open", is_flag=True, help="Do not open the browser.")
 @click.option(
+    "--allow-edit",
+    is_flag=True,
+    help="Let the page change names, notes and tags, archive runs and ask them to stop.",
+)
+@click.option(
     "--no-compact",
     is_flag=True,
     help="Do not have runs that have ended compacted: for a store that cannot be written.",
@@ -52,15 +57,21 @@ def ui(
     allowed_hosts: tuple[str, ...],
     base: str,
     no_open: bool,
+    allow_edit: bool,
     no_compact: bool,
 ) -> None:
     """Look at the runs below DIRECTORY (by default the working directory) in the browser.
 
-    Reads and changes no run. The address that it prints has a token, which is good once: the
-    browser trades it for a cookie. Ctrl-C ends it.
+    Reads and changes no run, unless --allow-edit lets the page do that. The address that it
+    prints has a token, which is good once: the browser trades it for a cookie. Ctrl-C ends it.
     """
     if directory is not None and storage_dir is not None:
         raise click.UsageError("give DIRECTORY or --storage-dir, not both")
+    if allow_edit and backend is not None:
+        raise click.UsageError(
+            "--allow-edit changes runs of the store of DIRECTORY, so it cannot be given with "
+            "--backend"
+        )
     # Late: what serves is only loaded by who looks.
     from quark.page.api.source import open_source
     from quark.page.server import PageServer, bind_socket, check_base, is_loopback
@@ -76,7 +87,9 @@ def ui(
         click.echo(f"Opened. For another browser: {server.make_link()}")
         sys.stdout.flush()
 
-    server = PageServer(source, bound, base=base, hosts=allowed_hosts, on_trade=show_next)
+    server = PageServer(
+        source, bound, base=base, hosts=allowed_hosts, on_trade=show_next, allow_edit=allow_edit
+    )
     if not is_loopback(host):
         click.echo(
             f"quark: warning: {host} can be reached from other machines, and whatever crosses the "

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
@@ -23,16 +23,20 @@ from quark.page.api.analysis_process import AnalysisProcess
 from quark.page.api.batches import describe_batches
 from quark.page.api.comparisons import ComparisonDesk
 from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
+from quark.page.api.edits import ask_to_stop, change_run
 from quark.page.api.evidence import pack_evidence
 from quark.page.api.grid import GridDesk
+from quark.page.api.images import list_images
 from quark.page.api.modules import pack_module
 from quark.page.api.parameters import Parameters
-from quark.page.api.records import list_artifacts, list_events, open_payload
+from quark.page.api.records import Payload, list_artifacts, list_events, open_payload
+from quark.page.api.rows import describe_main
 from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
 from quark.page.api.sides import describe_sides, pack_group_curves
 from quark.page.api.system import pack_system
-from quark.page.guard import SANDBOX_POLICY, AsgiApp, make_error
+from quark.page.api.tables import TableDesk, read_text
+from quark.page.http_replies import SANDBOX_POLICY, VISITOR, Visitor, make_error
 from quark.page.pack import PACK_TYPE, encode_json
 from quark.page.static_files import StaticFiles, load_static_files
 from quark_core.errors import (
@@ -45,10 +49,11 @@ from quark_core.errors import (
 from quark_core.version import __version__
 
 if TYPE_CHECKING:
+    from quark.page.api.edits import PageEditor
     from quark.page.api.run_analysis import RunAnalyzer
     from quark.page.api.source import PageSource
 
-__all__ = ["PageApplication", "make_app"]
+__all__ = ["PageApplication", "make_app", "send_static"]
 
 _log = logging.getLogger("quark")
 
@@ -58,12 +63,16 @@ _AT_ONCE = 4
 _THREADS = 16
 _RETRY_S = 2
 _MOST_SESSIONS = 64
+_MOST_BODY = 2**20
 # Of the list, as its page asks.
 _LISTED = 200
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]+")
+_PLAIN_SIDE = re.compile(r"[A-Za-z0-9._,-]+")
+_SIDES = ("run", "side", "group")
 _FOREVER = "public, max-age=31536000, immutable"
 
 Answer = Callable[["PageApplication", Request, Parameters], Response | None]
+Change = Callable[["PageEditor", str, bytes, str], dict[str, Any]]
 
 
 class PageApplication:
@@ -73,21 +82,40 @@ class PageApplication:
         source: What is looked at.
         static: The page's files.
         analyzer: Computes analyses that are not stored.
+        editor: Changes runs; None where nobody may.
     """
 
-    def __init__(self, source: PageSource, static: StaticFiles, analyzer: RunAnalyzer) -> None:
+    def __init__(
+        self,
+        source: PageSource,
+        static: StaticFiles,
+        analyzer: RunAnalyzer,
+        editor: PageEditor | None = None,
+    ) -> None:
         self.source = source
         self.static = static
+        self.editor = editor
         self.desk = AnalysisDesk(source, analyzer)
         self.comparisons = ComparisonDesk(source, self.desk)
         self.changes = ChangeDesk(source, self.desk)
         self.grids = GridDesk(source, self.desk)
+        self.tables = TableDesk(source)
         self._threads = CapacityLimiter(_THREADS)
         self._turns: dict[bytes, asyncio.Semaphore] = {}
 
+    def prepare(self) -> None:
+        """Read what a list and a run begin with, so that the first visitor waits for no import."""
+        try:
+            listed = list_rows(self.source, Parameters([("limit", "1")]))
+            for row in listed["rows"][:1]:
+                describe_main(self.source.summarize(row["id"]))
+        except QuarkError as error:
+            _log.debug("nothing could be read ahead: %s", error)
+
     async def answer(self, request: Request, handler: Answer) -> Response:
         """Have a handler answer on a thread, in its turn, within the time that there is."""
-        turns = self._find_turns(request.scope.get("quark.session", b""))
+        visitor: Visitor | None = request.scope.get(VISITOR)
+        turns = self._find_turns(b"" if visitor is None else visitor.session)
         try:
             async with asyncio.timeout(_WAIT_S):
                 await turns.acquire()
@@ -105,6 +133,30 @@ class PageApplication:
         except TimeoutError:
             work.add_done_callback(_drop_result)
             return _say_busy(f"no answer within {_ANSWER_S:.0f} s")
+
+    async def change(self, request: Request, handler: Change) -> Response:
+        """Have a handler change something, once its body is there; refused to who may not."""
+        visitor: Visitor | None = request.scope.get(VISITOR)
+        if self.editor is None:
+            return _say(403, "this server changes no run: it was started without --allow-edit")
+        if visitor is None or not visitor.may_edit:
+            return _say(403, "your key may not change runs: that takes the scope write")
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                body = await _read_body(request)
+        except TimeoutError:
+            return _say(408, "the body did not come in time")
+        if body is None:
+            return _say(413, f"the body has more than {_MOST_BODY} bytes")
+        editor = self.editor
+
+        def act(page: PageApplication, request: Request, _: Parameters) -> Response:
+            run_id = request.path_params["run_id"]
+            changed = handler(editor, run_id, body, visitor.by)
+            page.source.forget()
+            return _send_json(changed)
+
+        return await self.answer(request, act)
 
     def _call(self, handler: Answer, request: Request) -> Response:
         pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -136,7 +188,8 @@ def make_app(
     static: StaticFiles | None = None,
     base: str = "",
     analyzer: RunAnalyzer | None = None,
-) -> AsgiApp:
+    editor: PageEditor | None = None,
+) -> Starlette:
     """The application, without its guard.
 
     Args:
@@ -144,18 +197,27 @@ def make_app(
         static: The page's files; by default those that come with Quark.
         base: Path that every address begins with, such as `/quark`, or "".
         analyzer: Computes analyses that are not stored; by default a process of its own.
+        editor: Changes runs; None where nobody may.
     """
     page = PageApplication(
-        source, static or load_static_files(), analyzer or AnalysisProcess(source)
+        source, static or load_static_files(), analyzer or AnalysisProcess(source), editor
     )
 
     @asynccontextmanager
     async def live(_: Starlette) -> AsyncIterator[None]:
         page.desk.prepare()
+        prepared = asyncio.create_task(to_thread.run_sync(page.prepare))
         yield
+        # What is being read must not be closed.
+        await prepared
         page.desk.close()
+        page.tables.close()
 
     routes = [Route(f"{base}{path}", _bind(page, handler)) for path, handler in _ANSWERS.items()]
+    routes += [
+        Route(f"{base}{path}", _bind_change(page, handler), methods=["POST"])
+        for path, handler in _CHANGES.items()
+    ]
     routes += [
         Route(f"{base}/static/{{version}}/{{path:path}}", functools.partial(_send_static, page)),
         Route(f"{base}/", functools.partial(_send_page, page, 0)),
@@ -179,9 +241,32 @@ def _bind(page: PageApplication, handler: Answer) -> Any:
     return endpoint
 
 
+def _bind_change(page: PageApplication, handler: Change) -> Any:
+    async def endpoint(request: Request) -> Response:
+        return await page.change(request, handler)
+
+    return endpoint
+
+
+async def _read_body(request: Request) -> bytes | None:
+    """The body; None where it is larger than any that the page sends."""
+    parts, size_bytes = [], 0
+    async for part in request.stream():
+        size_bytes += len(part)
+        if size_bytes > _MOST_BODY:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
 async def _send_static(page: PageApplication, request: Request) -> Response:
-    found = page.static.files.get(request.path_params["path"])
-    if found is None or request.path_params["version"] != page.static.version:
+    return send_static(page.static, **request.path_params)
+
+
+def send_static(static: StaticFiles, version: str, path: str) -> Response:
+    """One of the page's files, to be kept for ever; 404 for any other."""
+    found = static.files.get(path)
+    if found is None or version != static.version:
         return _say(404, "there is no such file")
     media_type, content = found
     return Response(content, media_type=media_type, headers={"cache-control": _FOREVER})
@@ -197,8 +282,19 @@ def _find_first(request: Request) -> str | None:
     run_id = request.path_params.get("run_id")
     if run_id is not None:
         return f"api/runs/{run_id}" if _PLAIN_ID.fullmatch(run_id) else None
+    if request.url.path.endswith("/compare"):
+        return _find_sides(request.scope["query_string"].decode("latin-1"))
     is_list = request.url.path.endswith("/") and not request.scope["query_string"]
     return f"api/runs?limit={_LISTED}" if is_list else None
+
+
+def _find_sides(query: str) -> str | None:
+    """What a comparison asks for, letter by letter; None where that is not sure."""
+    pairs = parse_qsl(query)
+    named = [pair for name in _SIDES for pair in pairs if pair[0] == name]
+    if not named or not all(_PLAIN_SIDE.fullmatch(value) for _, value in named):
+        return None
+    return f"api/compare?{urlencode(named)}"
 
 
 async def _send_home(request: Request) -> Response:
@@ -236,6 +332,11 @@ def _send_pack(pack: bytes | None) -> Response | None:
 def _about(page: PageApplication, _: Request, __: Parameters) -> Response:
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return _send_json(tell_about(page.source, __version__, now))
+
+
+def _session(_: PageApplication, request: Request, __: Parameters) -> Response:
+    visitor: Visitor = request.scope[VISITOR]
+    return _send_json({**visitor.said, "may_edit": visitor.may_edit, "csrf": visitor.csrf})
 
 
 def _runs(page: PageApplication, _: Request, parameters: Parameters) -> Response:
@@ -315,6 +416,18 @@ def _artifacts(page: PageApplication, request: Request, parameters: Parameters) 
     return _send_json(list_artifacts(page.source, request.path_params["run_id"], parameters))
 
 
+def _images(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_images(page.source, request.path_params["run_id"], parameters))
+
+
+def _table(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(page.tables.tell(request.path_params["run_id"], parameters))
+
+
+def _text(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(read_text(page.source, request.path_params["run_id"], parameters))
+
+
 def _payload(page: PageApplication, request: Request, parameters: Parameters) -> Response:
     """A payload, which may be anybody's: it is looked at in a sandbox, or saved."""
     place = request.path_params
@@ -330,7 +443,21 @@ def _payload(page: PageApplication, request: Request, parameters: Parameters) ->
         "cache-control": "private, no-store",
     }
     media_type = f"{plain}; charset=utf-8" if plain.startswith("text/") else plain
-    return StreamingResponse(payload.parts, media_type=media_type, headers=headers)
+    return _PayloadResponse(payload, media_type=media_type, headers=headers)
+
+
+class _PayloadResponse(StreamingResponse):
+    """Sends a payload, and gives up its file also where nobody takes it."""
+
+    def __init__(self, payload: Payload, **settings: Any) -> None:
+        super().__init__(payload.parts, **settings)
+        self._payload = payload
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._payload.close()
 
 
 _SHOWN_TYPES = (
@@ -345,6 +472,7 @@ _SHOWN_TYPES = (
 
 _ANSWERS: dict[str, Answer] = {
     "/api/about": _about,
+    "/api/session": _session,
     "/api/runs": _runs,
     "/api/standings": _standings,
     "/api/names": _names,
@@ -361,7 +489,15 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/evidence": _evidence,
     "/api/runs/{run_id}/events": _events,
     "/api/runs/{run_id}/artifacts": _artifacts,
+    "/api/runs/{run_id}/images": _images,
+    "/api/runs/{run_id}/table": _table,
+    "/api/runs/{run_id}/text": _text,
     "/api/runs/{run_id}/batches": _batches,
     "/api/runs/{run_id}/system": _system,
     "/artifacts/{run_id}/{sha256}": _payload,
+}
+
+_CHANGES: dict[str, Change] = {
+    "/api/runs/{run_id}/edit": change_run,
+    "/api/runs/{run_id}/stop": ask_to_stop,
 }

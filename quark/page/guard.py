@@ -9,43 +9,28 @@ import hashlib
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
+from collections.abc import Callable, Iterable
 from urllib.parse import parse_qsl, urlencode
 
-from quark.page.pack import encode_json
-
-__all__ = ["PAGE_POLICY", "SANDBOX_POLICY", "Guard", "Sessions", "make_error"]
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
-Receive = Callable[[], Awaitable[Message]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
-
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data: blob:; frame-src 'self'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+from quark.page.forgery import derive_csrf, find_forgery
+from quark.page.http_replies import (
+    VISITOR,
+    AsgiApp,
+    Receive,
+    RequestHeaders,
+    Scope,
+    Send,
+    Visitor,
+    add_headers,
+    make_error,
+    reply,
+    strip_port,
 )
-"""What the page may do: run its own scripts, and read from where it came."""
 
-SANDBOX_POLICY = (
-    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
-)
-"""What a payload may do: be looked at."""
+__all__ = ["Guard", "Sessions"]
 
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _MOST_SESSIONS = 64
-_COMMON: Headers = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
-]
 _OUR_SITES = ("same-origin", "none")
 _LOCKED_OUT = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Quark</title>
@@ -111,6 +96,7 @@ class Guard:
         cookie_name: Name of the cookie: with the port, since cookies know none.
         hosts: Names besides those of the loopback by which clients may call this server.
         base: Path that every address begins with, such as `/quark`, or "".
+        editor: By whom events say that runs were changed; None where they may not be.
     """
 
     def __init__(
@@ -121,26 +107,28 @@ class Guard:
         cookie_name: str,
         hosts: Iterable[str] = (),
         base: str = "",
+        editor: str | None = None,
     ) -> None:
         self._app = app
         self._sessions = sessions
         self._cookie_name = cookie_name
         self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, *hosts))
         self._base = base
+        self._editor = editor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             return
-        headers = _Headers(scope)
+        headers = RequestHeaders(scope)
         path = str(scope["path"])
         refused = self._refuse(scope, headers)
         if refused is not None:
-            await _reply(send, *refused)
+            await reply(send, *refused)
             return
         inner = path.removeprefix(self._base)
         if inner.startswith("/static/"):
-            await self._app(scope, receive, _add_headers(send))
+            await self._app(scope, receive, add_headers(send))
             return
         is_api = inner.startswith(("/api/", "/artifacts/"))
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -148,27 +136,33 @@ class Guard:
         if tokens and not is_api:
             await self._trade(send, path, pairs, tokens[0])
             return
-        session = self._find_session(headers)
-        if session is None:
+        visitor = self._find_visitor(headers)
+        if visitor is None:
             status = 401
             if is_api:
                 message = "open the address that the terminal shows"
-                await _reply(send, status, *make_error(status, message))
+                await reply(send, status, *make_error(status, message))
             else:
-                await _reply(send, status, b"text/html; charset=utf-8", _LOCKED_OUT.encode())
+                await reply(send, status, b"text/html; charset=utf-8", _LOCKED_OUT.encode())
             return
-        scope["quark.session"] = session
-        await self._app(scope, receive, _add_headers(send))
+        if scope["method"] == "POST" and (why := find_forgery(headers, visitor.csrf)) is not None:
+            await reply(send, 403, *make_error(403, why))
+            return
+        scope[VISITOR] = visitor
+        await self._app(scope, receive, add_headers(send))
 
-    def _refuse(self, scope: Scope, headers: _Headers) -> tuple[int, bytes, bytes] | None:
+    def _refuse(self, scope: Scope, headers: RequestHeaders) -> tuple[int, bytes, bytes] | None:
         """What is said to whoever may not ask at all, or None."""
         host = headers.find(b"host")
-        if host is None or _strip_port(host) not in self._hosts:
+        if host is None or strip_port(host) not in self._hosts:
             message = f"this server is not called {host!r:.80}; --allowed-host lets in a name"
             return 421, *make_error(421, message)
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, *make_error(405, "this server is read-only")
         path = str(scope["path"])
+        methods = ["GET", "HEAD"]
+        if self._editor is not None and path.removeprefix(self._base).startswith("/api/"):
+            methods.append("POST")
+        if scope["method"] not in methods:
+            return 405, *make_error(405, "this server is read-only")
         if self._base and not (path == self._base or path.startswith(f"{self._base}/")):
             return 404, *make_error(404, f"everything here is below {self._base}/")
         is_api = path.removeprefix(self._base).startswith(("/api/", "/artifacts/"))
@@ -177,20 +171,23 @@ class Guard:
             return 403, *make_error(403, "only this server's own page may ask")
         return None
 
-    def _find_session(self, headers: _Headers) -> bytes | None:
-        text = headers.find(b"cookie")
-        if text is None:
+    def _find_visitor(self, headers: RequestHeaders) -> Visitor | None:
+        cookie = headers.find_cookie(self._cookie_name)
+        session = None if cookie is None else self._sessions.find(cookie)
+        if cookie is None or session is None:
             return None
-        try:
-            found = SimpleCookie(text).get(self._cookie_name)
-        except CookieError:
-            return None
-        return None if found is None else self._sessions.find(found.value)
+        return Visitor(
+            session=session,
+            csrf=derive_csrf(cookie),
+            by=self._editor or "",
+            may_edit=self._editor is not None,
+            said={"mode": "local"},
+        )
 
     async def _trade(self, send: Send, path: str, pairs: list[tuple[str, str]], token: str) -> None:
         cookie = self._sessions.trade(token)
         if cookie is None:
-            await _reply(send, 401, b"text/html; charset=utf-8", _LOCKED_OUT.encode())
+            await reply(send, 401, b"text/html; charset=utf-8", _LOCKED_OUT.encode())
             return
         rest = urlencode([pair for pair in pairs if pair[0] != "token"])
         # Relative to the address itself, so that a proxy may put anything before it.
@@ -201,64 +198,7 @@ class Guard:
         place = f"{self._base}/"
         value = f"{self._cookie_name}={cookie}; HttpOnly; SameSite=Strict; Path={place}"
         extra = [(b"location", target.encode("latin-1")), (b"set-cookie", value.encode())]
-        await _reply(send, 303, b"text/plain", b"", extra)
-
-
-def make_error(status: int, message: str) -> tuple[bytes, bytes]:
-    """Media type and body of an error."""
-    return b"application/json", encode_json({"error": {"status": status, "message": message}})
-
-
-class _Headers:
-    """The headers of a request."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._pairs: list[tuple[bytes, bytes]] = scope["headers"]
-
-    def find(self, name: bytes) -> str | None:
-        """The value of a header that stands once; None where it does not."""
-        values = [value for key, value in self._pairs if key == name]
-        if name == b"cookie":
-            return "; ".join(value.decode("latin-1") for value in values) or None
-        return values[0].decode("latin-1") if len(values) == 1 else None
-
-
-def _add_headers(send: Send) -> Send:
-    """Puts what every answer has into an answer."""
-
-    async def send_it(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            given: Headers = list(message["headers"])
-            names = {name.lower() for name, _ in given}
-            given += [pair for pair in _COMMON if pair[0] not in names]
-            if b"content-security-policy" not in names:
-                given.append((b"content-security-policy", PAGE_POLICY.encode()))
-            if b"cache-control" not in names:
-                given.append((b"cache-control", b"no-store"))
-            message["headers"] = given
-        await send(message)
-
-    return send_it
-
-
-async def _reply(
-    send: Send, status: int, media_type: bytes, body: bytes, extra: Headers | None = None
-) -> None:
-    headers = [
-        (b"content-type", media_type),
-        (b"content-length", str(len(body)).encode()),
-        *(extra or []),
-    ]
-    guarded = _add_headers(send)
-    await guarded({"type": "http.response.start", "status": status, "headers": headers})
-    await guarded({"type": "http.response.body", "body": body})
-
-
-def _strip_port(host: str) -> str:
-    """The name alone: behind `ssh -L` the port is another one."""
-    name, colon, port = host.rpartition(":")
-    is_port = colon and (port.isdigit() or not port) and (not host.endswith("]"))
-    return (name if is_port else host).lower()
+        await reply(send, 303, b"text/plain", b"", extra)
 
 
 def _quote_segment(segment: str) -> str:

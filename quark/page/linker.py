@@ -1,9 +1,10 @@
 """Makes one script of the page's modules, so that it is one request and works without a server.
 
 Modules run as they are written; here each becomes a function that gives what it exports, called
-once, after those that it imports from. These forms are understood, which a test holds the modules
-to: `import { a, b as c } from "./x.js";`, `import("./x.js")`, and `export` before a const,
-function or class or, at the end, around a list of names.
+once, by who imports from it first: what no page in sight needs costs no time. These forms are
+understood, which a test holds the modules to: `import { a, b as c } from "./x.js";`,
+`import("./x.js")`, and `export` before a const, function or class or, at the end, around a list
+of names.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _EXPORT_LIST = re.compile(r"""(^|[;}])export\s*\{([^}]*)\};?(?!\s*from)""", re.M
 _LATE = re.compile(r"""\bimport\(\s*["'](\.[^"']+)["']\s*\)""")
 # What the type checker reads, which is a fifth of all, and names modules too.
 _COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/).)*\*/[ \t]*\n|/\*\*(?:(?!\*/).)*\*/", re.M | re.S)
+_TAKE = """const linked = {}, taken = {};
+const takeLinked = (name) => taken[name] ??= linked[name]();"""
 _LEFT = re.compile(r"^\s*(?:import\s*[\w{*\"'(]|export\s)", re.M)
 
 
@@ -49,13 +52,14 @@ def link_modules(modules: Mapping[str, str], entry: str) -> str:
     """
     order: dict[str, None] = {}
     _visit(modules, entry, (), order)
-    parts = ["const linked = {};"]
+    parts = [_TAKE]
     for name in order:
         body, names = _convert(name, modules[name])
         gives = ", ".join(f"{outer}: {inner}" for outer, inner in names.items())
         parts.append(
-            f"linked[{json.dumps(name)}] = (() => {{\n{body}\nreturn {{ {gives} }};\n}})();"
+            f"linked[{json.dumps(name)}] = function () {{\n{body}\nreturn {{ {gives} }};\n}};"
         )
+    parts.append(f"takeLinked({json.dumps(entry)});")
     return "\n".join(parts) + "\n"
 
 
@@ -82,7 +86,7 @@ def _convert(name: str, text: str) -> tuple[str, dict[str, str]]:
         wanted = [_split_as(each) for each in found[1].split(",") if each.strip()]
         pairs = ", ".join(f"{outer}: {inner}" for outer, inner in wanted)
         source = posixpath.normpath(posixpath.join(folder, found[2]))
-        return f"const {{ {pairs} }} = linked[{json.dumps(source)}];"
+        return f"const {{ {pairs} }} = takeLinked({json.dumps(source)});"
 
     def keep(found: re.Match[str]) -> str:
         names[found[3]] = found[3]
@@ -97,7 +101,7 @@ def _convert(name: str, text: str) -> tuple[str, dict[str, str]]:
 
     def bring_in_late(found: re.Match[str]) -> str:
         source = posixpath.normpath(posixpath.join(folder, found[1]))
-        return f"Promise.resolve(linked[{json.dumps(source)}])"
+        return f"new Promise((give) => give(takeLinked({json.dumps(source)})))"
 
     body = _IMPORT.sub(bring_in, _COMMENT.sub("", text))
     body = _LATE.sub(bring_in_late, body)

@@ -23,12 +23,16 @@ PACK_TYPE = "application/vnd.quark.pack"
 _ALIGNMENT = 8
 _DTYPES = {"f4": "<f4", "f8": "<f8", "i4": "<i4", "u1": "|u1"}
 _LENGTH = struct.Struct("<I")
+# Asked about first: most of what a long answer holds, and dear to tell from a mapping.
+_ALWAYS_PLAIN = frozenset((int, bool, type(None)))
 # A difference shows from a pixel on, of a chart that is at most so many pixels high.
 _SHOWN_LEVELS = 4096
 
 
 def make_plain(value: Any) -> Any:
     """A value as JSON has it: numbers that are not finite as texts, halves of pairs replaced."""
+    if type(value) in _ALWAYS_PLAIN:
+        return value
     if isinstance(value, float):
         if math.isfinite(value):
             return value

@@ -129,7 +129,7 @@ def gather_run(
     settled = analysis or AnalysisDesk(source, LocalAnalyzer(source.open_run)).settle(summary)
     desk = _SettledDesk(source, settled)
     data = tell_run(source, desk, ChangeDesk(source, desk), run_id)
-    for name in ("cursor", "delivery", "progress", "ranks"):
+    for name in ("absent", "cursor", "delivery", "progress", "ranks"):
         del data[name]
     lacks = _leave_out(data, options)
     findings = data["analysis"]["findings"]

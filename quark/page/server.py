@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from quark.page.api.edits import RootEditor
 from quark.page.api.parameters import Parameters
 from quark.page.api.runs import list_rows
 from quark.page.app import make_app
 from quark.page.guard import Guard, Sessions
 from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.runs.run_editing import find_user
 
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource
@@ -38,6 +40,7 @@ class PageServer:
         hosts: Names besides those of the loopback by which clients may call it.
         static: The page's files; by default those that come with Quark.
         on_trade: Called after a token was traded for a cookie.
+        allow_edit: Whether the page may change runs, and ask them to stop.
 
     Attributes:
         sessions: Tokens and cookies.
@@ -52,6 +55,7 @@ class PageServer:
         hosts: Iterable[str] = (),
         static: StaticFiles | None = None,
         on_trade: Callable[[], None] | None = None,
+        allow_edit: bool = False,
     ) -> None:
         import uvicorn
 
@@ -61,12 +65,16 @@ class PageServer:
         self._base = base
         self._host = "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host
         self.sessions = Sessions(on_trade)
+        editor = RootEditor(source.storage_dir) if allow_edit else None
+        inner = make_app(source, static=static, base=base, editor=editor)
+        self._tables = inner.state.page.tables
         app = Guard(
-            make_app(source, static=static, base=base),
+            inner,
             self.sessions,
             cookie_name=f"quark_page_{self._port}",
             hosts=[*hosts, _show_host(host)],
             base=base,
+            editor=find_user() if allow_edit else None,
         )
         config = uvicorn.Config(
             app,
@@ -106,6 +114,7 @@ class PageServer:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
+            self._tables.close()
 
     def end(self) -> None:
         """Have `run` return soon; from any thread."""

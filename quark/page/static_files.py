@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from quark.page.linker import link_modules
@@ -49,10 +50,10 @@ class StaticFiles:
         Args:
             depth: How deep.
             first: What the page will ask for first, below the root, so that it is on its way
-                before the script is there; of characters that HTML has no use for.
+                before the script is there.
         """
         root = "../" * depth or "./"
-        preload = _PRELOAD.format(root + first) if first else ""
+        preload = _PRELOAD.format(escape(root + first)) if first else ""
         text = self.index.replace("{{static}}", f"{root}static/{self.version}/")
         return text.replace("{{preload}}", preload).replace("{{root}}", root).encode()
 

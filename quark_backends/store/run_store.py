@@ -148,8 +148,13 @@ class RunStore:
         )
 
     @classmethod
-    def over_postgres(cls, database: PostgresDatabase) -> RunStore:
-        """The store in a schema that has its tables; the database is closed by who made it."""
+    def over_postgres(cls, database: PostgresDatabase, *, read_only: bool = False) -> RunStore:
+        """The store in a schema that has its tables; the database is closed by who made it.
+
+        Args:
+            database: The schema.
+            read_only: Nothing is written to any run, and nothing compacted.
+        """
 
         def make_finder() -> RunFinder:
             from quark_backends.store.reading.search import RunFinder
@@ -164,10 +169,10 @@ class RunStore:
         return cls(
             connect=database.connect,
             connect_compaction=database.connect,
-            writing=_PostgresWriting(database),
+            writing=_NoWriting() if read_only else _PostgresWriting(database),
             make_finder=make_finder,
             make_trash=make_trash,
-            gate=WriteGate(),
+            gate=None if read_only else WriteGate(),
         )
 
     @property

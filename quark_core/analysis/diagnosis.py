@@ -388,7 +388,9 @@ CONSEQUENCES: Mapping[str, tuple[str, ...]] = {
         "activation_collapse", "plateau", "oscillation",
     ),
     "training_mode_in_evaluation": ("overfitting_onset",),
-    "poor_initialisation": ("exploding_gradients", "vanishing_gradients", "plateau"),
+    "poor_initialisation": (
+        "exploding_gradients", "vanishing_gradients", "plateau", "activation_collapse",
+    ),
     "update_ratio": (
         "exploding_gradients", "non_finite_values", "activation_collapse", "divergence",
         "loss_spike", "plateau", "vanishing_gradients",

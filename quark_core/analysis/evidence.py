@@ -25,6 +25,7 @@ from quark_core.analysis.figures import (
     read_source,
 )
 from quark_core.analysis.histories import as_floats, strip_prefixes
+from quark_core.backends.grids import find_broken
 from quark_core.records import AlertRecord, EvidenceRecord, HealthScoreRecord, PhaseRecord
 from quark_core.records.fields import column_types
 from quark_core.records.query import Query
@@ -182,14 +183,19 @@ def _make_curve(rows: Columns, piece: EvidenceRecord) -> EvidenceCurve:
     if rows.count and (ranks := rows["rank"]).min() != ranks.max():
         rows = rows.take(ranks == ranks.min())
     values = _read_values(rows, piece.field, piece.record_name)
+    # A norm of what is left of a tensor is none of the tensor's.
+    broken = find_broken(rows, str(piece.record_kind), piece.field)
+    known = ~np.isnan(values) | broken
+    values = np.where(broken, np.nan, values)
     unit: Literal["step", "epoch"] = "step"
     at = rows["step"]
     if "epoch" in rows and rows.count and at.max() < 0:
         unit, at = "epoch", rows["epoch"]
     kept = at >= 0
-    at, values = at[kept], values[kept]
+    at, values, known = at[kept], values[kept], known[kept]
     if piece.record_name is None and piece.record_kind == "parameter":
-        at, values = _join_all(at, values, is_norm=piece.field.endswith("_norm"))
+        is_norm = piece.field.endswith("_norm")
+        at, values = _join_all(at[known], values[known], is_norm=is_norm)
     order = np.argsort(at, kind="stable")
     return EvidenceCurve(unit, at[order], values[order])
 
@@ -208,11 +214,10 @@ def _join_all(
     at: NDArray[np.int64], values: NDArray[np.float64], *, is_norm: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """One value a step of what all parameters have there."""
-    known = ~np.isnan(values)
-    steps, places = np.unique(at[known], return_inverse=True)
-    found = values[known]
+    steps, places = np.unique(at, return_inverse=True)
     with np.errstate(over="ignore", invalid="ignore"):
-        total = np.bincount(places, weights=found**2 if is_norm else found, minlength=len(steps))
+        weights = values**2 if is_norm else values
+        total = np.bincount(places, weights=weights, minlength=len(steps))
         return steps, np.sqrt(total) if is_norm else total / np.bincount(places)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from quark_core.analysis.case import Case, find_guesses
 from quark_core.analysis.curves import Curve
+from quark_core.analysis.doubts import find_doubt
 from quark_core.analysis.metric_roles import is_held_out, is_loss, is_player_loss
 from quark_core.analysis.observations import format_number
 from quark_core.analysis.outcome import PERCENT_FROM, Progress, measure_progress, negate
@@ -29,13 +30,6 @@ _LEAST_VALIDATIONS = 3
 _AGREES = 0.5  # share of what the training has won that the validation has too
 _CHANCE, _CHANCE_STEP = 0.6, 0.03  # an accuracy below it that has not risen by so much
 _LISTED = 6
-_KEPT_LOSS = 0.75  # of the loss at the start: who keeps more has learned little, as far as is known
-_KNOWN_BEFORE = 0.5  # of a guess's loss: who starts there has learned elsewhere, as for fine-tuning
-_SAME_SCALE = 1.5  # times the training's start: a validation loss that begins there is of its kind
-_GOOD_ACCURACY = 0.9
-_FORESEEN = 0.05  # of a guess's loss, held out: no text is known so well
-_LEAST_SYMBOLS, _WHOLE = 16, 1e-6  # so near to a whole number
-_RECURRENT = ("GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell")
 
 State = Literal["learned", "not_learned", "unknown"]
 
@@ -242,68 +236,10 @@ def _hold_against_guesses(case: Case, judged: Learning) -> Learning:
 
 
 def _doubt(case: Case, judged: Learning) -> Learning:
-    """Whether a run has learned little, as far as is known, or more than can be known."""
-    outcome = case.outcome
-    if judged.state != "learned" or outcome.rewarded:
+    """Whether a run that has learned may not have learned well."""
+    if judged.state != "learned":
         return judged
-    if (outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
-        return judged
-    train, validation = outcome.train, outcome.validation
-    main = train or validation
-    if validation is not None and judged.metric == validation.key:
-        main = validation  # the training's noise hides what it wins
-    if main is None or not (main.start > 0 and main.best > 0):
-        return judged
-    ends = [(main.final, main.key)]
-    if validation is not None and 0 < validation.start <= _SAME_SCALE * main.start:
-        ends.append((validation.final, validation.key))
-    end, key = max(ends)
-    kept = end / main.start
-    guesses = case.guess_loss
-    knew = guesses is not None and main.start <= _KNOWN_BEFORE * guesses
-    if kept > _KEPT_LOSS and not knew:
-        return replace(
-            judged,
-            doubt=f"{key} is still {format_number(100.0 * kept)} % of what {main.key} was at the "
-            "start: how low it can go is not known; log a score, or hold it against a run that "
-            "went well",
-        )
-    symbols = _count_symbols(case)
-    if symbols is not None and validation is not None:
-        among = float(np.log(symbols))
-        if validation.final <= _FORESEEN * among:
-            return replace(
-                judged,
-                doubt=f"{validation.key} ends at {format_number(validation.final)}, a guess among "
-                f"{symbols} symbols has {format_number(among)}: make sure that no place sees "
-                "the symbol that it is to say",
-            )
-    return judged
-
-
-def _count_symbols(case: Case) -> int | None:
-    """Of a model that says the symbols that it reads, at every place at once: how many there are.
-
-    The embedding and the last layer have as many weights, and each place gets a figure for every
-    symbol. A recurrent one reads what it is to say only afterwards.
-    """
-    run = case.run
-    layers = list(run.activations.values())
-    if not layers or any(item.kind in _RECURRENT for item in layers):
-        return None
-    first, last = layers[0], layers[-1]
-    table = run.parameters.get(f"{first.name}.weight")
-    head = run.parameters.get(f"{last.name}.weight", table)
-    if first.kind != "Embedding" or last.kind != "Linear" or table is None or head is None:
-        return None
-    weights = float(np.nanmax(table["element_count"], initial=0.0))
-    sizes = [float(np.nanmedian(item["element_count"])) for item in (first, last)]
-    if weights != float(np.nanmax(head["element_count"], initial=0.0)) or not min(sizes) > 0:
-        return None
-    symbols = float(np.sqrt(weights * sizes[1] / sizes[0]))
-    if symbols < _LEAST_SYMBOLS or abs(symbols - round(symbols)) > _WHOLE:
-        return None
-    return round(symbols) if weights % round(symbols) == 0 else None
+    return replace(judged, doubt=find_doubt(case, judged.metric))
 
 
 def _is_validated(case: Case) -> bool:

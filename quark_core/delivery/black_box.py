@@ -77,6 +77,7 @@ MAGIC = b"QKB2"
 # Uncovered records, of them journaled since; whether a queue was ever near its bound.
 NOTES = struct.Struct("<QQB")
 NOTES_AT = 8
+_WORD_BYTES = 8
 ACCOUNTS_AT = (64, 64 + 32 * 1024)
 ACCOUNTS_BYTES = 32 * 1024
 ACCOUNTS_HEAD = struct.Struct("<QII")
@@ -389,9 +390,12 @@ class BlackBox:
     def _note(self) -> None:
         while True:
             uncovered = self.uncovered
-            NOTES.pack_into(
-                self._head, NOTES_AT, uncovered, self._journaled_uncovered, self._filling
-            )
+            data = NOTES.pack(uncovered, self._journaled_uncovered, self._filling)
+            # One store each, so that a kill in between leaves the old number or the new one:
+            # `pack_into` makes all of it zero first.
+            for start in range(0, NOTES.size, _WORD_BYTES):
+                part = data[start : start + _WORD_BYTES]
+                self._head[NOTES_AT + start : NOTES_AT + start + len(part)] = part
             if self.uncovered == uncovered:
                 return
 

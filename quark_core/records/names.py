@@ -56,6 +56,8 @@ def encode_name(name: str) -> str:
 
 def decode_name(encoded: str) -> str:
     """Return the name that `encode_name` was given."""
+    if "x" not in encoded:
+        return encoded
     return "/".join(map(_decode_segment, encoded.split("/")))
 
 

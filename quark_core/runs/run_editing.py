@@ -19,7 +19,7 @@ from quark_core.records.runs import RunContext, StopRequest
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary, open_reader
 
-__all__ = ["edit_run", "stop_run"]
+__all__ = ["edit_run", "find_user", "open_editor", "stop_run"]
 
 
 def edit_run(
@@ -65,8 +65,8 @@ def edit_run(
             archived=archived,
         )
     )
-    with _open_editor(root, run_id, "edits") as editor:
-        return editor.edit_run(run_id, edit, by=_find_user()).run
+    with open_editor(root, run_id, "edits") as editor:
+        return editor.edit_run(run_id, edit, by=find_user()).run
 
 
 def stop_run(
@@ -94,8 +94,8 @@ def stop_run(
     """
     run_id, root = _find_target(run, storage_dir)
     checked = check_reason(reason)
-    with _open_editor(root, run_id, "requests to stop") as editor:
-        return editor.request_stop(run_id, by=_find_user(), reason=checked)
+    with open_editor(root, run_id, "requests to stop") as editor:
+        return editor.request_stop(run_id, by=find_user(), reason=checked)
 
 
 def _find_target(run: object, storage_dir: str | Path | None) -> tuple[str, Path]:
@@ -115,8 +115,13 @@ def _find_target(run: object, storage_dir: str | Path | None) -> tuple[str, Path
 
 
 @contextmanager
-def _open_editor(root: Path, run_id: str, what: str) -> Iterator[SupportsEdits]:
+def open_editor(root: Path, run_id: str, what: str) -> Iterator[SupportsEdits]:
     """The primary store of a storage root, to be edited.
+
+    Args:
+        root: The storage root.
+        run_id: The run that is meant.
+        what: What is to be made, for messages.
 
     Raises:
         RunNotFoundError: It has no such run.
@@ -145,7 +150,7 @@ def _check_known(reader: SupportsPrimary, run_id: str) -> None:
         reader.close()
 
 
-def _find_user() -> str:
+def find_user() -> str:
     """`user@host`, as this machine knows it."""
     try:
         user = getpass.getuser()

@@ -17,7 +17,13 @@ from quark_core.backends.run_pages import (
 from quark_core.backends.run_summary import RunsFound, RunSummary
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
-from quark_core.records.expression import OrderBy, RunSearch, SearchSource
+from quark_core.records.expression import (
+    Expression,
+    OrderBy,
+    RunSearch,
+    SearchSource,
+    find_fields,
+)
 from quark_core.records.query import check_index
 
 __all__ = [
@@ -116,9 +122,14 @@ def build_search(
         where=expression,
         order_by=_parse_orders(orders, order_argument),
         limit=limit,
-        archived=bool(archived),
+        archived=bool(archived) or (expression is not None and _names_archived(expression)),
         source=SearchSource(where, orders, where_argument, order_argument),
     )
+
+
+def _names_archived(where: Expression) -> bool:
+    """Whether an expression asks when runs were archived: then they are searched too."""
+    return any(field.scope == "run" and field.name == "archived" for field in find_fields(where))
 
 
 def find_runs(reader: SupportsRead, search: RunSearch) -> list[RunSummary]:

@@ -163,6 +163,8 @@ class _Run:
                 return parse_time(run.created_at)
             case "updated":
                 return parse_time(run.updated_at)
+            case "archived":
+                return None if run.archived_at is None else parse_time(run.archived_at)
             case "ended":
                 return None if run.ended_at is None else parse_time(run.ended_at)
             case "duration":

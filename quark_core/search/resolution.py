@@ -99,6 +99,7 @@ def _measure(text: str) -> int:
 RunFieldType = Literal["text", "number", "time", "tags"]
 
 RUN_FIELDS: dict[str, RunFieldType] = {
+    "archived": "time",
     "attempt": "number",
     "created": "time",
     "duration": "number",

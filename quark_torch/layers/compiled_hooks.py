@@ -164,10 +164,14 @@ class CompiledHooks:
         self._last_step: int | None = None
         register_operator()
         _guard_hooks(self)
-        for site, hook in zip(sites, self._hooks, strict=True):
-            module = site.module()
-            if module is not None:
-                self._handles.append(module.register_forward_hook(hook))
+        try:
+            for site, hook in zip(sites, self._hooks, strict=True):
+                module = site.module()
+                if module is not None:
+                    self._handles.append(module.register_forward_hook(hook))
+        except BaseException:
+            self.remove()
+            raise
 
     def prepare(self, device: torch.device) -> None:
         """Before the first step, when the model is where it is to be: make the buffers."""

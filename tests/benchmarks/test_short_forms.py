@@ -184,7 +184,11 @@ def test_analysis_cost(tmp_path):
 
 @pytest.mark.long
 def test_page(tmp_path):
-    figures = run(tmp_path, "benchmarks/page.py", "--only", "size", "--only", "live")
+    parts = ("size", "live", "compare", "report")
+    asked = [word for part in parts for word in ("--only", part)]
+    figures = run(tmp_path, "benchmarks/page.py", *asked)
+    assert figures["5 runs of 100,000 points: their curves again, ms"] > 0
+    assert 0 < figures["its size without data, kB"] <= 350
     assert 0 < figures["the page's files, as in a wheel, MB"] < 3
     # Without a browser nobody watches.
     for rate in ("100", "2,000"):

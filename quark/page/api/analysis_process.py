@@ -52,6 +52,7 @@ class AnalyzeRun(msgspec.Struct, frozen=True):
         backend: Name or URI of the backend that is read in place of its store, or None.
         memory_bytes: As `AnalysisLimits` has it.
         import_path: `sys.path` of the process that asks.
+        opener, argument: As `Reopening` has them; "" where root and backend say what to open.
     """
 
     run_id: str
@@ -60,6 +61,8 @@ class AnalyzeRun(msgspec.Struct, frozen=True):
     backend: str | None
     memory_bytes: int
     import_path: tuple[str, ...]
+    opener: str = ""
+    argument: str = ""
 
 
 class AnalysisReply(msgspec.Struct, frozen=True):
@@ -181,6 +184,7 @@ class AnalysisProcess:
             child.end(wait_s=0.0)
 
     def _ask(self, run_id: str, pair: ComparedPair | None = None) -> AnalysisReply:
+        reopening = self._source.reopening
         message = AnalyzeRun(
             run_id=run_id,
             pair=pair,
@@ -188,6 +192,8 @@ class AnalysisProcess:
             backend=self._source.specification,
             memory_bytes=self._limits.memory_bytes,
             import_path=tuple(sys.path),
+            opener="" if reopening is None else reopening.opener,
+            argument="" if reopening is None else reopening.argument,
         )
         return self._find_child().request(message, AnalysisReply, self._limits.time_s)
 

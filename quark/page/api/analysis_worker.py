@@ -102,7 +102,11 @@ def _open(message: AnalyzeRun) -> PageSource:
     extend_import_path(message.import_path)
     for name in _LOADED:
         importlib.import_module(name)
-    source = open_source(Path(message.storage_dir), message.backend)
+    if message.opener:
+        module, _, name = message.opener.partition(":")
+        source: PageSource = getattr(importlib.import_module(module), name)(message.argument)
+    else:
+        source = open_source(Path(message.storage_dir), message.backend)
     _bound_memory(message.memory_bytes)
     return source
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark.page.api.cursors import PageCursor, make_mark
 from quark.page.api.curve_pack import ShownCurve, pack_curves
+from quark.page.api.edits import describe_edited
 from quark.page.api.parameters import MAX_ENTRIES, MAX_KEYS, MAX_RUNS, Parameters
 from quark.page.api.rows import find_main
 from quark.page.api.standings import describe_progress
@@ -193,6 +194,7 @@ class ChangeDesk:
                 "last_metric_at": summary.last_metric_at,
                 "ended_at": summary.stored.run.ended_at,
                 "progress": describe_progress(self._source, summary),
+                **describe_edited(summary.stored),
             },
             "metrics": self._list_new(summary, cursor, said),
             "analysis": said != cursor.mark,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, get_args
 
 from quark.page.api.parameters import MAX_ROWS, Parameters
+from quark.page.api.table_files import identify_table
 from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
 from quark_core.backends.contract import SupportsArtifacts
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
@@ -21,13 +22,27 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.records.columns import Columns
 
-__all__ = ["Payload", "list_artifacts", "list_events", "open_payload"]
+__all__ = [
+    "IMAGES",
+    "Looks",
+    "Payload",
+    "describe_artifact",
+    "find_artifact",
+    "list_artifacts",
+    "list_events",
+    "open_artifact",
+    "open_payload",
+]
+
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "image/avif")
+"""What browsers draw."""
 
 _ROWS = 100
 _SEVERITIES: tuple[str, ...] = get_args(EventSeverity)
 _CURSOR = re.compile(r"[0-9]{1,12}")
 _MEDIA_TYPE = re.compile(r"[a-z]+/[a-z0-9.+-]+(?:; ?charset=[a-z0-9-]+)?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_SENT, _MOST_BYTES = 20, 16 * 1024 * 1024
 _PART_BYTES = 256 * 1024
 # Of so long a message or value the rest is cut off in a list.
 _MOST_CHARACTERS = 20_000
@@ -129,18 +144,48 @@ def list_artifacts(source: PageSource, run_id: str, parameters: Parameters) -> d
         rows = rows.take([text in decode_name(key).lower() for key in keys])  # type: ignore[arg-type]
     shown: Any = rows.take(slice(start, start + limit)).to_records()
     end = start + len(shown)
+    looks = Looks(source, run_id)
     return {
-        "artifacts": [_describe_artifact(source, run_id, record) for record in shown],
+        "artifacts": [describe_artifact(source, run_id, record, looks) for record in shown],
         "next": str(end) if end < rows.count else None,
         "count": rows.count,
     }
 
 
-def _describe_artifact(source: PageSource, run_id: str, record: ArtifactRecord) -> dict[str, Any]:
+class Looks:
+    """How many more payloads may be opened for one answer, to see what they are.
+
+    Of what lies elsewhere each is sent as a whole, however large it is; what was not looked at
+    can be saved.
+
+    Args:
+        source, run_id: Whose payloads.
+    """
+
+    def __init__(self, source: PageSource, run_id: str) -> None:
+        reader: object = source.reader
+        is_here = isinstance(reader, SupportsArtifacts) and reader.payload_directory(run_id)
+        self._left = MAX_ROWS if is_here else _MOST_SENT
+        self._most_bytes = None if is_here else _MOST_BYTES
+
+    def take(self, size_bytes: int | None) -> bool:
+        """Whether one more may be opened."""
+        is_large = self._most_bytes is not None and (size_bytes or 0) > self._most_bytes
+        if self._left <= 0 or is_large:
+            return False
+        self._left -= 1
+        return True
+
+
+def describe_artifact(
+    source: PageSource, run_id: str, record: ArtifactRecord, looks: Looks | None = None
+) -> dict[str, Any]:
+    """An artifact as the page has it, with what its bytes are."""
     name = decode_name(record.artifact_key)
     kept = record.payload_relative_path is not None and source.capabilities["artifacts"]
     kept = kept and _SHA256.fullmatch(record.sha256) is not None
-    media_type = _find_media_type(source, run_id, record) if kept else None
+    looks = looks or Looks(source, run_id)
+    media_type = _find_media_type(source, run_id, record, looks) if kept else None
     return {
         "id": record.id,
         "type": record.artifact_type,
@@ -154,20 +199,25 @@ def _describe_artifact(source: PageSource, run_id: str, record: ArtifactRecord) 
         "epoch": record.epoch,
         "at": record.timestamp,
         "media_type": media_type,
-        "is_image": media_type is not None and media_type.startswith("image/"),
+        "is_image": media_type in IMAGES,
+        "table": identify_table(record.artifact_name, record.artifact_type, media_type),
         "url": f"artifacts/{run_id}/{record.sha256}" if kept else None,
     }
 
 
-def _find_media_type(source: PageSource, run_id: str, record: ArtifactRecord) -> str | None:
+def _find_media_type(
+    source: PageSource, run_id: str, record: ArtifactRecord, looks: Looks
+) -> str | None:
     """From the bytes, as whoever logged it noted; it is told anew where a payload is served."""
     noted = dict(record.metadata or {}).get("media_type")
     if isinstance(noted, str) and _MEDIA_TYPE.fullmatch(noted):
         return noted
     if record.payload_format == "json":
         return "application/json"
+    if not looks.take(record.size_bytes):
+        return None
     try:
-        with _open(source, run_id, record.sha256) as file:
+        with open_artifact(source, run_id, record.sha256) as file:
             return identify_media(file.read(HEAD_BYTES))
     except (ArtifactNotFoundError, OSError):
         return None
@@ -181,13 +231,15 @@ class Payload:
         media_type: What its bytes are.
         size_bytes: How many.
         name: What a copy of it is called.
-        parts: The bytes; reading them closes the file at the end.
+        parts: The bytes.
+        close: Gives up the file, however much of it was read.
     """
 
     media_type: str
     size_bytes: int
     name: str
     parts: Iterator[bytes]
+    close: Callable[[], None]
 
 
 def open_payload(source: PageSource, run_id: str, sha256: str) -> Payload:
@@ -197,6 +249,25 @@ def open_payload(source: PageSource, run_id: str, sha256: str) -> Payload:
         ArtifactNotFoundError: The run has no artifact with this hash, or it is not kept.
         RunNotFoundError: There is no such run.
     """
+    record = find_artifact(source, run_id, sha256)
+    file = open_artifact(source, run_id, sha256)
+    head = file.read(HEAD_BYTES)
+    return Payload(
+        media_type=identify_media(head),
+        size_bytes=record.size_bytes,
+        name=record.artifact_name,
+        parts=_iterate(file, head),
+        close=file.close,
+    )
+
+
+def find_artifact(source: PageSource, run_id: str, sha256: str) -> ArtifactRecord:
+    """The record of one of a run's artifacts, the newest with this hash.
+
+    Raises:
+        ArtifactNotFoundError: The run has no artifact with this hash.
+        RunNotFoundError: There is no such run.
+    """
     if not _SHA256.fullmatch(sha256):
         raise ArtifactNotFoundError("an artifact is asked for by its SHA-256 in hexadecimal")
     query = Query(equals={"sha256": sha256}, limit=1)
@@ -204,18 +275,17 @@ def open_payload(source: PageSource, run_id: str, sha256: str) -> Payload:
     rows: Columns = read_rows(source.reader, run_id, ArtifactRecord.KIND, query)
     if not rows.count:
         raise ArtifactNotFoundError(f"run {run_id} has no artifact {sha256}")
-    record: Any = rows.to_records()[0]
-    file = _open(source, run_id, sha256)
-    head = file.read(HEAD_BYTES)
-    return Payload(
-        media_type=identify_media(head),
-        size_bytes=record.size_bytes,
-        name=record.artifact_name,
-        parts=_iterate(file, head),
-    )
+    found: Any = rows.to_records()[0]
+    record: ArtifactRecord = found
+    return record
 
 
-def _open(source: PageSource, run_id: str, sha256: str) -> BinaryIO:
+def open_artifact(source: PageSource, run_id: str, sha256: str) -> BinaryIO:
+    """A payload, open for reading from any place of it.
+
+    Raises:
+        ArtifactNotFoundError: It is not kept.
+    """
     reader: object = source.reader
     if not isinstance(reader, SupportsArtifacts):
         raise ArtifactNotFoundError("this backend keeps no payloads")
@@ -223,10 +293,9 @@ def _open(source: PageSource, run_id: str, sha256: str) -> BinaryIO:
 
 
 def _iterate(file: BinaryIO, head: bytes) -> Iterator[bytes]:
-    with file:
-        yield head
-        while part := file.read(_PART_BYTES):
-            yield part
+    yield head
+    while part := file.read(_PART_BYTES):
+        yield part
 
 
 def _read_cursor(parameters: Parameters, name: str) -> int | None:

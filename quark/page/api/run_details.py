@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from quark.page.api.edits import describe_edited
 from quark.page.api.findings import describe_analysis
 from quark.page.api.rows import describe_row
 from quark.page.api.standings import describe_progress
@@ -26,12 +27,13 @@ from quark_core.records.query import Query
 if TYPE_CHECKING:
     from quark.page.api.analyses import AnalysisDesk
     from quark.page.api.curves import ChangeDesk
+    from quark.page.api.run_analysis import Analysis
     from quark.page.api.source import PageSource
     from quark_core.backends.contract import StoredRun
     from quark_core.backends.run_summary import RunSummary
     from quark_core.mirrors.survey import MirrorState
 
-__all__ = ["place_metric", "tell_analysis", "tell_run"]
+__all__ = ["describe_absent", "place_metric", "tell_analysis", "tell_run"]
 
 _METRIC_FIELDS = (
     "key",
@@ -75,17 +77,19 @@ def tell_run(
         {} if stored.environment is None else dict(stored.environment.values)
     )
     analysis = desk.request(summary)
+    contents = {kind: _count_some(source, run_id, kind) for kind in _CONTENTS}
     return {
         "cursor": changes.begin(summary),
-        "run": _describe_run(stored, summary, environment),
+        "run": _describe_run(source, stored, summary, environment),
         "attempts": _list_attempts(source, stored),
         "ranks": _list_ranks(source, summary),
         "config": {} if stored.config is None else dict(stored.config.values),
         "config_notes": [] if stored.config is None else list(stored.config.notes),
         "environment": environment,
         "metrics": {"fields": _METRIC_FIELDS, "rows": _list_metrics(summary)},
-        "contents": {kind: _count_some(source, run_id, kind) for kind in _CONTENTS},
-        "analysis": describe_analysis(analysis, computing=desk.is_computing(run_id)),
+        "contents": contents,
+        "absent": describe_absent(source, contents),
+        "analysis": _tell_analysis(source, desk, run_id, analysis),
         "delivery": _describe_delivery(source, run_id),
         "progress": describe_progress(source, summary),
     }
@@ -103,17 +107,54 @@ def tell_analysis(
     analysis = desk.request(source.summarize(run_id))
     if analysis is not None and mark == analysis.mark:
         return None
-    return {"analysis": describe_analysis(analysis, computing=desk.is_computing(run_id))}
+    return {"analysis": _tell_analysis(source, desk, run_id, analysis)}
+
+
+def _tell_analysis(
+    source: PageSource, desk: AnalysisDesk, run_id: str, analysis: Analysis | None
+) -> dict[str, Any]:
+    found = describe_analysis(analysis, computing=desk.is_computing(run_id))
+    if found["state"] == "computed" and not source.capabilities["outputs"]:
+        found["note"] = f"analyzed for this page: {source.backend} keeps no analyses"
+    return found
+
+
+def describe_absent(source: PageSource, contents: Mapping[str, int | None]) -> dict[str, str]:
+    """What there is nothing of, and why that says little of the run: kind -> a sentence.
+
+    Of a store of Quark's own nothing: what it does not have was not logged.
+    """
+    if source.specification is None:
+        return {}
+    name = source.backend
+    absent = {
+        kind: f"{name} has none of this run. It holds what Quark has mirrored into it; of a run of "
+        "another tool only metrics, parameters, tags and notes are read."
+        if count == 0
+        else f"Whether {name} has any of this run cannot be read."
+        for kind, count in contents.items()
+        if not count
+    }
+    absent["delivery"] = (
+        f"This is read from {source.place}. Where else the run's records go, and what waits, is "
+        "known where it was logged: `quark ui` of its own folder shows it."
+    )
+    if not source.capabilities["artifacts"]:
+        absent["payload"] = (
+            f"{name} keeps no payloads: artifacts are listed without what they hold."
+        )
+    return absent
 
 
 def _describe_run(
-    stored: StoredRun, summary: RunSummary, environment: Mapping[str, Any]
+    source: PageSource, stored: StoredRun, summary: RunSummary, environment: Mapping[str, Any]
 ) -> dict[str, Any]:
     run = stored.run
     git = _get_object(environment, "git")
     process = _get_object(environment, "process")
     return {
         **describe_row(stored, summary),
+        **describe_edited(stored),
         "path": run.run_path,
         "git_commit": run.git_commit,
         "branch": git.get("branch"),
@@ -122,7 +163,8 @@ def _describe_run(
         "lineage": run.lineage_root_run_id,
         "host": _get_object(environment, "host").get("name"),
         "user_command": process.get("argv"),
-        "resume": f"quark.resume_run(run_id={str(run.id)!r})",
+        # What is read from elsewhere cannot be gone on with from there.
+        "resume": None if source.specification else f"quark.resume_run(run_id={str(run.id)!r})",
         "heartbeat_at": stored.heartbeat_at,
     }
 

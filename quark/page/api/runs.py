@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ _MAX_COLUMNS = 40
 _MAX_ORDERS = 10
 _ROWS = 100
 _NAMES = 200
+_PROJECT_ROWS = 1_000
 _VALUES = 5
 _VALUE_CHARACTERS = 60
 _MOST_CURSOR = 100_000
@@ -44,8 +46,7 @@ _FUNCTIONS = ("last", "min", "max", "first", "count")
 
 def tell_about(source: PageSource, version: str, now: str) -> dict[str, Any]:
     """What is looked at, and what it can do."""
-    runs = source.list_runs(None)
-    projects = Counter(stored.project.name for stored in runs)
+    projects = Counter(_list_projects(source))
     notes = []
     if not source.capabilities["series"]:
         notes.append("this backend reads every point of a curve")
@@ -63,6 +64,21 @@ def tell_about(source: PageSource, version: str, now: str) -> dict[str, Any]:
         "projects": [{"name": name, "runs": count} for name, count in projects.items()],
         "now": now,
     }
+
+
+def _list_projects(source: PageSource) -> Iterator[str]:
+    """The project of each run, newest run first."""
+    after = None
+    while True:
+        search = build_page_search(
+            project=None, where=None, order_by=None, columns=("project",), limit=_PROJECT_ROWS,
+            after=after, count=False,
+        )  # fmt: skip
+        page = find_page(source.reader, search)
+        yield from (str(row.values[0]) for row in page.rows)
+        after = page.next
+        if after is None:
+            return
 
 
 def list_rows(source: PageSource, parameters: Parameters) -> dict[str, Any]:

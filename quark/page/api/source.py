@@ -30,18 +30,31 @@ from quark_core.runs.open_run import OpenRun
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["PageSource", "open_source"]
+__all__ = ["PageSource", "Reopening", "check_known_form", "open_source"]
 
 Answer = TypeVar("Answer")
 
-_RUNS_KEPT_S = 1.0
 _SUMMARIES_KEPT_S = 2.0
+_ENDED_KEPT_S = 60.0
 _MOST_SUMMARIES = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Reopening:
+    """How another process opens the same source.
+
+    Attributes:
+        opener: A function of one text that returns a `PageSource`, as `module:name`.
+        argument: The text.
+    """
+
+    opener: str
+    argument: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Kept:
-    at_s: float
+    until_s: float
     value: Any
 
 
@@ -55,9 +68,10 @@ class PageSource:
         storage_dir: The storage root that it was opened for.
         specification: Name or URI by which it was asked for; None for the root's own store.
         open_run: Opens one of its runs for reading.
+        reopening: How another process opens it; None where root and specification say it.
 
     Attributes:
-        reader, place, backend, storage_dir, specification: As given.
+        reader, place, backend, storage_dir, specification, reopening: As given.
     """
 
     def __init__(
@@ -69,12 +83,14 @@ class PageSource:
         storage_dir: Path,
         specification: str | None = None,
         open_run: Callable[[str], OpenRun] | None = None,
+        reopening: Reopening | None = None,
     ) -> None:
         self.reader = reader
         self.place = place
         self.backend = backend
         self.storage_dir = storage_dir
         self.specification = specification
+        self.reopening = reopening
         self._open_run = open_run
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], _Kept] = {}
@@ -102,31 +118,28 @@ class PageSource:
             "artifacts": isinstance(reader, SupportsArtifacts),
         }
 
-    def list_runs(self, project: str | None) -> list[StoredRun]:
-        """Runs, newest first; at most a second old."""
-        return self._keep(
-            ("runs", project or ""), _RUNS_KEPT_S, lambda: self.reader.list_runs(project=project)
-        )
-
     def load_run(self, run_id: str) -> StoredRun:
         """One run.
 
         Raises:
             RunNotFoundError: There is none.
         """
-        return self.reader.load_run(_check_run_id(run_id))
+        return self.reader.load_run(check_known_form(run_id))
 
     def summarize(self, run_id: str) -> RunSummary:
         """One run with its metrics summed up; a little old where every point is read for it."""
         from quark_core.runs.searching import summarize_run
 
-        _check_run_id(run_id)
+        check_known_form(run_id)
         if isinstance(self.reader, SupportsSearch):
             # A summary is also there of what lies in the trash.
             self.reader.load_run(run_id)
             return summarize_run(self.reader, run_id)
         return self._keep(
-            ("summary", run_id), _SUMMARIES_KEPT_S, lambda: summarize_run(self.reader, run_id)
+            ("summary", run_id),
+            # What has ended stays as it is, but for what is mirrored late.
+            lambda found: _SUMMARIES_KEPT_S if found.state == "running" else _ENDED_KEPT_S,
+            lambda: summarize_run(self.reader, run_id),
         )
 
     def open_run(self, run_id: str) -> OpenRun:
@@ -135,7 +148,7 @@ class PageSource:
         Raises:
             RunNotFoundError: There is none.
         """
-        _check_run_id(run_id)
+        check_known_form(run_id)
         if self._open_run is not None:
             return self._open_run(run_id)
         stored = self.reader.load_run(run_id)
@@ -151,18 +164,28 @@ class PageSource:
         )
         return OpenRun(context, RunStream(Origin(run_id)), self.reader, refusal="it is looked at")
 
+    def forget(self) -> None:
+        """Read everything anew: something was changed."""
+        with self._lock:
+            self._kept.clear()
+
     def close(self) -> None:
         """Give up the backend's files and connections; reads under way may fail."""
         close = getattr(self.reader, "close", None)
         if close is not None:
             close()
 
-    def _keep(self, key: tuple[str, str], kept_s: float, read: Callable[[], Answer]) -> Answer:
-        """What was read a moment ago, or what is read now."""
+    def _keep(
+        self,
+        key: tuple[str, str],
+        measure_s: Callable[[Answer], float],
+        read: Callable[[], Answer],
+    ) -> Answer:
+        """What was read a moment ago, or what is read now and kept for so long."""
         now_s = time.monotonic()
         with self._lock:
             found = self._kept.get(key)
-        if found is not None and now_s - found.at_s < kept_s:
+        if found is not None and now_s < found.until_s:
             value: Answer = found.value
             return value
         value = read()
@@ -170,7 +193,7 @@ class PageSource:
             while len(self._kept) >= _MOST_SUMMARIES:
                 self._kept.pop(next(iter(self._kept)))
             self._kept.pop(key, None)
-            self._kept[key] = _Kept(time.monotonic(), value)
+            self._kept[key] = _Kept(time.monotonic() + measure_s(value), value)
         return value
 
 
@@ -213,7 +236,12 @@ def _name_backend(reader: object, place: str) -> str:
     return "service" if "://" in place else str(getattr(reader, "backend_name", "embedded"))
 
 
-def _check_run_id(run_id: str) -> str:
+def check_known_form(run_id: str) -> str:
+    """An id that a run can have.
+
+    Raises:
+        RunNotFoundError: No run can have it.
+    """
     from quark_core.config.arguments import check_run_id
     from quark_core.errors import SchemaValidationError
 

@@ -5,10 +5,10 @@ import { html } from "./data/html.js";
 import { Component, render } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { SignInNeeded, askJson, poll, readState, watchState } from "./pages/connection.js";
+import { loadLate, useLate } from "./pages/late.js";
 import { areKeysOn, listKeys, setKeysOn, takeKeys } from "./pages/keyboard.js";
 import { makeLink, readPlace, watchPlace } from "./pages/links.js";
-import { RunPage } from "./pages/run.js";
-import { RunsPage } from "./pages/runs.js";
+import { followSession, makeLoginLink, readSession, resumeSession } from "./pages/session.js";
 
 const ASK_AGAIN_MS = 2000;
 
@@ -32,6 +32,7 @@ function App() {
   const [state, setState] = useState(readState);
   useEffect(() => watchPlace(() => setPlace(readPlace())), []);
   useEffect(() => watchState(setState), []);
+  useEffect(followSession, []);
   useEffect(() => takeKeys([{ key: "?", says: "this help", act: openHelp }]), []);
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the page</a>
@@ -44,39 +45,42 @@ function App() {
     <${Help} />`;
 }
 
+/** Each is begun when it is opened first: a list of runs needs no charts. @type {Map<string, () => Promise<any>>} */
+const LOADERS = new Map(/** @type {[string, () => Promise<any>][]} */ ([
+  ["runs", () => import("./pages/runs.js").then((module) => module.RunsPage)],
+  ["run", () => import("./pages/run.js").then((module) => module.RunPage)],
+  ["layers", () => import("./pages/layers.js").then((module) => module.LayersPage)],
+  ["compare", () => import("./pages/compare.js").then((module) => module.ComparePage)],
+]));
+
 /** @param {{ place: import("./pages/links.js").Place }} props */
 function Page({ place }) {
-  if (place.name === "runs") return html`<${RunsPage} place=${place} />`;
-  if (place.name === "run") return html`<${RunPage} place=${place} />`;
-  if (place.name === "layers") return html`<${Late} place=${place} title="Layers" load=${loadLayers} />`;
-  if (place.name === "compare") return html`<${Late} place=${place} title="Compare" load=${loadCompare} />`;
+  const load = LOADERS.get(place.name);
+  const Found = useLate(load);
+  if (Found) return html`<${Found} place=${place} />`;
+  if (load) return html`<main id="main" aria-busy="true"></main>`;
   return html`<main id="main" class="notice"><h1>There is no such page</h1>
     <p><a href=${makeLink([])}>All runs</a></p></main>`;
 }
 
-const loadLayers = () => import("./pages/layers.js").then((module) => module.LayersPage);
-const loadCompare = () => import("./pages/compare.js").then((module) => module.ComparePage);
-
-/**
- * A page that is read when it is opened first.
- * @param {{ place: import("./pages/links.js").Place, title: string, load: () => Promise<any> }} props
- */
-function Late({ place, title, load }) {
-  const [Loaded, setLoaded] = useState(/** @type {any} */ (null));
-  useEffect(() => {
-    load().then((page) => setLoaded(() => page));
-  }, []);
-  if (!Loaded) return html`<main id="main" aria-busy="true"><h1 class="quiet">${title}</h1></main>`;
-  return html`<${Loaded} place=${place} />`;
-}
-
 /** Goes away by itself once this browser has signed in, in whatever tab. */
 function SignIn() {
-  useEffect(() => poll(async () => {
-    await askJson("api/about").catch((error) => {
-      if (!(error instanceof SignInNeeded)) throw error;
-    });
-  }, ASK_AGAIN_MS), []);
+  useEffect(() => {
+    const stop = poll(async () => {
+      await askJson("api/session").catch((error) => {
+        if (!(error instanceof SignInNeeded)) throw error;
+      });
+    }, ASK_AGAIN_MS);
+    return () => {
+      stop();
+      resumeSession();
+    };
+  }, []);
+  if (readSession().mode === "team") {
+    return html`<main id="main" class="notice" role="alert"><h1>Your session has ended</h1>
+      <p>It ends after 12 hours, with its key, or when you log out.</p>
+      <p><a class="button" href=${makeLoginLink()}>Log in</a></p></main>`;
+  }
   return html`<main id="main" class="notice" role="alert"><h1>This page needs a sign-in</h1>
     <p>Open the address that <code>quark ui</code> has printed, with its token: it is good once, for
     this browser, and a new one is printed each time that one was used. This page then goes on.</p>
@@ -126,4 +130,7 @@ function Help() {
     </dialog>`;
 }
 
-render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")));
+const begin = () => render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")));
+const first = LOADERS.get(readPlace().name);
+if (first) loadLate(first).finally(begin);
+else begin();

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from quark_backends.service.server.config import ServiceConfig
@@ -23,11 +24,32 @@ from quark_backends.service.server.workspaces.deployment import Deployment
 from quark_backends.service.server.workspaces.keys import KeyGuard
 from quark_backends.service.server.workspaces.payload_vault import FolderVault
 
-__all__ = ["assemble", "make_application"]
+__all__ = ["MakePage", "MountedPage", "assemble", "make_application"]
+
+_PAGE = "page"
+_API = "/v1"
+
+
+class MountedPage(Protocol):
+    """What answers beside the service's own routes; of one event loop."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, which is not of the service's API; it asks who that is by itself."""
+
+    async def close(self) -> None:
+        """Finish, before stores are closed."""
+
+
+MakePage = Callable[[Service], MountedPage]
+"""Makes it for one process of a server; a function of a module, so that others can find it."""
 
 
 def make_application(
-    config: ServiceConfig, *, worker: int = 0, metrics_path: str | None = None
+    config: ServiceConfig,
+    *,
+    worker: int = 0,
+    metrics_path: str | None = None,
+    make_page: MakePage | None = None,
 ) -> Starlette:
     """The application of one process of a server.
 
@@ -35,6 +57,7 @@ def make_application(
         config: How the server is set up.
         worker: Which of its processes this is, from 0.
         metrics_path: The file in which the processes keep their metrics; None for one process.
+        make_page: Makes what answers beside the API; None where nothing does.
 
     Raises:
         SchemaValidationError: The configuration names something that cannot be.
@@ -56,7 +79,7 @@ def make_application(
         open_store=deployment.open_store,
         groups=deployment.groups,
         metrics=ServerMetrics(
-            [*(f"{route.method} {route.path}" for route in ROUTES), UNROUTED],
+            [*(f"{route.method} {route.path}" for route in ROUTES), UNROUTED, _PAGE],
             worker=worker,
             workers=config.workers,
             path=metrics_path,
@@ -65,14 +88,15 @@ def make_application(
         control=deployment.control,
         on_close=deployment.close,
     )
-    return assemble(service)
+    return assemble(service, None if make_page is None else make_page(service))
 
 
-def assemble(service: Service) -> Starlette:
+def assemble(service: Service, page: MountedPage | None = None) -> Starlette:
     """The application over what its routes share; it closes that when it is shut down.
 
     Args:
         service: What the routes share.
+        page: What answers beside them; closed first.
     """
 
     @asynccontextmanager
@@ -80,12 +104,17 @@ def assemble(service: Service) -> Starlette:
         try:
             yield
         finally:
+            if page is not None:
+                await page.close()
             await service.close()
 
+    routes: list[Route | Mount] = [
+        Route(route.path, _Endpoint(route, service), methods=[route.method]) for route in ROUTES
+    ]
+    if page is not None:
+        routes.append(Mount("/", app=_PageEndpoint(page)))
     application = Starlette(
-        routes=[
-            Route(route.path, _Endpoint(route, service), methods=[route.method]) for route in ROUTES
-        ],
+        routes=routes,
         middleware=[Middleware(RequestMiddleware, service=service)],
         exception_handlers={HTTPException: _pass_on},
         lifespan=lifespan,
@@ -121,6 +150,20 @@ class _Endpoint:
     async def _serve(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         reply = await self._route.handler(call)
         await reply(scope, receive, send)
+
+
+class _PageEndpoint:
+    """Whatever is no route of the service, but for what looks like one."""
+
+    def __init__(self, page: MountedPage) -> None:
+        self._page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == _API or path.startswith(f"{_API}/"):
+            raise HTTPException(404)
+        scope["state"]["route"] = _PAGE
+        await self._page(scope, receive, send)
 
 
 async def _pass_on(_request: Request, error: Exception) -> Response:

@@ -97,6 +97,8 @@ class ServiceConfig:
         drain_s: How long before that it says that it is not ready, and serves on.
         access_log: Whether every request is logged.
         open_stores: Workspaces whose stores one process holds open.
+        ui: Whether the page is served beside the API.
+        allow_edit: Whether the page lets keys with the scope write change runs.
         limits: See there.
     """
 
@@ -111,6 +113,8 @@ class ServiceConfig:
     drain_s: float = 0.0
     access_log: bool = False
     open_stores: int = 64
+    ui: bool = False
+    allow_edit: bool = False
     limits: Limits = field(default_factory=Limits)
 
 

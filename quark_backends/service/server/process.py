@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
     from multiprocessing.context import SpawnProcess
 
+    from quark_backends.service.server.application import MakePage
     from quark_backends.service.server.service import Service
 
 __all__ = ["ServiceServer", "bind_socket", "make_server", "run_server"]
@@ -78,7 +79,11 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def run_server(
-    config: ServiceConfig, bound: socket.socket, *, on_ready: Callable[[], None] | None = None
+    config: ServiceConfig,
+    bound: socket.socket,
+    *,
+    on_ready: Callable[[], None] | None = None,
+    make_page: MakePage | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; what was accepted by then is finished first.
 
@@ -86,14 +91,15 @@ def run_server(
         config: How the server is set up; its databases are of this version.
         bound: Where it listens.
         on_ready: Called once it serves; of one process only.
+        make_page: See `make_application`.
 
     Raises:
         SessionStoreError: A process cannot start.
     """
     if config.workers == 1:
-        _serve(config, bound, 0, None, on_ready)
+        _serve(config, bound, 0, None, make_page, on_ready)
     else:
-        _Supervisor(config, bound).run()
+        _Supervisor(config, bound, make_page).run()
 
 
 class _BoundedProtocol(HttpToolsProtocol):
@@ -201,10 +207,13 @@ def make_server(
     worker: int = 0,
     metrics_path: str | None = None,
     on_ready: Callable[[], None] | None = None,
+    make_page: MakePage | None = None,
 ) -> ServiceServer:
     """One process's server, which `run(sockets=[…])` runs; see `make_application`."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    application = make_application(config, worker=worker, metrics_path=metrics_path)
+    application = make_application(
+        config, worker=worker, metrics_path=metrics_path, make_page=make_page
+    )
     settings = uvicorn.Config(
         application,
         http=_BoundedProtocol,
@@ -226,9 +235,12 @@ def _serve(
     bound: socket.socket,
     worker: int,
     metrics_path: str | None,
+    make_page: MakePage | None,
     on_ready: Callable[[], None] | None = None,
 ) -> None:
-    server = make_server(config, worker=worker, metrics_path=metrics_path, on_ready=on_ready)
+    server = make_server(
+        config, worker=worker, metrics_path=metrics_path, on_ready=on_ready, make_page=make_page
+    )
     try:
         server.run(sockets=[bound])
     except KeyboardInterrupt:
@@ -238,9 +250,12 @@ def _serve(
 class _Supervisor:
     """Starts the processes of a server, starts them again when they die, and ends them."""
 
-    def __init__(self, config: ServiceConfig, bound: socket.socket) -> None:
+    def __init__(
+        self, config: ServiceConfig, bound: socket.socket, make_page: MakePage | None
+    ) -> None:
         self._config = config
         self._bound = bound
+        self._make_page = make_page
         self._context = multiprocessing.get_context("spawn")
         self._processes: dict[int, SpawnProcess] = {}
         self._ending = False
@@ -267,7 +282,8 @@ class _Supervisor:
 
     def _start(self, worker: int, metrics_path: str) -> None:
         process = self._context.Process(
-            target=_run_worker, args=(self._config, self._bound, worker, metrics_path, os.getpid())
+            target=_run_worker,
+            args=(self._config, self._bound, worker, metrics_path, os.getpid(), self._make_page),
         )
         process.start()
         self._processes[worker] = process
@@ -290,7 +306,12 @@ class _Supervisor:
 
 
 def _run_worker(
-    config: ServiceConfig, bound: socket.socket, worker: int, metrics_path: str, parent: int
+    config: ServiceConfig,
+    bound: socket.socket,
+    worker: int,
+    metrics_path: str,
+    parent: int,
+    make_page: MakePage | None,
 ) -> None:
     """One process of several; it ends with its parent."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -303,4 +324,4 @@ def _run_worker(
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True, name="quark-parent").start()
-    _serve(config, bound, worker, metrics_path)
+    _serve(config, bound, worker, metrics_path, make_page)

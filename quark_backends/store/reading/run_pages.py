@@ -52,6 +52,7 @@ _RUN_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "created": ("created_us",),
     "updated": ("updated_us",),
     "ended": ("ended_us",),
+    "archived": ("archived_us",),
     "parent": ("parent_run_id",),
     "step": ("newest_step",),
     "project": ("project_id",),

@@ -300,10 +300,11 @@ def _select_runs(run_pks: Sequence[int]) -> Select[Any]:
 class _Metrics(Mapping[str, MetricSummary]):
     """Metrics of a run; a page of runs has thousands, so each is made when asked for."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_made", "_rows")
 
     def __init__(self, rows: Mapping[str, Sequence[Any]]) -> None:
         self._rows = rows
+        self._made: dict[str, MetricSummary] = {}
 
     @property
     def last_us(self) -> int:
@@ -311,8 +312,11 @@ class _Metrics(Mapping[str, MetricSummary]):
         return max(int(row[-1]) for row in self._rows.values())
 
     def __getitem__(self, key: str) -> MetricSummary:
+        made = self._made.get(key)
+        if made is not None:
+            return made
         _, _, count, non_finite, first, last, low, high, last_step, _ = self._rows[key]
-        return MetricSummary(
+        made = self._made[key] = MetricSummary(
             key=key,
             count=count,
             non_finite=non_finite,
@@ -322,6 +326,7 @@ class _Metrics(Mapping[str, MetricSummary]):
             high=high,
             last_step=last_step,
         )
+        return made
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

@@ -251,7 +251,7 @@ class SearchConditions:
         if field.scope == "metric":
             return self._joined["metric", field.name].c[_STATISTICS[field.statistic]]
         match field.name:
-            case "created" | "updated" | "ended":
+            case "created" | "updated" | "ended" | "archived":
                 return _run.c[f"{field.name}_us"]
             case "duration":
                 return self._measure_duration()

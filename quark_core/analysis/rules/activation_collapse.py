@@ -68,6 +68,7 @@ _NO_CODE, _CODE_LOST = 0.05, 0.25  # nats of the code at the end, and of what it
 _LEAST_KL_POINTS = 20
 
 _TWO_ENDED = ("ReLU6", "Hardswish")
+_SQUASHING = ("Tanh", "Sigmoid", "Softsign")
 
 _OF_UNITS = ("Units are dead", "Units are saturated")
 _BY_CAUSE = (
@@ -246,7 +247,8 @@ def _look_at_saturation(item: LayerHistory, case: Case, *, is_hidden: bool) -> F
         or outcome.worsens_after(int(item.step[start]))
         or (is_hidden and _is_gone(saturation, start, case))
     )
-    if not does_harm:
+    is_lost = is_hidden and _is_lost(item)
+    if not (does_harm or is_lost):
         return None
     level = float(np.median(saturation[start:]))
     scale = case.thresholds
@@ -261,8 +263,17 @@ def _look_at_saturation(item: LayerHistory, case: Case, *, is_hidden: bool) -> F
         "Normalise its inputs, start with smaller weights, lower the rate.",
         level, _SATURATED,
         grade(level, 0.0, scale.activation_collapse_error_saturation_ratio,
-              scale.activation_collapse_critical_saturation_ratio),
+              scale.activation_collapse_critical_saturation_ratio) if does_harm else "warning",
     )  # fmt: skip
+
+
+def _is_lost(item: LayerHistory) -> bool:
+    """Whether a squashing layer is nearly all at its ends at every one of the last probes.
+
+    Later layers may learn from its signs; what comes before it learns nothing any more.
+    """
+    last = np.nan_to_num(item["saturation_ratio"][-_MOST_LASTING:])
+    return item.kind in _SQUASHING and bool((last >= _ALL_DEAD).all())
 
 
 def _is_stuck_at_both_ends(item: LayerHistory, saturation: Floats, start: int, case: Case) -> bool:

@@ -14,6 +14,7 @@ from quark_core.analysis.figures import (
     measure_curve,
     say,
 )
+from quark_core.analysis.initialisation import find_equal_weights
 from quark_core.analysis.observations import observe
 from quark_core.analysis.outcome import Progress
 from quark_core.analysis.rule import Finding, Verdict
@@ -32,6 +33,11 @@ _FIRST_PROBES, _UNDECIDED = 3, 1.0  # in which outputs still deviate by less tha
 _LEAST_CLASSES = 4  # with fewer the gradient does not grow as shares become sure
 _LIKE_SHARES = 0.15  # share by which the first gradients may differ from those through shares
 _GROWN_GRADIENT = 1.25  # times the first ones, while the loss falls
+_CUTTING = ("ReLU", "ReLU6")
+_NEAR_GUESSES = 0.15  # share by which a first cross-entropy of what is cut may differ from guesses
+_CUT = 0.5  # share of the outputs that are cut off at the end
+_LAST_PROBES = 3
+_WELL = 0.95  # accuracy with which nothing is amiss
 
 
 class SquashedOutputs(BaseRule):
@@ -40,6 +46,8 @@ class SquashedOutputs(BaseRule):
     A cross-entropy of shares, as a softmax before it gives, cannot get below
     log(1 + (K - 1) / e) among K classes, nor above log(K - 1 + e): the outputs
     grow and grow to come near it. Of a sigmoid before a binary loss it is likewise.
+    Also where outputs of a classifier end in a rectifier: a class whose output is below zero for
+    all samples has no gradient any more.
     """
 
     rule_id = "squashed_outputs"
@@ -61,6 +69,11 @@ class SquashedOutputs(BaseRule):
         if progress is None or progress.points < _LEAST_POINTS or layer is None:
             return None
         history, count = layer
+        cut = _find_cut(case, history, count, progress)
+        if cut is not None:
+            return Verdict(findings=(_describe_cut(case, history, cut),))
+        if find_equal_weights(case.run.parameters, case.run.activations):
+            return self.stay_quiet("the units of a layer are alike, so that little can be told")
         std = history["std"][np.isfinite(history["std"])]
         if len(std) < _LEAST_PROBES:
             return None
@@ -115,6 +128,47 @@ def _is_handed_on(case: Case, layer: LayerHistory, count: int, progress: Progres
         return False
     later = float(np.median(ratio[-max(_FIRST_PROBES, len(ratio) // _LATE_PART) :]))
     return later >= _GROWN_GRADIENT * first and _is_bounded(progress, count)
+
+
+def _find_cut(
+    case: Case, head: LayerHistory, count: int, progress: Progress
+) -> LayerHistory | None:
+    """The rectifier that a classifier's outputs go through before the loss, or None."""
+    layers = list(case.run.activations.values())
+    if len(layers) < 2 or layers[-2].name != head.name or not layers[-1].kind.startswith(_CUTTING):
+        return None
+    cut, chance = layers[-1], float(np.log(count)) if count > 1 else 0.0
+    if count < 2 or abs(progress.first / chance - 1.0) > _NEAR_GUESSES or len(cut) < _LEAST_PROBES:
+        return None
+    if (case.outcome.accuracy or 0.0) >= _WELL:
+        return None
+    sizes = [float(np.nanmedian(item["element_count"])) for item in (head, cut)]
+    level = float(np.median(np.nan_to_num(cut["zero_ratio"][-_LAST_PROBES:])))
+    return cut if sizes[0] == sizes[1] and level >= _CUT else None
+
+
+def _describe_cut(case: Case, head: LayerHistory, cut: LayerHistory) -> Finding:
+    run, late, last = case.run, int(cut.step[-_LAST_PROBES]), int(cut.step[-1])
+    return Finding(
+        culprit=cut.name,
+        severity="warning",
+        title="Outputs are cut off before the loss",
+        fact=say(
+            "The outputs of {head} go through {name} ({kind}), and {share} of what it gives is "
+            "zero ({steps}).",
+            head=head.name, name=cut.name, kind=cut.kind, steps=between_steps(late, last),
+            share=measure(run, "activation", cut.name, "median", "zero_ratio", first=late).percent,
+        ),
+        inference="A score below zero cannot be said, and a class whose score is there for all "
+        "samples gets no gradient.",
+        suggested_check="Give the loss the outputs of the last linear layer themselves.",
+        evidence=(
+            observe("layer", cut.name, "share of outputs that are zero",
+                    float(np.median(cut["zero_ratio"][-_LAST_PROBES:])), _CUT, late, last),
+        ),
+        step=int(cut.step[0]),
+        step_end=last,
+    )  # fmt: skip
 
 
 def _describe(

@@ -48,3 +48,20 @@ def test_json_stays_json_beside_a_report(store, invoke):
     result = invoke("analyze", "good", "-d", store, "--no-store", "--json", "--report", page)
     assert json.loads(result.stdout)["run_id"] == "good-1"
     assert page.exists()
+
+
+def test_a_file_that_cannot_be_written_is_told_in_one_line(store, invoke):
+    (store / "file").write_text("no folder")
+    path = store / "file" / "r.html"
+    for option, command in (
+        ("-o", ("report", "good")),
+        ("--report", ("analyze", "good", "--no-store")),
+        ("--summary", ("analyze", "good", "--no-store")),
+    ):
+        result = invoke(*command, "-d", store, option, path)
+        assert result.exit_code == 1
+        [line] = [line for line in result.output.splitlines() if str(path) in line]
+        assert line.startswith("Error: ")
+        assert "cannot be written" in line
+        assert line.endswith(f"Name another file with {option}.")
+    assert (store / "file").read_text() == "no folder"

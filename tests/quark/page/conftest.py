@@ -27,6 +27,7 @@ def look():
     for client in clients:
         # Nothing goes on beside the next test.
         client.app.state.page.desk.close(DEADLINE_S)
+        client.app.state.page.tables.close()
         client.source.close()
 
 

@@ -97,3 +97,11 @@ def wait_for_analysis(client, run_id):
             return analysis
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def wait_for_verdict(client, **parameters):
+    end = time.monotonic() + DEADLINE_S
+    while (said := client.json("/api/compare/verdict", **parameters))["state"] == "computing":
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return said

@@ -2,14 +2,13 @@
 
 import math
 import random
-import time
 import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from page_client import DEADLINE_S
+from page_client import DEADLINE_S, wait_for_verdict
 
 import quark
 from quark.page.api.group_curves import RunCurve, merge_runs
@@ -58,14 +57,6 @@ def read_curves(client, **parameters):
         its = {k.partition(".")[2]: v for k, v in columns.items() if k.startswith(f"{place}.")}
         found.append({**said, **its})
     return found
-
-
-def wait_for_verdict(client, **parameters):
-    end = time.monotonic() + DEADLINE_S
-    while (said := client.json("/api/compare/verdict", **parameters))["state"] == "computing":
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return said
 
 
 def test_runs_are_grouped_by_any_setting_or_by_all_but_their_seeds(client, seeds):
@@ -171,6 +162,42 @@ def test_runs_without_a_common_metric_have_their_own_curves_and_a_verdict(tmp_pa
     }  # fmt: skip
 
 
+def log_curve(root, name, points, **config):
+    """A run with a loss at these places: dicts of step or epoch, and value."""
+    session = quark.start_run(project="p", storage_dir=root, name=name, config=config)
+    with session, quark.MetricsLogger(session) as metrics:
+        for place, value in points:
+            metrics.log("val/loss", value, **place)
+    return session.run_id
+
+
+def test_metrics_on_different_x_are_drawn_each_on_its_own(tmp_path, look):
+    """Steps of other lengths, other steps, and epochs alone."""
+    ids = [
+        log_curve(tmp_path, "dense", [({"step": step}, 1 / (step + 1)) for step in range(100)]),
+        log_curve(tmp_path, "sparse", [({"step": step}, 2.0) for step in range(5, 400, 50)]),
+        log_curve(tmp_path, "epochs", [({"epoch": epoch}, 3.0) for epoch in range(4)]),
+        log_curve(tmp_path, "one", [({"step": 7}, 4.0)]),
+    ]
+    client = look(tmp_path)
+    found = read_curves(client, side=ids, key="val/loss")
+    assert [curve["side"] for curve in found] == [0, 1, 2, 3]
+    assert [curve["step"].tolist()[-1] for curve in found] == [99, 355, 3, 7]
+    # As one group: where a run has no value it has none, and the count says so.
+    (group,) = read_curves(client, side=",".join(ids[:2]), key="val/loss")
+    places = dict(zip(group["step"].tolist(), group["count"].tolist(), strict=True))
+    assert (places[0], places[5], places[99], places[355]) == (1, 2, 2, 1)
+    by_epoch = read_curves(client, side=ids, key="val/loss", x="epoch")
+    assert [curve["side"] for curve in by_epoch] == [2]
+    for pair in (ids[:2], ids[1:3], ids[2:]):
+        said = wait_for_verdict(client, side=pair)
+        assert (said["state"], said["note"]) == ("computed", None)
+        (diff,) = said["result"]["metric_diffs"]
+        assert diff["presence"] == "both"
+        # Whether anything is called or not, it is said why.
+        assert diff["reason"]
+
+
 def test_the_verdict_is_that_of_the_engine(client, seeds):
     root, low, high = seeds
     sides = [",".join(high), ",".join(low)]
@@ -201,6 +228,19 @@ def test_the_verdict_is_that_of_the_engine(client, seeds):
 )
 def test_a_bad_side_is_refused_by_name(client, parameters, names):
     assert names in client.refused(400, "/api/compare", **parameters)
+
+
+def test_what_the_page_asks_for_first_is_on_its_way(client):
+    def find(query):
+        text = client.get(f"/compare?{query}").text
+        return text.partition('rel="preload" as="fetch" crossorigin="anonymous" href="')[2]
+
+    asked = find("tab=curves&run=a&group=model.width&run=b.1&run=c")
+    assert asked.startswith('./api/compare?run=a&amp;run=b.1&amp;run=c&amp;group=model.width"')
+    assert find("side=a,b&side=c").startswith('./api/compare?side=a%2Cb&amp;side=c"')
+    # What might be written in another way than the page writes it would be asked for twice.
+    for query in ("", "tab=curves", "run=%22%3E%3Cscript%3E", "run=a&group=learning%20rate"):
+        assert find(query) == ""
 
 
 def test_what_is_wrong_with_curves_and_verdicts_is_named(client, seeds):

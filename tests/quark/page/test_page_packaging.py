@@ -99,9 +99,10 @@ def test_what_is_linked_gives_what_the_modules_give():
     }
     linked = link_modules(modules, "app.js")
     assert linked.index("one.js") < linked.index("in/b.js") < linked.index('linked["app.js"]')
-    assert 'const { b: c, Shape: Shape } = linked["in/b.js"];' in linked
+    assert 'const { b: c, Shape: Shape } = takeLinked("in/b.js");' in linked
     assert "return { one: first };" in linked
-    assert 'got = [c(), Promise.resolve(linked["late.js"])]' in linked
+    assert 'got = [c(), new Promise((give) => give(takeLinked("late.js")))]' in linked
+    assert linked.endswith('takeLinked("app.js");\n')
     assert "Says" not in linked
     assert "const kept = 3;" in linked
     assert not re.search(r"^\s*(import|export)\b", linked, re.M)

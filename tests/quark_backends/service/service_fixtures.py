@@ -66,12 +66,12 @@ class Keys:
 class ThreadServer(Keys):
     """A server in a thread; `server.service` is what its routes share."""
 
-    def __init__(self, config):
+    def __init__(self, config, make_page=None):
         super().__init__(config.store_url)
         self.bound = bind_socket("127.0.0.1", 0)
         self.port = self.bound.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = make_server(config)
+        self.server = make_server(config, make_page=make_page)
         self.service = self.server.service
         self.thread = threading.Thread(
             target=self.server.run, kwargs={"sockets": [self.bound]}, daemon=True
@@ -90,7 +90,7 @@ class ThreadServer(Keys):
 
 
 @contextlib.contextmanager
-def serving(folder, *, store_url=None, limits=None, **settings):
+def serving(folder, *, store_url=None, limits=None, make_page=None, **settings):
     """A server in a thread of this process; keys that it looked up are not kept."""
     settings.setdefault("key_cache_s", 0.0)
     settings.setdefault("shutdown_s", 5.0)
@@ -104,7 +104,7 @@ def serving(folder, *, store_url=None, limits=None, **settings):
     deployment.upgrade()
     deployment.add_workspace("default")
     deployment.close()
-    server = ThreadServer(config)
+    server = ThreadServer(config, make_page)
     try:
         yield server
     finally:

@@ -5,9 +5,16 @@ import time
 import httpx
 import pytest
 from service_fixtures import error_of, ingest, serving
+from sqlalchemy import insert
 
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.workspaces.control_database import ControlDatabase, StoredKey
+from quark_backends.service.server.workspaces.control_database import (
+    CONTROL_VERSION,
+    STEPS,
+    ControlDatabase,
+    StoredKey,
+    control_version,
+)
 from quark_backends.service.server.workspaces.deployment import Deployment
 from quark_backends.service.server.workspaces.keys import RateLimit, make_key, rotate_key
 from quark_core.errors import SchemaValidationError, SessionStoreError
@@ -216,14 +223,30 @@ def test_control_databases_of_other_versions_are_refused(tmp_path):
     deployment = Deployment(config)
     with pytest.raises(SessionStoreError, match="is empty"):
         deployment.check()
-    assert deployment.upgrade() == {"": 1}
+    assert deployment.upgrade() == {"": CONTROL_VERSION}
     deployment.add_workspace("w")
     deployment.check()
     with deployment.control._begin(write=True) as connection:
         connection.exec_driver_sql("UPDATE control_version SET version = 99")
-    with pytest.raises(SessionStoreError, match=r"version 99, this Quark knows 1"):
+    with pytest.raises(SessionStoreError, match=rf"version 99, this Quark knows {CONTROL_VERSION}"):
         deployment.check()
     deployment.close()
+
+
+def test_a_control_database_of_the_first_version_gets_logins_and_keeps_its_keys(tmp_path):
+    url = f"sqlite:///{tmp_path}/service.db"
+    old = ControlDatabase(url)
+    with old._begin(write=True) as connection:
+        STEPS[0](connection)
+        connection.execute(insert(control_version).values(version=1))
+    _, stored = make_key(old, workspace="default", name="kept", scopes=["read"])
+    with pytest.raises(SessionStoreError, match="has version 1"):
+        old.check_version()
+    assert old.upgrade() == CONTROL_VERSION
+    assert old.find_key(stored.id) == stored
+    assert old.add_session("d" * 64, stored.id, lasts_us=10**6).key == stored
+    assert old.find_session("d" * 64).key == stored
+    old.close()
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,28 @@ def test_what_a_rule_says_of_its_evidence_stays():
     assert read_evidence(BuilderReader(builder), "run-a", unknown) is None
 
 
+def test_a_norm_of_what_is_left_of_a_broken_tensor_is_no_value_of_the_curve():
+    builder = RunBuilder()
+    for step in (0, 5, 10):
+        count = int(step == 5)
+        builder.parameter(
+            "a.weight", steps=[step], gradient_norm=3.0, non_finite_gradient_count=count
+        )
+        builder.parameter("b.weight", steps=[step], gradient_norm=4.0)
+    reader = BuilderReader(builder)
+    own = EvidenceRecord(
+        "parameter", "a.weight", "said", record_kind="parameter", record_name="a.weight",
+        field="gradient_norm",
+    )  # fmt: skip
+    every = EvidenceRecord(
+        "parameters", "gradient_norm", "said", record_kind="parameter", field="gradient_norm"
+    )
+    for piece, norm in ((own, 3.0), (every, 5.0)):
+        curve = read_evidence(reader, "run-a", piece)
+        assert curve.step.tolist() == [0, 5, 10]
+        np.testing.assert_array_equal(curve.value, [norm, np.nan, norm])
+
+
 def test_evidence_is_read_within_bounds_and_under_the_names_of_wrappers():
     steps = list(range(0, 50, 5))
     builder = RunBuilder().layer("module.fc", summary="gradient", steps=steps, norm=3.0)

@@ -205,3 +205,101 @@ def test_a_validation_that_comes_down_to_guesses_and_stays_there():
 )
 def test_validations_that_say_something_else(builder):
     assert not [alert for alert in find(builder, "mislabelled_data") if alert.culprit == "val/loss"]
+
+
+# Weights that begin as one number, and outputs that end in a rectifier.
+
+
+def begin(deviation, *, mean=0.02, role="weight", kind="Linear", trains=True, end=1.7, step=0):
+    """A network whose middle layer begins with weights of this mean and deviation."""
+    builder = RunBuilder().metric("train/loss", falling(240, start=2.3, end=end, noise=0.01))
+    steps = list(range(step, 240 + step, 5))
+    for name in ("first", "middle", "head"):
+        builder.layer(name, steps=steps, std=1.0)
+        own = name == "middle"
+        builder.parameter(
+            f"{name}.weight", steps=steps, kind=kind if own else "Linear", element_count=200,
+            role=role if own else "weight", requires_grad=trains or not own,
+            value_mean=mean if own else 1e-3, value_std=deviation if own else 0.1,
+            value_norm=5.0 + 1e-3 * np.arange(COUNT), update_to_parameter_ratio=1e-3,
+        )  # fmt: skip
+    return builder
+
+
+def test_weights_that_begin_as_one_number_are_told():
+    (alert,) = find(begin(0.0), "poor_initialisation")
+    assert (alert.severity, alert.culprit, alert.step) == ("warning", "middle", 0)
+    assert alert.title == "All weights of a layer begin equal"
+    assert "a mean of 0.02 and a deviation of 0" in alert.fact
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        begin(0.01),
+        # Adapters and branches begin at zero on purpose.
+        begin(0.0, mean=0.0),
+        begin(0.0, kind="LayerNorm"),
+        begin(0.0, role="bias"),
+        begin(0.0, trains=False),
+        begin(0.0, step=400),
+    ],
+    ids=["drawn about a mean", "zero", "a norm", "biases", "a fixed filter", "seen too late"],
+)
+def test_weights_that_may_begin_so(builder):
+    assert not find(builder, "poor_initialisation")
+
+
+def test_equal_weights_are_no_softmax():
+    builder = hand_on(GROWING)
+    assert find(builder, "squashed_outputs")
+    builder.parameter("body.weight", steps=STEPS, element_count=200, value_mean=0.02, value_std=0.0)
+    assert not find(builder, "squashed_outputs")
+
+
+def cut(zeros, *, kind="ReLU", start=2.303, elements=320, accuracy=None):
+    """A classifier of ten classes whose outputs go through another layer before the loss."""
+    builder = RunBuilder().metric("train/loss", falling(240, start=start, end=0.7, noise=0.01))
+    if accuracy is not None:
+        rising = np.minimum(np.linspace(0.1, 1.5, 20), accuracy)
+        builder.metric("val/accuracy", rising, steps=range(11, 240, 12))
+    builder.layer("body", steps=STEPS, std=1.0)
+    builder.layer("head", steps=STEPS, std=1.0, element_count=320)
+    builder.layer("out", kind, steps=STEPS, std=1.0, zero_ratio=zeros, element_count=elements)
+    return builder.parameter("head.bias", steps=STEPS, role="bias", element_count=10)
+
+
+def test_outputs_that_go_through_a_rectifier_are_told():
+    (alert,) = find(cut(0.75), "squashed_outputs")
+    assert (alert.severity, alert.culprit) == ("warning", "out")
+    assert alert.title == "Outputs are cut off before the loss"
+    assert "75 %" in alert.fact
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        cut(0.1),
+        cut(0.0, kind="Identity"),
+        cut(0.75, start=30.0),
+        cut(0.75, elements=640),
+        cut(0.75, accuracy=0.99),
+    ],
+    ids=["hardly", "another layer", "a regression", "not of the outputs", "it knows"],
+)
+def test_rectifiers_that_do_no_harm(builder):
+    assert not find(builder, "squashed_outputs")
+
+
+# More than one bad batch.
+
+
+@pytest.mark.parametrize(
+    ("high", "severity"), [((4.9,), "info"), ((4.9, 4.8), "warning"), ((4.9, 2.9), "info")]
+)
+def test_two_batches_in_a_row_that_are_far_out_are_no_chance(high, severity):
+    loss = 2.3 + 0.1 * np.random.default_rng(3).standard_normal(240)
+    loss[:60] += np.linspace(0.7, 0.0, 60)
+    loss[150 : 150 + len(high)] = high
+    (alert,) = find(RunBuilder().metric("train/loss", loss), "loss_spike")
+    assert alert.severity == severity

@@ -64,6 +64,11 @@ def test_archived_runs_are_found_where_that_is_asked_for(storage_dir):
 
     assert search() == ["kept"]
     assert search(archived=True) == ["filed", "kept"]
+    # Who asks when runs were archived means those too.
+    assert search(where="archived != null") == ["filed"]
+    assert search(where="archived == null or archived > '2020'") == ["filed", "kept"]
+    assert search(where="archived < '2020'") == []
+    assert search(order_by="archived") == ["kept"]
     assert quark.open_run(session.run_id, storage_dir).context.run.name == "filed"
     quark.edit_run(session.run_id, archived=False, storage_dir=storage_dir)
     assert search() == ["filed", "kept"]

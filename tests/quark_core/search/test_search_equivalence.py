@@ -105,7 +105,7 @@ config_fields = st.sampled_from(
 )
 text_fields = st.sampled_from(["id", "name", "project", "parent", "notes", "run.git_commit"])
 number_fields = st.sampled_from(["attempt", "step", "duration"])
-time_fields = st.sampled_from(["created", "updated", "ended"])
+time_fields = st.sampled_from(["created", "updated", "ended", "archived"])
 fields = st.one_of(metric_fields, config_fields, text_fields, number_fields, time_fields)
 states = st.sampled_from(["'running'", "'completed'", "'failed'"])
 
@@ -251,7 +251,7 @@ GRID = {
     "metric": (["val/loss", "first(acc@1)", "min(loss)", "max(loss)", "count(loss)"], NUMBER_TEXTS),
     "number": (["attempt", "step", "duration"], NUMBER_TEXTS),
     "text": (["id", "name", "project", "parent", "notes", "git_commit"], QUOTED),
-    "time": (["created", "updated", "ended"], [quote(text) for text in TIMES]),
+    "time": (["created", "updated", "ended", "archived"], [quote(text) for text in TIMES]),
     "state": (["status", "state"], ["'running'", "'completed'", "'failed'"]),
 }
 

@@ -51,6 +51,18 @@ def test_a_constructor_that_raises_leaves_the_run_and_the_model_as_they_were(
     assert run._open_writers == before - 1
 
 
+class Unhookable(nn.Linear):
+    def register_forward_hook(self, *_args, **_options):
+        raise RuntimeError("broken")
+
+
+def test_a_module_that_refuses_its_hook_leaves_none_on_those_before_it(session):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Unhookable(8, 2))
+    with pytest.raises(RuntimeError, match="broken"):
+        HookEngine(session, model, config=HookEngineConfig(compiled=True))
+    assert count_hooks(model) == 0
+
+
 class Failing(dict):
     """An output that cannot be looked into."""
 

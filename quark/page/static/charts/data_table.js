@@ -1,7 +1,7 @@
 // @ts-check
 /** The figures of a chart as a table, for those who do not see it and those who copy it. */
 
-import { writeNumber } from "../pages/texts.js";
+import { writeNumber, writeStep } from "../pages/texts.js";
 
 /** @typedef {import("./lines.js").Line} Line */
 
@@ -45,7 +45,7 @@ export function makeTable(title, lines, low, high, xName) {
 
 /** @param {unknown} value */
 function writeCell(value) {
-  return typeof value === "number" && Number.isInteger(value) ? value.toLocaleString("en") : writeNumber(value);
+  return typeof value === "number" && Number.isInteger(value) ? writeStep(value) : writeNumber(value);
 }
 
 /** @param {string} title @param {string[]} names @param {string[][]} rows */

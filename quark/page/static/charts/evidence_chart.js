@@ -1,6 +1,7 @@
 // @ts-check
 /** What a finding rests on: its curve, the threshold dashed, the steps that it speaks of shaded. */
 
+import { writeStep } from "../pages/texts.js";
 import { needsLog } from "./fitting.js";
 import { makeLine } from "./lines.js";
 import { MetricChart } from "./metric_chart.js";
@@ -45,7 +46,7 @@ export class EvidenceChart {
     return {
       title: title && curves === this.props.curves ? title : nameEvidence(evidence, curves), curves, height: height ?? HEIGHT, onZoom, type: "evidence",
       isLog: needsLog(lines) && (limit === null || limit > 0), threshold: limit, shade: findShade(finding, evidence),
-      marks: since === null ? [] : [{ step: since, text: `since ${since.toLocaleString("en")}`, severity: finding.severity ?? "info", id: finding.id }],
+      marks: since === null ? [] : [{ step: since, text: `since ${writeStep(since)}`, severity: finding.severity ?? "info", id: finding.id }],
     };
   }
 }

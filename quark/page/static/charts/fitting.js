@@ -117,7 +117,7 @@ export function findCarets(lines, { low, high, bottom, top, near }) {
       if (below < bottom) found.push({ x, value: below, step: line.lowSteps?.[i] || line.steps[i], side: "below", count: 1 });
     }
   }
-  found.sort((a, b) => a.side.localeCompare(b.side) || a.x - b.x);
+  found.sort((a, b) => a.side === b.side ? a.x - b.x : a.side < b.side ? -1 : 1);
   return joinCarets(found, near);
 }
 

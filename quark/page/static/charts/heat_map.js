@@ -3,7 +3,7 @@
 
 import { BAD, listDiverging, listSequential, packColour } from "../data/colours.js";
 import { labelDecade, labelTicks, placeTicks } from "../data/ticks.js";
-import { writeNumber } from "../pages/texts.js";
+import { writeNumber, writeStep } from "../pages/texts.js";
 import { fillTable, makeElement } from "./data_table.js";
 import { chooseScale, findEmpty, findFurthest, listShown, measureCells, shadePixels } from "./heat_cells.js";
 import { findAt } from "./lines.js";
@@ -504,7 +504,7 @@ export class HeatMap {
     const value = grid.cells[best * bins + bin];
     const isBad = shown.rows.some((row) => grid.bad[row * bins + bin]);
     const name = shown.isGroup ? `${shown.name} (most: ${grid.rows[best].name})` : shown.name;
-    return `${name}  step ${grid.step[bin].toLocaleString("en")}  ${isBad ? "not finite" : this.sayValue(value, this.values[best * bins + bin])}`;
+    return `${name}  step ${writeStep(grid.step[bin])}  ${isBad ? "not finite" : this.sayValue(value, this.values[best * bins + bin])}`;
   }
 
   /** What stands out most, in words. */
@@ -513,14 +513,14 @@ export class HeatMap {
     let best = null;
     for (let row = 0; row < grid.rows.length; row++) {
       const found = findFurthest(grid, this.values, row, mode);
-      if (found.badStep !== null) return `not finite: ${grid.rows[row].name} at ${found.badStep.toLocaleString("en")}`;
+      if (found.badStep !== null) return `not finite: ${grid.rows[row].name} at ${writeStep(found.badStep)}`;
       if (Number.isNaN(found.change)) continue;
       // From nothing and to nothing have no ratio that could be compared.
       const size = Number.isFinite(found.change) ? Math.abs(found.change) : mode === "relative" ? 0 : Infinity;
       if (!best || size > best.size) best = { ...found, size, name: grid.rows[row].name };
     }
     if (!best || best.step === null) return "no values";
-    return `most: ${best.name}  ${this.sayValue(best.value, best.change)} at ${best.step.toLocaleString("en")}`;
+    return `most: ${best.name}  ${this.sayValue(best.value, best.change)} at ${writeStep(best.step)}`;
   }
 
   /** @param {number} value @param {number} change in decades, with relative colours */
@@ -538,7 +538,7 @@ export class HeatMap {
     const found = this.shown.flatMap(({ rows }) => rows).map((row) => ({ row, ...findFurthest(grid, this.values, row, mode) }));
     found.sort((a, b) => b.bad - a.bad || Math.abs(b.change) - Math.abs(a.change));
     const cells = found.slice(0, TABLE_ROWS).map(({ row, value, step, bad }) => [
-      grid.rows[row].name, writeNumber(grid.base[row]), writeNumber(value), step === null ? "" : step.toLocaleString("en"), String(bad),
+      grid.rows[row].name, writeNumber(grid.base[row]), writeNumber(value), step === null ? "" : writeStep(step), String(bad),
     ]);
     const box = makeElement("div", "", "chart-table");
     box.tabIndex = 0;

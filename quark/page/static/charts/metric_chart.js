@@ -2,7 +2,7 @@
 /** One metric over steps, epochs, time or another metric: band, lines, what lies beyond and what is marked. */
 
 import { styleLine } from "../data/colours.js";
-import { writeCount, writeNumber } from "../pages/texts.js";
+import { writeCount, writeNumber, writeStep } from "../pages/texts.js";
 import { makeElement, makeTable } from "./data_table.js";
 import { findCarets, findShown, fitRange } from "./fitting.js";
 import { findExtent, findNearest, makeLine, nameLines, placeStep } from "./lines.js";
@@ -211,8 +211,8 @@ export class MetricChart {
     const isExact = this.lines.every((line) => line.exact);
     const bad = this.props.curves.reduce((sum, curve) => sum + curve.nonFinite, 0);
     const noun = points === 1 ? "point" : "points";
-    const said = isExact ? `${points.toLocaleString("en")} ${noun}, exact` : `${entries.toLocaleString("en")} of ${writeCount(points)} ${noun}, min–max kept`;
-    return bad ? `${said} · ${bad.toLocaleString("en")} not finite` : said;
+    const said = isExact ? `${writeStep(points)} ${noun}, exact` : `${writeStep(entries)} of ${writeCount(points)} ${noun}, min–max kept`;
+    return bad ? `${said} · ${writeStep(bad)} not finite` : said;
   }
 
   /** The value at a place, or the last one. @param {number | null} x */
@@ -235,7 +235,7 @@ export class MetricChart {
   writePlace(x) {
     if (this.kind === "time") return new Date(x * 1000).toLocaleTimeString("en-GB", { timeZoneName: "short" });
     if (this.kind === "relative") return `${writeNumber(x)} s`;
-    return Number.isInteger(x) ? x.toLocaleString("en") : writeNumber(x);
+    return Number.isInteger(x) ? writeStep(x) : writeNumber(x);
   }
 
   listCarets() {
@@ -269,7 +269,7 @@ export class MetricChart {
 
   /** @param {Caret} caret */
   sayCaret(caret) {
-    return `${writeNumber(caret.value)} at ${caret.step.toLocaleString("en")}`;
+    return `${writeNumber(caret.value)} at ${writeStep(caret.step)}`;
   }
 
   /** @param {Frame} frame */

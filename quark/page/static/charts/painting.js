@@ -1,6 +1,7 @@
 // @ts-check
 /** Bands, lines, dots, triangles, carets and marks on a canvas, in its own pixels. */
 
+import { writeStep } from "../pages/texts.js";
 import { FONT } from "./inks.js";
 import { findShown, findWide } from "./fitting.js";
 
@@ -177,7 +178,7 @@ export function paintBad(frame, lines, inks) {
   context.fillStyle = inks.bad;
   for (const { x } of places) paintTriangle(context, x, box.top + box.height - 7 * scale, CARET_PX * scale, -1);
   return places.map(({ x, count, step, last }) => ({
-    x, text: `${count === 1 ? "not finite" : `${count} not finite`} at ${step.toLocaleString("en")}${last > step ? ` to ${last.toLocaleString("en")}` : ""}`,
+    x, text: `${count === 1 ? "not finite" : `${count} not finite`} at ${writeStep(step)}${last > step ? ` to ${writeStep(last)}` : ""}`,
   }));
 }
 

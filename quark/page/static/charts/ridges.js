@@ -2,7 +2,7 @@
 /** Histograms of one parameter over steps, the oldest at the back: how its values, gradients or updates spread. */
 
 import { labelTicks, placeTicks } from "../data/ticks.js";
-import { writeNumber } from "../pages/texts.js";
+import { writeNumber, writeStep } from "../pages/texts.js";
 import { fillTable, makeElement } from "./data_table.js";
 import { registerChart } from "./registry.js";
 import { FONT, INKS } from "./inks.js";
@@ -106,7 +106,7 @@ export class Ridges {
     parts.badge.textContent = `${ridges.length} ${ridges.length === 1 ? "histogram" : "histograms"}, each by its own densest bin; the oldest at the back`;
     const last = ridges.at(-1);
     const spread = last && findSpread([last]);
-    parts.readout.textContent = last && spread ? `step ${last.step.toLocaleString("en")}: ${writeNumber(spread[0])} .. ${writeNumber(spread[1])}` : "";
+    parts.readout.textContent = last && spread ? `step ${writeStep(last.step)}: ${writeNumber(spread[0])} .. ${writeNumber(spread[1])}` : "";
     parts.body.setAttribute("aria-label", `${title}: ${parts.readout.textContent}`);
     parts.table.setAttribute("aria-pressed", String(this.isTable));
     parts.below.replaceChildren(...(this.isTable ? [this.makeTable()] : []));
@@ -119,7 +119,7 @@ export class Ridges {
     const rows = this.props.ridges.map((ridge) => {
       const spread = findSpread([ridge]);
       const densest = measureDensity(ridge).reduce((best, value, i, all) => (value > all[best] ? i : best), 0);
-      return [ridge.step.toLocaleString("en"), ...(spread ? spread.map(writeNumber) : ["", ""]),
+      return [writeStep(ridge.step), ...(spread ? spread.map(writeNumber) : ["", ""]),
         `${writeNumber(ridge.edges[densest])} .. ${writeNumber(ridge.edges[densest + 1])}`];
     });
     box.append(fillTable(this.props.title, ["step", "lowest", "highest", "densest"], rows));
@@ -166,7 +166,7 @@ export class Ridges {
       context.fillStyle = isChosen ? inks.bad : inks.muted;
       context.textAlign = "right";
       context.textBaseline = "alphabetic";
-      context.fillText(ridge.step.toLocaleString("en"), LEFT_PX - 8, base);
+      context.fillText(writeStep(ridge.step), LEFT_PX - 8, base);
     });
   }
 

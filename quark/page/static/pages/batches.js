@@ -2,8 +2,8 @@
 /** The batches of a run: the hard ones, what each class costs, what was seen how often. */
 
 import { html } from "../data/html.js";
-import { useEffect, useState } from "../vendor/hooks.js";
-import { Refused, askJson } from "./connection.js";
+import { useAnswer } from "./answers.js";
+import { askJson } from "./connection.js";
 import { useRarely } from "./pace.js";
 import { writeMany, writeNumber, writeStep, writeValue } from "./texts.js";
 
@@ -13,25 +13,14 @@ const REASONS = new Map([
 ]);
 const MOST_CLASSES = 30;
 
-/** @param {{ run: string, version: number }} props */
-export function Batches({ run, version }) {
-  const [data, setData] = useState(/** @type {any} */ (null));
-  const [mistake, setMistake] = useState("");
-  const turn = useRarely(version);
-  useEffect(() => {
-    const ended = new AbortController();
-    askJson(`api/runs/${encodeURIComponent(run)}/batches`, {}, ended.signal).then((found) => {
-      setData(found);
-      setMistake("");
-    }, (error) => {
-      if (error instanceof Refused) setMistake(error.message);
-    });
-    return () => ended.abort();
-  }, [run, turn]);
+/** @param {{ run: string, version: number, absent: Record<string, string> }} props absent: why there is nothing of a kind */
+export function Batches({ run, version, absent }) {
+  const { value: data, mistake } = useAnswer(
+    (signal) => askJson(`api/runs/${encodeURIComponent(run)}/batches`, {}, signal), [run, useRarely(version)]);
   if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
   if (!data) return html`<p class="quiet">…</p>`;
   const { summary } = data;
-  if (!summary.batch_count) return html`<p class="notice-line">No batch was logged. quark.DataDiagnostics keeps the loss, the sample ids and the classes of each batch.</p>`;
+  if (!summary.batch_count) return html`<p class="notice-line">${absent?.batch ?? "No batch was logged. quark.DataDiagnostics keeps the loss, the sample ids and the classes of each batch."}</p>`;
   return html`<p>${writeMany(summary.batch_count, "batch", "batches")}${summary.exposure.sample_count ? `, ${writeMany(summary.exposure.sample_count, "sample")}` : ""}${
       summary.loss_summary ? `; loss ${writeNumber(summary.loss_summary.mean)} on average` : ""}</p>
     <${Hard} summary=${summary} /><${Classes} exposure=${summary.exposure} losses=${data.class_losses} /><${Exposure} exposure=${summary.exposure} />`;

@@ -9,6 +9,8 @@ import { writeMany } from "./texts.js";
 
 const MOST_AT_ONCE = 48;
 const CHART_REM = 24;
+const REM_PX = 16;
+const TILE_PX = 270;
 const FOLDED = new Set(["system"]);
 
 /** @typedef {import("./metrics.js").Metric} Metric */
@@ -24,6 +26,18 @@ export function listOpen(/** @type {Map<string, Metric[]>} */ groups, /** @type 
     charts += metrics.length;
   }
   return open;
+}
+
+/**
+ * Keys of the metrics that stand first, about as many as one sees at once.
+ * @param {Metric[]} metrics @param {string} find @param {Set<string>} turned
+ */
+export function listFirst(metrics, find, turned) {
+  const groups = groupMetrics(metrics, find);
+  const open = listOpen(groups, find !== "");
+  const shown = [...groups].flatMap(([name, items]) => open.has(name) !== turned.has(name) ? items.slice(0, MOST_AT_ONCE) : []);
+  const beside = Math.max(1, Math.floor(innerWidth / (CHART_REM * REM_PX)));
+  return shown.slice(0, Math.min(MOST_AT_ONCE, beside * Math.ceil(innerHeight / TILE_PX))).map((metric) => metric.key);
 }
 
 /** @param {string | null} text @returns {Set<string>} names that stand in the address */

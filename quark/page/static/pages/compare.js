@@ -11,7 +11,7 @@ import { groupMetrics, listOpen, readNames, writeNames } from "./chart_list.js";
 import { CompareTile } from "./compare_charts.js";
 import { Parallel, Scatter } from "./compare_runs.js";
 import { LayerChanges, PhasePair, Verdict } from "./compare_verdict.js";
-import { Refused, askJson, poll } from "./connection.js";
+import { Refused, askJson, isPassing, poll } from "./connection.js";
 import { GroupStore } from "./group_store.js";
 import { takeKeys } from "./keyboard.js";
 import { change, go, makeLink } from "./links.js";
@@ -61,6 +61,7 @@ export function ComparePage({ place }) {
   const asked = JSON.stringify(readRuns(place.query));
   const [data, setData] = useState(/** @type {any} */ (null));
   const [mistake, setMistake] = useState("");
+  const [waits, setWaits] = useState("");
   const [version, setVersion] = useState(0);
   useEffect(() => {
     const ended = new AbortController();
@@ -73,8 +74,12 @@ export function ComparePage({ place }) {
         setVersion((old) => old + 1);
         return Object.values(next.runs).some((/** @type {any} */ run) => run.state === "running");
       } catch (error) {
-        if (ended.signal.aborted || !(error instanceof Refused) || error.status === 503) throw error;
-        setMistake(error.message);
+        if (ended.signal.aborted) throw error;
+        if (isPassing(error)) {
+          setWaits(error instanceof Error ? error.message : "");
+          throw error;
+        }
+        if (error instanceof Refused) setMistake(error.message);
         return false;
       }
     };
@@ -94,7 +99,7 @@ export function ComparePage({ place }) {
       <span class="actions"><${CopyButton} text=${location.href}>Copy link<//></span></header>
     <main id="main" aria-busy=${!data && !mistake}>${mistake
       ? html`<h1>These runs cannot be compared</h1><pre class="mistake" role="alert">${mistake}</pre><p><a href=${makeLink([])}>All runs</a></p>`
-      : data ? html`<${Comparison} key=${asked} data=${data} place=${place} version=${version} />` : html`<h1 class="quiet">Compare</h1>`}</main>`;
+      : data ? html`<${Comparison} key=${asked} data=${data} place=${place} version=${version} />` : html`<h1 class="quiet">Compare</h1>${waits && html`<p role="status">${waits}</p>`}`}</main>`;
 }
 
 /** @param {{ data: any, place: import("./links.js").Place, version: number }} props */
@@ -105,6 +110,7 @@ function Comparison({ data, place, version }) {
   const names = /** @type {[string, string]} */ ([data.sides[look.other].name, data.sides[look.base].name]);
   const isPair = look.other !== look.base;
   const result = verdict?.state === "computed" ? verdict.result : null;
+  const waits = !isPair ? "One side alone has nothing to be compared with." : verdict?.state === "failed" ? verdict.note : "…";
   /** @param {string} tab */
   const show = (tab) => change({ tab: tab === "curves" ? null : tab });
   return html`<h1>${writeMany(data.sides.length, "side")}, ${writeMany(Object.keys(data.runs).length, "run")}</h1>
@@ -119,8 +125,8 @@ function Comparison({ data, place, version }) {
       ${look.tab === "curves" && html`<${Curves} data=${data} look=${look} query=${place.query} sides=${sides} version=${version} />`}
       ${look.tab === "scatter" && html`<${Scatter} data=${data} query=${place.query} hidden=${look.hidden} version=${version} />`}
       ${look.tab === "parallel" && html`<${Parallel} data=${data} query=${place.query} hidden=${look.hidden} version=${version} />`}
-      ${look.tab === "layers" && (result ? html`<${LayerChanges} result=${result} names=${names} />` : html`<p class="quiet">…</p>`)}
-      ${look.tab === "phases" && (result ? html`<${PhasePair} result=${result} names=${names} />` : html`<p class="quiet">…</p>`)}
+      ${look.tab === "layers" && (result ? html`<${LayerChanges} result=${result} names=${names} />` : html`<p class="quiet">${waits}</p>`)}
+      ${look.tab === "phases" && (result ? html`<${PhasePair} result=${result} names=${names} />` : html`<p class="quiet">${waits}</p>`)}
     </div>`;
 }
 

@@ -5,7 +5,7 @@ import { styleLine } from "../data/colours.js";
 import { html } from "../data/html.js";
 import { labelTicks, placeTicks } from "../data/ticks.js";
 import { readTheme } from "../charts/theme.js";
-import { useEffect, useState } from "../vendor/hooks.js";
+import { useAnswer } from "./answers.js";
 import { askJson } from "./connection.js";
 import { change, go } from "./links.js";
 import { compareNames, writeValue } from "./texts.js";
@@ -15,6 +15,7 @@ const HEIGHT = 340;
 const EDGE = { left: 70, right: 20, top: 16, bottom: 44 };
 const MOST_AXES = 8;
 const DOT = 5;
+const INSET = 10;
 // Settings that are this far apart were chosen by factors.
 const LOG_FROM = 20;
 
@@ -53,18 +54,11 @@ export function makeAxis(title, values) {
  * @param {string[]} runs @param {string[]} columns @param {number} version
  */
 function useValues(runs, columns, version) {
-  const [values, setValues] = useState(/** @type {Map<string, unknown[]>} */ (new Map()));
-  const key = JSON.stringify([runs, columns]);
-  useEffect(() => {
-    if (!columns.length) return undefined;
-    const ended = new AbortController();
-    askJson("api/standings", { run: runs, column: columns }, ended.signal).then(
-      ({ standings }) => setValues(new Map(Object.entries(standings).map(([id, said]) => [id, /** @type {any} */ (said).values]))),
-      () => undefined,
-    );
-    return () => ended.abort();
-  }, [key, version]);
-  return values;
+  const { value, mistake } = useAnswer(async (signal) => {
+    const { standings } = columns.length ? await askJson("api/standings", { run: runs, column: columns }, signal) : { standings: {} };
+    return new Map(Object.entries(standings).map(([id, said]) => [id, /** @type {unknown[]} */ (/** @type {any} */ (said).values)]));
+  }, [JSON.stringify([runs, columns]), version]);
+  return { values: value ?? new Map(), mistake };
 }
 
 /** @param {any} data @returns {{ text: string, title: string }[]} what can stand on an axis */
@@ -95,24 +89,28 @@ export function Scatter({ data, query, hidden, version }) {
   const x = query.get("ax") ?? listGroupColumns(data)[0] ?? columns[0]?.text ?? "";
   const y = query.get("ay") ?? (main ? `last(${main.written})` : columns[0]?.text ?? "");
   const runs = Object.keys(data.runs);
-  const values = useValues(runs, [x, y].filter(Boolean), version);
+  const { values, mistake } = useValues(runs, [x, y].filter(Boolean), version);
   if (!columns.length) return html`<p class="notice-line">These runs have neither settings nor metrics.</p>`;
   const all = runs.map((id) => values.get(id) ?? []);
   const axes = [0, 1].map((at) => makeAxis([x, y][at], all.map((row) => row[x === y ? 0 : at])));
   const [wide, tall] = [WIDTH - EDGE.left - EDGE.right, HEIGHT - EDGE.top - EDGE.bottom];
+  // The outermost do not lie on the axes.
+  const toX = (/** @type {number} */ at) => EDGE.left + INSET + at * (wide - 2 * INSET);
+  const toY = (/** @type {number} */ at) => EDGE.top + INSET + (1 - at) * (tall - 2 * INSET);
   const theme = readTheme();
   const dots = data.sides.flatMap((/** @type {any} */ side, /** @type {number} */ number) => hidden.has(number) ? [] : side.runs.map((/** @type {string} */ id) => {
     const row = values.get(id) ?? [];
     const [across, up] = [axes[0].place(row[0]), axes[1].place(row[x === y ? 0 : 1])];
-    return { id, side, number, row, x: across === null ? null : EDGE.left + across * wide, y: up === null ? null : EDGE.top + (1 - up) * tall };
+    return { id, side, number, row, x: across === null ? null : toX(across), y: up === null ? null : toY(up) };
   }));
   const drawn = dots.filter((/** @type {any} */ dot) => dot.x !== null && dot.y !== null);
   return html`<div class="bar"><${ColumnSelect} label="across" value=${x} columns=${columns} choose=${(/** @type {string} */ ax) => change({ ax })} />
       <${ColumnSelect} label="up" value=${y} columns=${columns} choose=${(/** @type {string} */ ay) => change({ ay })} /></div>
+    ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     <svg class="scatter" role="img" aria-label=${`${y} against ${x}, ${drawn.length} runs`} viewBox=${`0 0 ${WIDTH} ${HEIGHT}`}>
       <path class="axis" d=${`M${EDGE.left} ${EDGE.top}V${HEIGHT - EDGE.bottom}H${WIDTH - EDGE.right}`} />
-      ${axes[0].ticks.map((tick) => html`<text key=${`x${tick.text}`} x=${EDGE.left + tick.at * wide} y=${HEIGHT - EDGE.bottom + 16} text-anchor="middle">${tick.text}</text>`)}
-      ${axes[1].ticks.map((tick) => html`<text key=${`y${tick.text}`} x=${EDGE.left - 6} y=${EDGE.top + (1 - tick.at) * tall + 4} text-anchor="end">${tick.text}</text>`)}
+      ${axes[0].ticks.map((tick) => html`<text key=${`x${tick.text}`} x=${toX(tick.at)} y=${HEIGHT - EDGE.bottom + 16} text-anchor="middle">${tick.text}</text>`)}
+      ${axes[1].ticks.map((tick) => html`<text key=${`y${tick.text}`} x=${EDGE.left - 6} y=${toY(tick.at) + 4} text-anchor="end">${tick.text}</text>`)}
       <text class="axis-title" x=${EDGE.left + wide / 2} y=${HEIGHT - 6} text-anchor="middle">${x}</text>
       ${drawn.map((/** @type {any} */ dot) => html`<circle key=${dot.id} data-run=${dot.id} cx=${dot.x} cy=${dot.y} r=${DOT} fill=${styleLine(dot.number, theme).colour}>
         <title>${`${data.runs[dot.id].name || dot.id} (${dot.side.name}): ${writeValue(dot.row[0])}, ${writeValue(dot.row[1] ?? dot.row[0])}`}</title></circle>`)}
@@ -130,7 +128,7 @@ export function Parallel({ data, query, hidden, version }) {
     ...(main ? [`last(${main.written})`] : []),
   ];
   const runs = Object.keys(data.runs);
-  const values = useValues(runs, chosen, version);
+  const { values, mistake } = useValues(runs, chosen, version);
   const theme = readTheme();
   /** @param {string[]} next */
   const choose = (next) => {
@@ -150,6 +148,7 @@ export function Parallel({ data, query, hidden, version }) {
   return html`<div class="bar"><${ColumnSelect} label="add an axis" value="" columns=${[{ text: "", title: "…" }, ...columns.filter((column) => !chosen.includes(column.text))]}
       choose=${(/** @type {string} */ text) => text && choose([...chosen, text])} />
       ${chosen.map((text) => html`<button key=${text} class="plain" onClick=${() => choose(chosen.filter((other) => other !== text))}>without ${text}</button>`)}</div>
+    ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     <svg class="scatter" role="img" aria-label=${`${runs.length} runs over ${chosen.join(", ")}`} viewBox=${`0 0 ${WIDTH} ${HEIGHT}`}>
       ${lines.map((/** @type {any} */ line) => html`<path key=${line.id} data-run=${line.id} class="parallel" d=${line.d} stroke=${styleLine(line.number, theme).colour}
         stroke-dasharray=${styleLine(line.number, theme).dash.join(" ") || undefined}><title>${`${data.runs[line.id].name || line.id} (${line.side.name})`}</title></path>`)}

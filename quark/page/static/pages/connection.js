@@ -60,11 +60,26 @@ export async function ask(path, query = {}, signal) {
       url.searchParams.append(key, String(item));
     }
   }
+  return request(url, {}, signal);
+}
+
+/**
+ * Have the server change something.
+ * @param {string} path @param {Record<string, unknown>} body @param {string} csrf the token of this session
+ * @throws as `ask`
+ */
+export async function send(path, body, csrf) {
+  const headers = { "content-type": "application/json", "quark-csrf": csrf };
+  return (await request(new URL(path, root), { method: "POST", headers, body: JSON.stringify(body) })).json();
+}
+
+/** @param {URL} url @param {RequestInit} options @param {AbortSignal} [signal] */
+async function request(url, options, signal) {
   const limit = AbortSignal.timeout(TIMEOUT_MS);
   const signals = signal ? AbortSignal.any([signal, limit]) : limit;
   let response;
   try {
-    response = await fetch(url, { signal: signals, credentials: "same-origin" });
+    response = await fetch(url, { ...options, signal: signals, credentials: "same-origin" });
   } catch (error) {
     if (signal?.aborted) throw error;
     setState("lost");
@@ -137,4 +152,9 @@ export function poll(act, every_ms = POLL_MS) {
   document.addEventListener("visibilitychange", look);
   wait();
   return stop;
+}
+
+/** Whether it may go well when it is tried again. @param {unknown} error */
+export function isPassing(error) {
+  return !(error instanceof SignInNeeded || (error instanceof Refused && error.status !== 503));
 }

@@ -2,10 +2,11 @@
 /** How the charts are looked at: which metrics, over what, on which axis, how smooth. */
 
 import { html } from "../data/html.js";
-import { useEffect, useRef } from "../vendor/hooks.js";
+import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { change } from "./links.js";
 
 const MOST_METRICS = 500;
+const OFFER_AFTER_MS = 1000;
 const SMOOTHEST = 0.99;
 
 /** @param {{ view: import("./run.js").View, data: any, metrics: any[] }} props */
@@ -14,9 +15,16 @@ export function Controls({ view, data, metrics }) {
   useEffect(() => {
     if (find.current && find.current !== document.activeElement) find.current.value = view.find;
   }, [view.find]);
+  const chosen = view.x.startsWith("metric:") ? view.x.slice(7) : "";
+  const [isOffering, setOffering] = useState(false);
+  // Hundreds of names, for a list that is mostly closed: after the charts.
+  useEffect(() => {
+    const timer = setTimeout(() => setOffering(true), OFFER_AFTER_MS);
+    return () => clearTimeout(timer);
+  }, []);
+  const offered = isOffering ? metrics.slice(0, MOST_METRICS) : metrics.filter((metric) => metric.key === chosen);
   const ranks = data.ranks ?? [];
   const hasEpochs = metrics.some((metric) => metric.epochs) || (data.axes ?? []).includes("epoch");
-  const chosen = view.x.startsWith("metric:") ? view.x.slice(7) : "";
   return html`<div class="bar controls">
     <label>Find metric <input id="find" ref=${find} type="search"
       onInput=${(/** @type {any} */ event) => change({ find: event.currentTarget.value.trim() }, { together: true })} /></label>
@@ -25,7 +33,7 @@ export function Controls({ view, data, metrics }) {
       <option value="step">step</option><option value="epoch">epoch${hasEpochs ? "" : " (if logged)"}</option>
       <option value="time">time</option><option value="relative">time since the start</option>
       ${chosen && !metrics.some((metric) => metric.key === chosen) && html`<option value=${view.x}>${chosen}</option>`}
-      <optgroup label="a metric">${metrics.slice(0, MOST_METRICS).map((metric) => html`
+      <optgroup label="a metric">${offered.map((metric) => html`
         <option key=${metric.key} value=${`metric:${metric.key}`}>${metric.name}</option>`)}</optgroup>
     </select></label>
     <label><input type="checkbox" checked=${view.isLog}

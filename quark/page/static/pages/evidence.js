@@ -1,7 +1,6 @@
 // @ts-check
 /** The observation that a finding rests on, drawn beside it, read when it comes near to being seen. */
 
-import { EvidenceChart } from "../charts/evidence_chart.js";
 import { readCurves } from "../data/curves.js";
 import { decodePack } from "../data/pack.js";
 import { html } from "../data/html.js";
@@ -65,7 +64,7 @@ async function readPiece(run, pieces, signal) {
 /** @param {{ run: string, finding: any, version: number }} props version: it is read anew with each */
 export function Evidence({ run, finding, version }) {
   const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const chart = useRef(/** @type {EvidenceChart | null} */ (null));
+  const chart = useRef(/** @type {import("../charts/evidence_chart.js").EvidenceChart | null} */ (null));
   const [isNear, setNear] = useState(false);
   const [says, setSays] = useState("");
   const pieces = listPieces(finding);
@@ -74,15 +73,15 @@ export function Evidence({ run, finding, version }) {
   useEffect(() => {
     if (!isNear || !pieces.length) return;
     const ended = new AbortController();
-    readPiece(run, pieces, ended.signal)
-      .then((found) => {
+    Promise.all([readPiece(run, pieces, ended.signal), import("../charts/evidence_chart.js")])
+      .then(([found, charts]) => {
         if (ended.signal.aborted || !host.current) return;
         if (!found) return setSays("What it rests on is no longer in the store.");
         setSays("");
         const { piece, curves } = found;
         const props = { curves, finding, evidence: dropForeignLimit(piece, curves), title: nameCurves(piece, curves) };
         if (chart.current) chart.current.update(props);
-        else chart.current = new EvidenceChart(host.current, props);
+        else chart.current = new charts.EvidenceChart(host.current, props);
       })
       .catch((error) => {
         if (!ended.signal.aborted) setSays(`It cannot be drawn: ${error.message}`);

@@ -3,7 +3,7 @@
 
 import { readCurves } from "../data/curves.js";
 import { decodePack } from "../data/pack.js";
-import { Refused, ask } from "./connection.js";
+import { ask, isPassing } from "./connection.js";
 
 /** @typedef {import("../data/curves.js").Curve} Curve */
 /** @typedef {{ x: string, low: number | null, high: number | null, members: boolean, entries: number }} GroupView */
@@ -11,6 +11,7 @@ import { Refused, ask } from "./connection.js";
 
 const MOST_KEYS = 12;
 const GATHER_MS = 8;
+const AGAIN_MS = 2000;
 
 /** What was asked for as x stands where a chart looks for it. @param {Curve} curve @param {string} x @returns {Curve} */
 function placeCurve(curve, x) {
@@ -99,8 +100,9 @@ export class GroupStore {
     } catch (error) {
       if (signal.aborted) return;
       const message = error instanceof Error ? error.message : String(error);
-      // A server that is busy or lost is asked again when somebody looks again.
-      const kept = error instanceof Refused && error.status !== 503 ? asked : "";
+      const kept = isPassing(error) ? "" : asked;
+      // A server that is busy or lost is asked again, for what is still in sight.
+      if (!kept) this.timer = setTimeout(() => this.gather(), AGAIN_MS);
       for (const key of keys) this.kept.set(key, { curves: this.kept.get(key)?.curves ?? [], asked: kept, message });
     }
     this.changed();

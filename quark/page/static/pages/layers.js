@@ -65,7 +65,7 @@ export function LayersPage({ place }) {
         ${data && html`<${StateBadge} state=${data.run.state} reason=${data.run.lost_reason} />
           <span class="facts">${data.run.newest_step === null ? "" : `step ${writeStep(data.run.newest_step)}`}</span>`}</div>
       ${mistake && html`<pre class="mistake" role="alert">${mistake}</pre>`}
-      ${isNothing && html`<${Nothing} />`}
+      ${isNothing && html`<${Nothing} absent=${data?.absent} />`}
       ${maps.length > 0 && html`<${Shown} id=${id} maps=${maps} offered=${offered} groups=${groups} view=${view} whole=${whole}
         analysis=${data?.analysis ?? NOT_ANALYZED} />`}
     </main>`;
@@ -129,8 +129,9 @@ function Shown({ id, maps, offered, groups, view, whole, analysis }) {
     ${view.layer && html`<${OpenLayer} key=${view.layer} run=${id} view=${view} whole=${whole} findings=${analysis.findings} />`}`;
 }
 
-function Nothing() {
-  return html`<p>This run has no records of layers or parameters. In a PyTorch training,
+/** @param {{ absent: Record<string, string> | undefined }} props */
+function Nothing({ absent }) {
+  return html`<p>${absent?.layer && `${absent.layer} `}This run has no records of layers or parameters. In a PyTorch training,
     <code>session.watch(model, optimizer)</code> logs them; then this page shows which layers change, and from when on.</p>`;
 }
 

@@ -1,17 +1,20 @@
 // @ts-check
 /** One metric's chart, made when it first comes near to being seen and read while it is. */
 
-import { MetricChart } from "../charts/metric_chart.js";
 import { html } from "../data/html.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { useLate } from "./late.js";
 import { change } from "./links.js";
 import { listMarks } from "./metrics.js";
 import { watchSight } from "./sight.js";
 
+const loadCharts = () => import("../charts/metric_chart.js");
+
 /** @param {{ metric: any, chart: any }} props */
 export function MetricTile({ metric, chart }) {
+  const charts = useLate(loadCharts);
   const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {MetricChart | null} */ (null));
+  const drawn = useRef(/** @type {import("../charts/metric_chart.js").MetricChart | null} */ (null));
   const [isNear, setNear] = useState(false);
   const width = useRef(0);
   const { store, view } = chart;
@@ -30,7 +33,7 @@ export function MetricTile({ metric, chart }) {
   const marks = listMarks(chart.findings, metric);
   const marksText = JSON.stringify(marks);
   useEffect(() => {
-    if (!host.current || !kept?.curves.length || (!isNear && !drawn.current)) return;
+    if (!host.current || !charts || !kept?.curves.length || (!isNear && !drawn.current)) return;
     const props = {
       title: metric.name, curves: kept.curves, window: view.window, whole: chart.wholeOf(),
       x: /** @type {any} */ (xKey === null ? view.x : "metric"), xCurve, start_s: chart.start_s,
@@ -38,8 +41,8 @@ export function MetricTile({ metric, chart }) {
       onZoom: chart.zoom, onMark: (/** @type {string} */ id) => change({}, { hash: `alert-${id}` }),
     };
     if (drawn.current) drawn.current.update(props);
-    else drawn.current = new MetricChart(host.current, { ...props, width: width.current });
-  }, [kept, isNear, xCurve, view, chart.wholeText, marksText, metric.name]);
+    else drawn.current = new charts.MetricChart(host.current, { ...props, width: width.current });
+  }, [charts, kept, isNear, xCurve, view, chart.wholeText, marksText, metric.name]);
   useEffect(() => () => {
     drawn.current?.destroy();
     drawn.current = null;

@@ -6,10 +6,21 @@ import { isGrave } from "./findings.js";
 /** @typedef {{ key: string, name: string, group: string, count: number, non_finite: number,
  *   last: unknown, last_step: number | null }} Metric */
 
-/** Rows of the answer as objects. @param {{ fields: string[], rows: unknown[][] }} table @returns {Metric[]} */
+/** @type {WeakMap<object, Metric[]>} */
+const read = new WeakMap();
+
+/** Rows of the answer as objects, the same for the same answer. @param {{ fields: string[], rows: unknown[][] }} table @returns {Metric[]} */
 export function readMetrics(table) {
-  return table.rows.map((row) => (
-    /** @type {any} */ (Object.fromEntries(table.fields.map((field, place) => [field, row[place]])))));
+  const known = read.get(table);
+  if (known) return known;
+  const metrics = table.rows.map((row) => {
+    /** @type {any} */
+    const metric = {};
+    for (let place = 0; place < row.length; place++) metric[table.fields[place]] = row[place];
+    return metric;
+  });
+  read.set(table, metrics);
+  return metrics;
 }
 
 /**

@@ -3,36 +3,28 @@
 
 import { html } from "../data/html.js";
 import { useState } from "../vendor/hooks.js";
+import { useAnswer } from "./answers.js";
+import { askJson } from "./connection.js";
 import { change, root } from "./links.js";
 import { writeBytes, writeMany, writeStep } from "./texts.js";
 
-const MOST_TEXT_BYTES = 500_000;
-const SHOWN_CHARACTERS = 100_000;
-
-/** Of each name the newest image up to a step, and all steps there are. @param {any[]} rows @param {number} at */
-export function chooseImages(rows, at) {
-  const images = rows.filter((row) => row.is_image && row.url);
-  const steps = [...new Set(images.map((row) => row.step).filter((step) => step !== null))].sort((a, b) => a - b);
-  /** @type {Map<string, any>} */
-  const shown = new Map();
-  for (const row of [...images].sort((a, b) => (a.step ?? -1) - (b.step ?? -1))) {
-    if (row.step === null || row.step <= at) shown.set(row.name, row);
-  }
-  return { steps, shown: [...shown.values()] };
-}
-
-/** Images by step, with one slider for all of them. @param {{ rows: any[], query: URLSearchParams }} props */
-export function Images({ rows, query }) {
-  const asked = Number(query.get("at") ?? NaN);
-  const { steps, shown } = chooseImages(rows, Number.isFinite(asked) ? asked : Infinity);
-  if (!rows.some((row) => row.is_image && row.url)) return null;
-  const place = Number.isFinite(asked) ? steps.findLastIndex((step) => step <= asked) : steps.length - 1;
-  return html`${steps.length > 1 && html`<div class="bar"><label>images at step <input id="at" type="range" min="0" max=${steps.length - 1} step="1" value=${Math.max(0, place)}
-      aria-valuetext=${`step ${writeStep(steps[Math.max(0, place)])}`}
+/** Images by step, with one slider for all of them. @param {{ run: string, query: URLSearchParams, version: number }} props */
+export function Images({ run, query, version }) {
+  const at = query.get("at");
+  const { value, mistake } = useAnswer((signal) => askJson(`api/runs/${encodeURIComponent(run)}/images`,
+    { at, text: query.get("text") || null }, signal), [run, at, query.get("text"), version]);
+  if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
+  if (!value?.images.length && !value?.steps.length) return null;
+  const { steps, images } = value;
+  const place = at === null ? steps.length - 1 : Math.max(0, steps.findLastIndex((/** @type {number} */ step) => step <= Number(at)));
+  return html`${steps.length > 1 && html`<div class="bar"><label>images at step <input id="at" type="range" min="0" max=${steps.length - 1} step="1" value=${place}
+      aria-valuetext=${`step ${writeStep(steps[place])}`}
       onInput=${(/** @type {any} */ event) => change({ at: String(steps[Number(event.currentTarget.value)]) }, { together: true })} />
-      <output>${writeStep(steps[Math.max(0, place)])} of ${writeMany(steps.length, "step")}</output></label></div>`}
-    <ul class="images">${shown.map((row) => html`<li key=${row.name}><figure><img loading="lazy" alt=${`${row.name}${row.step === null ? "" : ` at step ${row.step}`}`}
-      src=${new URL(row.url, root).href} /><figcaption>${row.name}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}</figcaption></figure></li>`)}</ul>`;
+      <output>${writeStep(steps[place])} of ${writeMany(value.step_count, "step")}</output></label></div>`}
+    <ul class="images">${images.map((/** @type {any} */ row) => html`<li key=${row.key}><figure><img loading="lazy" alt=${`picture ${row.name}${row.step === null ? "" : ` at step ${row.step}`}`}
+      src=${new URL(row.url, root).href} /><figcaption>${row.name}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}</figcaption></figure></li>`)}</ul>
+    ${value.count > images.length && html`<p class="quiet">${images.length} of ${writeMany(value.count, "name")}: the text above chooses others</p>`}
+    ${value.left_out > 0 && html`<p class="quiet">of the newest artifacts; ${writeStep(value.left_out)} older ones were not looked at</p>`}`;
 }
 
 /** Whether a payload is shown as text. @param {any} row */
@@ -41,33 +33,20 @@ export function isText(row) {
   return Boolean(row.url) && (type.startsWith("text/plain") || type.startsWith("application/json"));
 }
 
-/** A text as it is, read when it is asked for. @param {{ row: any }} props */
-export function TextPayload({ row }) {
+/** A text as it is, read when it is asked for. @param {{ run: string, row: any }} props */
+export function TextPayload({ run, row }) {
   const [text, setText] = useState(/** @type {string | null} */ (null));
   const [says, setSays] = useState("");
-  if (row.size_bytes > MOST_TEXT_BYTES) return html`<span class="quiet">${writeBytes(row.size_bytes)}: only as a download</span>`;
   const read = async () => {
     if (text !== null) return;
     try {
-      const answer = await fetch(new URL(row.url, root), { credentials: "same-origin" });
-      if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
-      const whole = await answer.text();
-      setText(layOut(row, whole).slice(0, SHOWN_CHARACTERS));
-      setSays(whole.length > SHOWN_CHARACTERS ? "cut here; the download has all" : "");
+      const found = await askJson(`api/runs/${encodeURIComponent(run)}/text`, { sha256: row.sha256 });
+      setText(found.text);
+      setSays(found.is_cut ? `the beginning of ${writeBytes(found.size_bytes)}; the download has all` : "");
     } catch (error) {
       setSays(error instanceof Error ? error.message : String(error));
     }
   };
   return html`<details onToggle=${read}><summary>Show<span class="hidden"> ${row.name}</span></summary>
     ${text !== null && html`<pre class="payload" tabindex="0">${text}</pre>`}${says && html`<p class="quiet">${says}</p>`}</details>`;
-}
-
-/** JSON with line breaks. @param {any} row @param {string} text */
-function layOut(row, text) {
-  if (!(row.media_type ?? "").startsWith("application/json")) return text;
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
 }

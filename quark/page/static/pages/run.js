@@ -6,24 +6,27 @@ import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, StateBadge } from "./badges.js";
 import { Batches } from "./batches.js";
-import { ChartList, readNames, writeNames } from "./chart_list.js";
+import { ChartList, listFirst, readNames, writeNames } from "./chart_list.js";
 import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
 import { Controls } from "./controls.js";
+import { EditButtons, EditNotes } from "./edit_run.js";
 import { Findings, Health, isGrave } from "./findings.js";
 import { takeKeys } from "./keyboard.js";
+import { useLate } from "./late.js";
 import { change, go, makeLink } from "./links.js";
 import { readMetrics } from "./metrics.js";
 import { Phases } from "./phases.js";
 import { Config } from "./run_facts.js";
 import { Artifacts, Delivery, Events, TABS, TabBar } from "./run_tabs.js";
 import { SeriesStore } from "./series_store.js";
-import { System } from "./system.js";
+import { Account, makeShareLink, useSession } from "./session.js";
 import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
 
 const RUNNING_MS = 1000;
 const ENDED_MS = 5000;
-const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["artifacts", Artifacts], ["system", System], ["batches", Batches]]));
+const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["artifacts", Artifacts], ["system", LateSystem], ["batches", Batches]]));
 const ENTRIES = 1000;
+const loadSystem = () => import("./system.js");
 
 /** @typedef {{ x: string, window: [number, number] | null, find: string, smooth: number,
  *   isLog: boolean, attempts: string, ranks: string, tab: string }} View */
@@ -92,13 +95,15 @@ export function RunPage({ place }) {
 function Run({ first, place }) {
   const id = place.run;
   const view = useMemo(() => readView(place.query), [place.query.toString()]);
-  const { data, analysis, readings, heard, store, version, news } = useRun(id, first, view);
+  const turned = useMemo(() => readNames(place.query.get("turned")), [place.query.get("turned")]);
+  const { data, edited, analysis, readings, heard, store, version, news } = useRun(id, first, view, turned);
   const { run } = data;
+  // The links to copy name the workspace, once it is known.
+  useSession();
   const metrics = useMemo(() => readMetrics(data.metrics), [data.metrics]);
   const chart = useChartSettings(view, store, version, analysis, run, metrics);
   const active = place.hash;
   const isRunning = run.state === "running";
-  const turned = useMemo(() => readNames(place.query.get("turned")), [place.query.get("turned")]);
   const title = run.name || run.id;
   const actions = useRef(/** @type {any} */ (null));
   actions.current = { analysis, active, chart, view, data, id };
@@ -126,28 +131,36 @@ function Run({ first, place }) {
       <a href=${makeLink([], { project: run.project })}>${run.project}</a>
       <span class="actions"><${CopyButton} text=${run.id}>Copy ID<//>
         ${run.resume && html`<${CopyButton} text=${run.resume}>Copy resume line<//>`}
-        <${CopyButton} text=${location.href}>Copy link<//>
-        ${data.contents?.layer !== 0 && html`<a class="button" href=${makeLink(["run", id, "layers"])}>Layers</a>`}</span>
+        <${CopyButton} text=${makeShareLink()}>Copy link<//>
+        ${(data.contents?.layer !== 0 || data.absent?.layer) && html`<a class="button" href=${makeLink(["run", id, "layers"])}>Layers</a>`}
+        <${EditButtons} run=${run} edited=${edited} /><${Account} /></span>
     </header>
     <main id="main">
       <div class="title"><h1>${title}</h1><${StateBadge} state=${run.state} reason=${run.lost_reason} />
         <${Facts} run=${run} progress=${heard?.run?.progress ?? data.progress} /></div>
       ${run.state === "lost" && run.lost_reason && html`<p class="notice-line">${run.lost_reason}</p>`}
+      <${EditNotes} run=${run} edited=${edited} />
       <${Health} analysis=${analysis} />
       <${Findings} analysis=${analysis} run=${id} active=${active} isRunning=${isRunning} version=${readings}
         zoomTo=${(/** @type {any} */ finding) => zoomTo(finding, chart)} />
       <p class="hidden" role="status" aria-live="polite" id="news">${news}</p>
       <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []}
         window=${chart.stepWindow} zoom=${(/** @type {number} */ from, /** @type {number} */ to) => chart.zoomSteps(from, to)} />
-      <${TabBar} active=${view.tab} contents=${data.contents} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null })} />
+      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, table: null, sort: null, rows: null })} />
       <div id="panel" role="tabpanel" aria-labelledby=${`tab-${view.tab}`}>
         ${view.tab === "charts" && html`<${Controls} view=${view} data=${data} metrics=${metrics} />
           <${ChartList} metrics=${metrics} find=${view.find} turned=${turned} turn=${turn} chart=${chart} />`}
-        ${Panel && html`<${Panel} run=${id} query=${place.query} change=${narrow} version=${heard?.turn ?? 0} />`}
+        ${Panel && html`<${Panel} run=${id} query=${place.query} change=${narrow} version=${heard?.turn ?? 0} absent=${data.absent} />`}
         ${view.tab === "config" && html`<${Config} data=${data} />`}
         ${view.tab === "delivery" && html`<${Delivery} data=${data} />`}
       </div>
     </main>`;
+}
+
+/** @param {Record<string, any>} props those of `System` */
+function LateSystem(props) {
+  const page = useLate(loadSystem);
+  return page && html`<${page.System} ...${props} />`;
 }
 
 /** @param {{ run: any, progress: any }} props */
@@ -168,8 +181,9 @@ function Facts({ run, progress }) {
 /**
  * The run as it is by now: read once, then followed by its cursor.
  * @param {string} id @param {any} first @param {View} view
+ * @param {Set<string>} turned groups that are not as they are by default
  */
-function useRun(id, first, view) {
+function useRun(id, first, view, turned) {
   const [data, setData] = useState(first);
   const [analysis, setAnalysis] = useState(first.analysis);
   const [heard, setHeard] = useState(/** @type {any} */ (null));
@@ -177,7 +191,12 @@ function useRun(id, first, view) {
   const [news, setNews] = useState("");
   const [readings, setReadings] = useState(0);
   const known = useRef({ data: first, analysis: first.analysis, turn: 0 });
-  const store = useMemo(() => new SeriesStore(id, readWindow(view), () => setVersion((old) => old + 1)), [id]);
+  const store = useMemo(() => {
+    const made = new SeriesStore(id, readWindow(view), () => setVersion((old) => old + 1));
+    // On their way while the page is drawn that will show them.
+    if (view.tab === "charts") made.fetchFirst(listFirst(readMetrics(first.metrics), view.find, turned));
+    return made;
+  }, [id]);
   const path = `api/runs/${encodeURIComponent(id)}`;
 
   /** @param {any} next */
@@ -211,7 +230,9 @@ function useRun(id, first, view) {
     else if (head.run) keepData({ ...last.data, run: { ...last.data.run, ...head.run } });
     if (head.analysis) await readAnalysis(signal);
   }, isAwaited ? RUNNING_MS : ENDED_MS), [store, isAwaited]);
-  return { data, analysis, readings, heard, store, version, news };
+  /** @param {any} run what somebody has changed here */
+  const edited = (run) => keepData({ ...known.current.data, run: { ...known.current.data.run, ...run } });
+  return { data, edited, analysis, readings, heard, store, version, news };
 }
 
 /** What of the run the server is to send. @param {View} view */

@@ -3,14 +3,14 @@
 
 import { html } from "../data/html.js";
 import { Component } from "../vendor/preact.js";
-import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
+import { useEffect } from "../vendor/hooks.js";
 import { HealthBadge, StateBadge } from "./badges.js";
 import { makeLink } from "./links.js";
+import { Gap, useRowWindow } from "./row_window.js";
 import { Sparkline } from "./sparkline.js";
 import { writeAge, writeCount, writeNumber, writeStep, writeTime, writeValue } from "./texts.js";
 
 export const ROW_PX = 34;
-const MORE_ROWS = 8;
 
 /** @typedef {{ text: string, title: string, order: string, isNumber: boolean }} Column */
 
@@ -70,25 +70,8 @@ class Row extends Component {
  */
 export function RunTable(props) {
   const { rows, columns, order, see, sort, hasMore } = props;
-  const box = useRef(/** @type {HTMLDivElement | null} */ (null));
-  const [range, setRange] = useState({ first: 0, last: 60 });
+  const { box, range, look } = useRowWindow(ROW_PX, rows.length);
   const total = Math.max(props.count ?? 0, rows.length);
-
-  const look = () => {
-    const element = box.current;
-    if (!element) return;
-    const at = Math.floor(element.scrollTop / ROW_PX / MORE_ROWS) * MORE_ROWS;
-    const seen = Math.ceil(element.clientHeight / ROW_PX);
-    const first = Math.max(0, at - MORE_ROWS);
-    const last = at + seen + 2 * MORE_ROWS;
-    setRange((old) => old.first === first && old.last === last ? old : { first, last });
-  };
-  useLayoutEffect(look, [rows.length]);
-  useEffect(() => {
-    const watcher = new ResizeObserver(look);
-    if (box.current) watcher.observe(box.current);
-    return () => watcher.disconnect();
-  }, []);
   useEffect(() => see(range.first, range.last), [range, rows]);
 
   const shown = rows.slice(range.first, range.last);
@@ -112,22 +95,16 @@ export function RunTable(props) {
           ${columns.map((column) => head(column.title, column.order, column.isNumber))}
           <th scope="col" class="number">loss</th><th scope="col">curve</th></tr></thead>
         <tbody>
-          <${Gap} rows=${above} />
+          <${Gap} rows=${above} height_px=${ROW_PX} />
           ${shown.map((row, place) => html`<${Row} key=${row.id} row=${row}
             index=${range.first + place} standing=${props.standings.get(row.id)}
             spark=${props.sparks.get(row.id)} isChosen=${props.chosen.has(row.id)}
             choose=${props.choose} project=${props.project} columns=${columns} />`)}
-          <${Gap} rows=${below} />
+          <${Gap} rows=${below} height_px=${ROW_PX} />
         </tbody>
       </table>
     </div>
     <p class="quiet">${writeShown(range, rows.length, props.count, hasMore, box.current)}</p>`;
-}
-
-/** Rows that are not in sight, as one that is as high. @param {{ rows: number }} props */
-function Gap({ rows }) {
-  if (!rows) return null;
-  return html`<tr aria-hidden="true" class="gap"><td style=${{ height: `${rows * ROW_PX}px` }}></td></tr>`;
 }
 
 /**
@@ -138,6 +115,6 @@ function writeShown(range, loaded, count, hasMore, box) {
   if (!loaded) return "";
   const first = box ? Math.floor(box.scrollTop / ROW_PX) : range.first;
   const seen = box ? Math.floor(box.clientHeight / ROW_PX) : range.last;
-  const whole = count === null ? `${loaded.toLocaleString("en")}${hasMore ? " and more" : ""}` : count.toLocaleString("en");
+  const whole = count === null ? `${writeStep(loaded)}${hasMore ? " and more" : ""}` : writeStep(count);
   return `${first + 1}–${Math.min(first + seen, count ?? loaded)} of ${whole}`;
 }

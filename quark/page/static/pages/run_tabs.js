@@ -3,14 +3,17 @@
 
 import { html } from "../data/html.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
-import { Refused, askJson } from "./connection.js";
-import { root } from "./links.js";
+import { Refused, askJson, isPassing } from "./connection.js";
+import { change as place, root } from "./links.js";
 import { Images, TextPayload, isText } from "./payloads.js";
+import { useRarely } from "./pace.js";
 import { EventRows } from "./run_facts.js";
+import { TableView, readAsked } from "./table_view.js";
 import { writeBytes, writeCount, writeStep, writeTime } from "./texts.js";
 
 const PAGE_ROWS = 100;
 const WAIT_MS = 200;
+const AGAIN_MS = 2000;
 const LEVELS = ["debug", "info", "warning", "error", "critical"];
 
 /** @typedef {{ name: string, title: string, kind?: string }} Tab kind: of records without which there is nothing to show */
@@ -22,9 +25,9 @@ export const TABS = [
   { name: "delivery", title: "Delivery" },
 ];
 
-/** @param {{ active: string, contents: Record<string, number | null>, show: (name: string) => void }} props */
-export function TabBar({ active, contents, show }) {
-  const tabs = TABS.filter(({ name, kind }) => name === active || !kind || contents?.[kind] !== 0);
+/** @param {{ active: string, contents: Record<string, number | null>, absent: Record<string, string>, show: (name: string) => void }} props */
+export function TabBar({ active, contents, absent, show }) {
+  const tabs = TABS.filter(({ name, kind }) => name === active || !kind || contents?.[kind] !== 0 || absent?.[kind]);
   const bar = useRef(/** @type {HTMLElement | null} */ (null));
   /** @param {KeyboardEvent} event */
   const press = (event) => {
@@ -57,7 +60,7 @@ function usePages(path, query, field, cursorName, version) {
     const ended = new AbortController();
     const isNew = last.current !== key;
     last.current = key;
-    const timer = setTimeout(async () => {
+    const load = async () => {
       try {
         const page = await askJson(path, { ...query, limit: PAGE_ROWS }, ended.signal);
         setPages((old) => {
@@ -69,9 +72,12 @@ function usePages(path, query, field, cursorName, version) {
             : { rows: page[field], next: page.next, mistake: "", isReady: true };
         });
       } catch (error) {
+        if (ended.signal.aborted) return;
         if (error instanceof Refused) setPages((old) => ({ ...old, mistake: error.message, isReady: true }));
+        if (isPassing(error)) timer = setTimeout(load, AGAIN_MS);
       }
-    }, isNew ? WAIT_MS : 0);
+    };
+    let timer = setTimeout(load, isNew ? WAIT_MS : 0);
     return () => {
       clearTimeout(timer);
       ended.abort();
@@ -86,8 +92,8 @@ function usePages(path, query, field, cursorName, version) {
   return { ...pages, more };
 }
 
-/** @param {{ run: string, query: URLSearchParams, change: (changes: Record<string, string>) => void, version: number }} props */
-export function Events({ run, query, change, version }) {
+/** @param {{ run: string, query: URLSearchParams, change: (changes: Record<string, string>) => void, version: number, absent: Record<string, string> }} props */
+export function Events({ run, query, change, version, absent }) {
   const level = query.get("level") ?? "";
   const text = query.get("text") ?? "";
   const { rows, next, mistake, isReady, more } = usePages(`api/runs/${encodeURIComponent(run)}/events`,
@@ -100,25 +106,28 @@ export function Events({ run, query, change, version }) {
         onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     ${next && html`<button class="plain more" onClick=${more}>older</button>`}
-    ${isReady && !rows.length && !mistake && html`<p class="notice-line">Nothing was logged${level || text ? " that fits" : ""}.</p>`}
+    ${isReady && !rows.length && !mistake && html`<p class="notice-line">Nothing was logged${level || text ? " that fits" : ""}. ${!level && !text && absent?.event}</p>`}
     <${EventRows} rows=${rows} />`;
 }
 
-/** @param {{ run: string, query: URLSearchParams, change: (changes: Record<string, string>) => void, version: number }} props */
-export function Artifacts({ run, query, change, version }) {
+/** @param {{ run: string, query: URLSearchParams, change: (changes: Record<string, string>) => void, version: number, absent: Record<string, string> }} props */
+export function Artifacts({ run, query, change, version, absent }) {
   const text = query.get("text") ?? "";
+  const asked = readAsked(query);
   const { rows, next, mistake, isReady, more } = usePages(`api/runs/${encodeURIComponent(run)}/artifacts`,
     { text: text || null }, "artifacts", "after", version);
   return html`<div class="bar"><label>text <input id="find-artifact" type="text" value=${text}
       onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
-    ${isReady && !rows.length && !mistake && html`<p class="notice-line">There is no artifact${text ? " that fits" : ""}.</p>`}
-    <${Images} rows=${rows} query=${query} />
+    ${isReady && !rows.length && !mistake && html`<p class="notice-line">There is no artifact${text ? " that fits" : ""}. ${!text && absent?.artifact}</p>`}
+    ${rows.length > 0 && absent?.payload && html`<p class="notice-line">${absent.payload}</p>`}
+    <${Images} run=${run} query=${query} version=${useRarely(version)} />
+    ${asked && html`<${TableView} run=${run} query=${query} asked=${asked} />`}
     ${rows.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Artifacts"><table class="plain-table"><thead><tr>
       <th scope="col">name</th><th scope="col">type</th><th scope="col" class="number">step</th><th scope="col" class="number">size</th><th scope="col">logged</th><th scope="col">payload</th></tr></thead>
       <tbody>${rows.map((row) => html`<tr key=${row.id}><th scope="row">${row.name}</th><td>${row.type}</td>
         <td class="number">${writeStep(row.step)}</td><td class="number">${writeBytes(row.size_bytes)}</td><td>${writeTime(row.at)}</td>
-        <td>${isText(row) && html`<${TextPayload} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</td></tr>`)}</tbody></table></div>`}
+        <td><div class="payloads">${row.table && row.url && html`<button class="plain" aria-label=${`Show ${row.name} as a table`} onClick=${() => place({ table: `${row.table}.${row.sha256}`, sort: null, rows: null })}>Table</button>`}${isText(row) && html`<${TextPayload} run=${run} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</div></td></tr>`)}</tbody></table></div>`}
     ${next && html`<button class="plain more" onClick=${more}>more</button>`}`;
 }
 
@@ -127,9 +136,10 @@ export function Delivery({ data }) {
   const { lanes = [], unstored = null } = data.delivery ?? {};
   return html`<section aria-labelledby="lanes"><h2 id="lanes">Where the run's records go</h2>
     ${unstored && html`<p class="mistake">${unstored}</p>`}
-    <table class="plain-table"><thead><tr><th scope="col">backend</th><th scope="col">place</th><th scope="col">note</th></tr></thead>
+    ${data.absent?.delivery && html`<p class="notice-line">${data.absent.delivery}</p>`}
+    ${lanes.length > 0 && html`<table class="plain-table"><thead><tr><th scope="col">backend</th><th scope="col">place</th><th scope="col">note</th></tr></thead>
       <tbody>${lanes.map((/** @type {any} */ lane) => html`<tr key=${lane.backend}><th scope="row">${lane.backend}${lane.primary ? " (primary)" : ""}</th>
-        <td>${lane.place ?? ""}</td><td>${lane.note ?? ""}</td></tr>`)}</tbody></table></section>
+        <td>${lane.place ?? ""}</td><td>${lane.note ?? ""}</td></tr>`)}</tbody></table>`}</section>
     <section aria-labelledby="attempts"><h2 id="attempts">Attempts</h2>
       <table class="plain-table"><thead><tr><th scope="col">attempt</th><th scope="col">started</th><th scope="col">from step</th><th scope="col">ended</th><th scope="col">state</th></tr></thead>
       <tbody>${(data.attempts ?? []).map((/** @type {any} */ item) => html`<tr key=${item.attempt}><th scope="row">${item.attempt}</th><td>${writeTime(item.started_at)}</td>

@@ -12,6 +12,7 @@ import { takeKeys } from "./keyboard.js";
 import { change, go, makeLink } from "./links.js";
 import { ROW_PX, RunTable } from "./run_table.js";
 import { SearchBox } from "./search_box.js";
+import { Account } from "./session.js";
 import { Sparkline } from "./sparkline.js";
 import { writeCount, writeDuration, writeMany, writeNumber, writeStep } from "./texts.js";
 
@@ -21,6 +22,7 @@ const SETTLE_MS = 120;
 const LOOK_EVERY_MS = 2000;
 const MOST_LIVE = 20;
 const MOST_COMPARED = 50;
+const ARCHIVED = "archived != null";
 
 /** @typedef {{ rows: any[], count: number | null, next: string | null, columns: any[] }} Found */
 
@@ -45,9 +47,11 @@ export function RunsPage({ place }) {
   useEffect(() => {
     document.title = project ? `${project} · Quark` : "Runs · Quark";
   }, [project]);
+  // All projects are counted for it: the rows come first.
+  const isAnswered = runs.isReady || runs.mistake !== null;
   useEffect(() => {
-    askJson("api/about").then(setAbout, () => undefined);
-  }, []);
+    if (isAnswered) askJson("api/about").then(setAbout, () => undefined);
+  }, [isAnswered]);
   useEffect(() => seen.look(live.map((row) => row.id), true), [live]);
   useEffect(() => takeKeys(makeKeys()), []);
 
@@ -75,7 +79,7 @@ export function RunsPage({ place }) {
   return html`
     <header class="top"><a class="brand" href=${makeLink([])}>quark</a>
       <${ProjectChooser} about=${about} project=${project} />
-      <span class="quiet place">${about?.place ?? ""}</span></header>
+      <span class="quiet place">${about?.place ?? ""}</span><${Account} /></header>
     <main id="main">
       <h1 class="hidden">Runs${project ? ` of ${project}` : ""}</h1>
       ${about?.preparing && html`<p class="notice-line">${about.preparing}</p>`}
@@ -84,6 +88,7 @@ export function RunsPage({ place }) {
       <div class="bar">
         <${SearchBox} value=${where} project=${project} mistake=${runs.mistake}
           find=${(/** @type {string} */ text) => change({ find: text })} />
+        <button class="plain" onClick=${() => change({ find: where === ARCHIVED ? null : ARCHIVED })}>${where === ARCHIVED ? "All runs" : "Archived"}</button>
         <${ColumnChooser} project=${project} columns=${columns} choose=${setColumns} />
       </div>
       ${chosen.size > 0 && html`<${Chosen} chosen=${chosen} />`}

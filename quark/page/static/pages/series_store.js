@@ -69,6 +69,11 @@ export class SeriesStore {
     this.fetchMissing();
   }
 
+  /** Read these before anybody is known to see them. @param {string[]} keys */
+  fetchFirst(keys) {
+    if (keys.length) this.fetch(keys.slice(0, MOST_KEYS));
+  }
+
   gather() {
     if (this.timer) return;
     this.timer = setTimeout(() => {

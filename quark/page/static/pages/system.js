@@ -7,8 +7,9 @@ import { MetricChart } from "../charts/metric_chart.js";
 import { readCurves } from "../data/curves.js";
 import { html } from "../data/html.js";
 import { decodePack } from "../data/pack.js";
-import { useEffect, useRef, useState } from "../vendor/hooks.js";
-import { Refused, ask } from "./connection.js";
+import { useEffect, useRef } from "../vendor/hooks.js";
+import { useAnswer } from "./answers.js";
+import { ask } from "./connection.js";
 import { change } from "./links.js";
 import { useRarely } from "./pace.js";
 import { writeNumber, writeStep } from "./texts.js";
@@ -39,40 +40,29 @@ export function readRankCurves({ head, columns }) {
   return readCurves({ head: { ...head, curves: said }, columns: own });
 }
 
-/** @param {string} run @param {[number, number] | null} window @param {number} version */
+/** @param {string} run @param {[number, number] | null} window @param {number} version @returns {{ value: Pack[] | null, mistake: string }} */
 function useFigures(run, window, version) {
-  const [packs, setPacks] = useState(/** @type {Pack[] | null} */ (null));
-  const [mistake, setMistake] = useState("");
-  useEffect(() => {
-    const ended = new AbortController();
+  return useAnswer(async (signal) => {
     const path = `api/runs/${encodeURIComponent(run)}/system`;
     const query = { bins: BINS, low: window && Math.floor(window[0]), high: window && Math.ceil(window[1]) };
     /** @param {string} [field] */
-    const read = async (field) => decodePack(await (await ask(path, { ...query, field }, ended.signal)).arrayBuffer());
-    const load = async () => {
-      const first = await read();
-      const fields = first.head.fields.map((/** @type {any} */ each) => each.field);
-      const rest = await Promise.all(fields.filter((/** @type {string} */ field) => field !== first.head.field).map(read));
-      const found = new Map([first, ...rest].map((pack) => [pack.head.field, pack]));
-      setPacks(fields.map((/** @type {string} */ field) => found.get(field)));
-      setMistake("");
-    };
-    load().catch((error) => {
-      if (!ended.signal.aborted) setMistake(error instanceof Refused ? error.message : "");
-    });
-    return () => ended.abort();
+    const read = async (field) => decodePack(await (await ask(path, { ...query, field }, signal)).arrayBuffer());
+    const first = await read();
+    const fields = first.head.fields.map((/** @type {any} */ each) => each.field);
+    const rest = await Promise.all(fields.filter((/** @type {string} */ field) => field !== first.head.field).map(read));
+    const found = new Map([first, ...rest].map((pack) => [pack.head.field, pack]));
+    return fields.map((/** @type {string} */ field) => /** @type {Pack} */ (found.get(field)));
   }, [run, String(window), version]);
-  return { packs, mistake };
 }
 
-/** @param {{ run: string, query: URLSearchParams, version: number }} props */
-export function System({ run, query, version }) {
+/** @param {{ run: string, query: URLSearchParams, version: number, absent: Record<string, string> }} props */
+export function System({ run, query, version, absent }) {
   const [from, to] = [Number(query.get("from") ?? NaN), Number(query.get("to") ?? NaN)];
   const window = /** @type {[number, number] | null} */ (from <= to && (query.get("x") ?? "step") === "step" ? [from, to] : null);
-  const { packs, mistake } = useFigures(run, window, useRarely(version));
+  const { value: packs, mistake } = useFigures(run, window, useRarely(version));
   if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
   if (!packs) return html`<p class="quiet">…</p>`;
-  if (!packs.length) return html`<p class="notice-line">No telemetry was logged. quark.TelemetryLogger keeps what steps take and what the machine does.</p>`;
+  if (!packs.length) return html`<p class="notice-line">${absent?.telemetry ?? "No telemetry was logged. quark.TelemetryLogger keeps what steps take and what the machine does."}</p>`;
   const pace = packs.find(({ head }) => head.field === "step_time_ms" && head.ranks.length > 1);
   return html`${pace && html`<${Ranks} pack=${pace} />`}
     <div class="charts">${packs.map((pack) => html`<${Figure} key=${pack.head.field} pack=${pack} window=${window} />`)}</div>

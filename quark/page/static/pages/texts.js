@@ -14,16 +14,15 @@ export const GLYPHS = new Map([
   ["running", "▶"], ["completed", "✓"], ["failed", "✗"], ["interrupted", "‖"], ["lost", "?"],
 ]);
 
-const byName = new Intl.Collator("en", { numeric: true });
-// Made once: each costs as much as a row of a table.
-const byThousands = new Intl.NumberFormat("en");
-const clock = new Intl.DateTimeFormat("en-GB", {
-  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit",
-  second: "2-digit", timeZoneName: "short",
-});
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+// Made by who needs it first: what knows the customs of countries costs as much as a screen of rows.
+/** @type {Intl.Collator | null} */
+let byName = null;
 
 /** Names as people count them: m2 before m10. @param {string} a @param {string} b */
 export function compareNames(a, b) {
+  byName ??= new Intl.Collator("en", { numeric: true });
   return byName.compare(a, b) || (a < b ? -1 : a > b ? 1 : 0);
 }
 
@@ -52,7 +51,10 @@ export function writeCount(value) {
 
 /** All digits, parted by commas, such as 31,000. @param {number | null | undefined} value */
 export function writeStep(value) {
-  return value === null || value === undefined ? "" : byThousands.format(value);
+  if (value === null || value === undefined) return "";
+  if (!Number.isSafeInteger(value)) return value.toLocaleString("en");
+  const digits = String(value);
+  return value > -THOUSAND && value < THOUSAND ? digits : digits.replace(/\B(?=(?:\d{3})+$)/g, ",");
 }
 
 /** @param {number | null | undefined} seconds */
@@ -76,7 +78,12 @@ export function writeAge(time, now_ms = Date.now()) {
 export function writeTime(time) {
   const then = time ? Date.parse(time) : NaN;
   if (Number.isNaN(then)) return "";
-  return clock.format(then);
+  const at = new Date(then);
+  const clock = [at.getHours(), at.getMinutes(), at.getSeconds()].map((part) => String(part).padStart(2, "0"));
+  const ahead_min = -at.getTimezoneOffset();
+  const [hours, minutes] = [Math.floor(Math.abs(ahead_min) / 60), Math.abs(ahead_min) % 60];
+  const zone = ahead_min ? `${ahead_min > 0 ? "+" : "−"}${hours}${minutes ? `:${String(minutes).padStart(2, "0")}` : ""}` : "";
+  return `${at.getDate()} ${MONTHS[at.getMonth()]} ${at.getFullYear()}, ${clock.join(":")} UTC${zone}`;
 }
 
 /** @param {number | null | undefined} bytes */
@@ -87,7 +94,7 @@ export function writeBytes(bytes) {
 
 /** @param {number} count @param {string} noun @param {string} [plural] */
 export function writeMany(count, noun, plural = `${noun}s`) {
-  return `${byThousands.format(count)} ${count === 1 ? noun : plural}`;
+  return `${writeStep(count)} ${count === 1 ? noun : plural}`;
 }
 
 /** A JSON value as one line; texts without quotes. @param {unknown} value */

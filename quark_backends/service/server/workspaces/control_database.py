@@ -1,4 +1,4 @@
-"""The control database: which workspaces there are, and which keys let somebody in.
+"""The control database: which workspaces there are, which keys let somebody in, and who has.
 
 Its tables have a version, with one step to each.
 """
@@ -22,9 +22,11 @@ from sqlalchemy import (
     Table,
     Text,
     create_engine,
+    delete,
     event,
     insert,
     inspect,
+    or_,
     select,
     text,
     update,
@@ -39,11 +41,13 @@ from quark_core.records.times import now_us
 __all__ = [
     "CONTROL_VERSION",
     "ControlDatabase",
+    "PageSession",
     "STEPS",
     "StoredKey",
     "check_workspace",
     "control_version",
     "key",
+    "page_session",
     "parse_store_url",
     "workspace",
 ]
@@ -77,12 +81,26 @@ key = Table(
     Index("api_key_by_workspace", "workspace"),
 )
 
+page_session = Table(
+    "page_session",
+    _METADATA,
+    # SHA-256 of what the browser keeps, in hexadecimal.
+    Column("digest", Text, primary_key=True),
+    Column("key_id", Text, nullable=False),
+    Column("created_us", _Number, nullable=False),
+    Column("expires_us", _Number, nullable=False),
+)
+
 
 def _make_first(connection: Connection) -> None:
     _METADATA.create_all(connection, [control_version, workspace, key])
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_make_first,)
+def _add_page_sessions(connection: Connection) -> None:
+    _METADATA.create_all(connection, [page_session])
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_make_first, _add_page_sessions)
 """Make version 1 of nothing, version 2 of version 1, and so on; they add, and take nothing away."""
 
 CONTROL_VERSION = len(STEPS)
@@ -120,6 +138,19 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
     def is_live(self, moment_us: int) -> bool:
         """Whether it lets somebody in at a moment."""
         return self.revoked_us is None and (self.expires_us is None or moment_us < self.expires_us)
+
+
+class PageSession(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody's login to the page. Times are microseconds since the epoch, UTC.
+
+    Attributes:
+        key: The key that it was made with, without its secret.
+        created_us, expires_us: From when on and until when it lets somebody in.
+    """
+
+    key: StoredKey
+    created_us: int
+    expires_us: int
 
 
 def check_workspace(name: str) -> str:
@@ -319,6 +350,61 @@ class ControlDatabase:
                     )
                     .values(last_used_us=moment_us)
                 )
+
+    def add_session(self, digest: str, key_id: str, *, lasts_us: int) -> PageSession | None:
+        """Keep a login, made with a key, for a time; None where the key is not live any more.
+
+        It lasts no longer than the key. What is over of other logins is forgotten.
+        """
+        moment_us = now_us()
+        with self._begin(write=True) as connection:
+            rows = connection.execute(select(key).where(key.c.id == key_id).with_for_update())
+            found = _to_key(row) if (row := rows.mappings().first()) is not None else None
+            if found is None or not found.is_live(moment_us):
+                return None
+            ends = [moment_us + lasts_us, *filter(None, [found.expires_us])]
+            connection.execute(
+                delete(page_session).where(
+                    or_(
+                        page_session.c.expires_us <= moment_us,
+                        page_session.c.key_id.in_(
+                            select(key.c.id).where(key.c.revoked_us.is_not(None))
+                        ),
+                    )
+                )
+            )
+            connection.execute(
+                insert(page_session).values(
+                    digest=digest, key_id=key_id, created_us=moment_us, expires_us=min(ends)
+                )
+            )
+        return PageSession(key=found, created_us=moment_us, expires_us=min(ends))
+
+    def find_session(self, digest: str) -> PageSession | None:
+        """A login that is not over, with its key as it is now; None where there is none."""
+        statement = (
+            select(key, page_session.c.created_us.label("begun_us"), page_session.c.expires_us)
+            .join(page_session, page_session.c.key_id == key.c.id)
+            .where(page_session.c.digest == digest)
+        )
+        with self._begin() as connection:
+            row = connection.execute(statement).first()
+        if row is None:
+            return None
+        *own, begun_us, ends_us = row
+        session = PageSession(
+            key=_to_key(dict(zip(key.c.keys(), own, strict=True))),
+            created_us=begun_us,
+            expires_us=ends_us,
+        )
+        moment_us = now_us()
+        is_over = moment_us >= session.expires_us or not session.key.is_live(moment_us)
+        return None if is_over else session
+
+    def end_session(self, digest: str) -> None:
+        """End a login; one that is not there is no mistake."""
+        with self._begin(write=True) as connection:
+            connection.execute(delete(page_session).where(page_session.c.digest == digest))
 
     def probe(self) -> None:
         """Ask it something small.

@@ -147,8 +147,12 @@ class Deployment:
         self._prepare(name)
         return self.control.add_workspace(name)
 
-    def open_store(self, workspace: str) -> WorkspaceStore:
+    def open_store(self, workspace: str, *, read_only: bool = False) -> WorkspaceStore:
         """The store of a workspace.
+
+        Args:
+            workspace: Its name.
+            read_only: Nothing is written to any run, and nothing compacted.
 
         Raises:
             SessionStoreError: It cannot be opened.
@@ -158,8 +162,9 @@ class Deployment:
         if self.control.is_sqlite:
             from quark_backends.store.databases.sqlite import ensure_store
 
-            return RunStore.over_sqlite(ensure_store(self.find_root(workspace)))
-        return RunStore.over_postgres(self.find_database(workspace))
+            layout = ensure_store(self.find_root(workspace))
+            return RunStore.over_sqlite(layout, read_only=read_only)
+        return RunStore.over_postgres(self.find_database(workspace), read_only=read_only)
 
     def close(self) -> None:
         """Give up connections."""

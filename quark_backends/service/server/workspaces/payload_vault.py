@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.http.replies import ServiceFailure
@@ -78,6 +78,13 @@ class PayloadVault(Protocol):
 
     async def sweep(self) -> None:
         """Let go what was on its way in when a server was killed."""
+
+    def open(self, workspace: str, run_id: str, sha256: str) -> BinaryIO | None:
+        """A payload, open for reading by whoever has a thread of its own; None where it is not.
+
+        Raises:
+            SessionStoreError: It cannot be read.
+        """
 
 
 class FolderVault:
@@ -200,6 +207,14 @@ class FolderVault:
                 os.close(folder)
 
         await self._call(sweep)
+
+    def open(self, workspace: str, run_id: str, sha256: str) -> BinaryIO | None:
+        """See `PayloadVault`."""
+        try:
+            descriptor = self._open(workspace, run_id, sha256)
+        except OSError as error:
+            raise SessionStoreError(f"a payload: {error}") from error
+        return None if descriptor is None else os.fdopen(descriptor, "rb")
 
     def _open(self, workspace: str, run_id: str, sha256: str) -> int | None:
         folder = _descend(self._root, _folders(workspace, run_id, sha256), make=False)

@@ -103,6 +103,9 @@ class WorkspaceStore(Protocol):
     ) -> RunChanges:
         """What came since a cursor."""
 
+    def read_mark(self, run_id: str) -> str:
+        """A text that stays the same as long as nothing in the run has changed."""
+
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """What `read` returns, in parts."""
 

@@ -116,9 +116,10 @@ def pytest_runtest_teardown(item, nextitem):
 class Server:
     """A page's server in a thread; `stop` and `start` it as often as a test likes."""
 
-    def __init__(self, storage_dir, base=""):
+    def __init__(self, storage_dir, base="", backend=None):
         self.storage_dir = storage_dir
         self.base = base
+        self.backend = backend
         # Nobody else gets the port while the server is stopped: it is bound, and does not listen.
         self._place = socket.socket()
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -128,7 +129,7 @@ class Server:
         self.start()
 
     def start(self):
-        self._source = open_source(self.storage_dir)
+        self._source = open_source(self.storage_dir, self.backend)
         bound = bind_socket("127.0.0.1", self.port)
         self.page = PageServer(self._source, bound, base=self.base)
         self._thread = threading.Thread(target=self.page.run, daemon=True)
@@ -153,10 +154,10 @@ def serve_shared():
     """Serves a folder to all tests of this process."""
     servers = {}
 
-    def serve(storage_dir):
-        if storage_dir not in servers:
-            servers[storage_dir] = Server(storage_dir)
-        return servers[storage_dir]
+    def serve(storage_dir, backend=None):
+        if (storage_dir, backend) not in servers:
+            servers[storage_dir, backend] = Server(storage_dir, backend=backend)
+        return servers[storage_dir, backend]
 
     yield serve
     for server in servers.values():

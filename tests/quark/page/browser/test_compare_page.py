@@ -5,6 +5,8 @@ import warnings
 import pytest
 from browser_runs import HOSTILE, log_run, make_falling
 
+import quark
+
 LOSS = "window.quark.charts.find('val/loss')"
 
 
@@ -47,6 +49,8 @@ def test_groups_of_seeds_have_a_verdict_and_bands(visit, serve_shared, sides):
         high > low for line in chart["lines"]
         for low, high in zip(line["low"], line["high"], strict=True)
     )  # fmt: skip
+    # What was on its way before the script was there is not asked for again.
+    assert len([url for url in visitor.requests if "api/compare?" in url]) == 1
     assert "lr" in visitor.evaluate(
         "document.querySelector('#settings-title').parentElement.innerText"
     )
@@ -135,6 +139,51 @@ def test_hostile_names_are_text_and_a_narrow_page_scrolls_within(visit, serve_sh
     assert visitor.evaluate("window.ran ?? null") is None
 
 
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory):
+    """Runs that have nothing in common, or the same metric over other places."""
+    root = tmp_path_factory.mktemp("strangers")
+    log_run(root, "alpha", {"train/alpha": [1.0, 0.5]}, config={"lr": 0.1}, analyzes=False)
+    log_run(root, "beta", {"train/beta": [2.0, 0.5]}, config={"lr": 0.2}, analyzes=False)
+    log_run(root, "dense", {"val/loss": make_falling(60)}, config={"lr": 0.1}, analyzes=False)
+    log_run(root, "epochs", more=log_epochs, config={"lr": 0.2}, analyzes=False)
+    return root
+
+
+def log_epochs(session):
+    with quark.MetricsLogger(session) as metrics:
+        for epoch in range(5):
+            metrics.log("val/loss", 1.0 - epoch / 10, epoch=epoch)
+
+
+@pytest.mark.long
+def test_runs_with_no_metric_in_common_have_their_own_curves(visit, serve_shared, strangers):
+    visitor = visit(serve_shared(strangers), "compare?run=alpha&run=beta&group=lr")
+    visitor.wait("document.querySelectorAll('.verdicts tbody tr').length === 2")
+    said = visitor.evaluate("document.querySelector('.verdict').innerText")
+    assert "only lr=0.1 has it" in said
+    assert "only lr=0.2 has it" in said
+    # Groups of one run each: a line, and no band that would mean something else.
+    for name, side in (("train/alpha", "lr=0.1"), ("train/beta", "lr=0.2")):
+        chart = visitor.wait_for_chart(name)
+        assert [line["name"] for line in chart["lines"]] == [side]
+    visitor.page.get_by_label("difference to the baseline").check()
+    visitor.wait_for_text("no side that is shown has a value here")
+    for tab in ("Layers by change", "Phases"):
+        visitor.page.get_by_role("tab", name=tab).click()
+        visitor.wait("!document.getElementById('panel').innerText.includes('…')")
+
+
+@pytest.mark.long
+def test_metrics_over_steps_and_over_epochs_stand_in_one_chart(visit, serve_shared, strangers):
+    visitor = visit(serve_shared(strangers), "compare?run=dense&run=epochs")
+    chart = visitor.wait_for_chart("val/loss")
+    assert [line["name"] for line in chart["lines"]] == ["dense", "epochs"]
+    visitor.wait("document.querySelector('.verdicts tbody tr')")
+    visitor.page.locator("select:has(option[value=relative])").select_option("epoch")
+    visitor.wait(f"() => {LOSS}?.lines.length === 1")
+
+
 @pytest.mark.long
 def test_runs_that_are_not_there_and_a_side_alone_say_so(visit, serve_shared, sides):
     server = serve_shared(sides)
@@ -142,5 +191,7 @@ def test_runs_that_are_not_there_and_a_side_alone_say_so(visit, serve_shared, si
     visitor.wait_for_text("none-such")
     visitor.go("compare?run=low-0")
     visitor.wait_for_text("One side alone")
+    visitor.page.get_by_role("tab", name="Phases").click()
+    visitor.wait_for_text("has nothing to be compared with")
     visitor.go("compare")
     visitor.wait_for_text("These runs cannot be compared")

@@ -2,6 +2,7 @@
 import { appendCurve, identifyCurve, joinCurves, readCurves, reduceCurve } from "../../../../quark/page/static/data/curves.js";
 import { decodePack, readNumber } from "../../../../quark/page/static/data/pack.js";
 import { smoothValues } from "../../../../quark/page/static/data/smoothing.js";
+import { writeStep, writeTime } from "../../../../quark/page/static/pages/texts.js";
 import { equal, holds, makeCurve, makePack } from "./curve_maker.js";
 
 const GOLDEN = new URL("../golden/", import.meta.url);
@@ -129,4 +130,20 @@ Deno.test("smoothing has no bias at its beginning, and gaps stay gaps", () => {
   equal([smoothed[0], smoothed[1], smoothed[2]], [1, NaN, NaN]);
   holds(Math.abs(smoothed[3] - 1) < 1e-9, "a value after a gap");
   equal([...smoothValues([0, 1], [1, 3], 0, 1)], [1, 3], "no smoothing");
+});
+
+Deno.test("steps are parted by commas as the language of the page has it", () => {
+  for (const value of [0, 7, -7, 999, 1000, -1000, 31_000, 1_234_567, Number.MAX_SAFE_INTEGER, 1234.5, 1e21]) {
+    equal(writeStep(value), value.toLocaleString("en"));
+  }
+  equal(writeStep(null), "");
+});
+
+Deno.test("times are local and say their zone", () => {
+  const at = new Date(2026, 0, 5, 3, 4, 9);
+  const ahead = -at.getTimezoneOffset();
+  const text = writeTime(at.toISOString());
+  holds(text.startsWith("5 Jan 2026, 03:04:09 UTC"), "it begins with the day");
+  equal(text.endsWith("UTC"), ahead === 0);
+  equal(writeTime("never"), "");
 });

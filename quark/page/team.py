@@ -1,0 +1,460 @@
+"""The page of a team: logins by key, and of each workspace a page that its keys let into.
+
+Who has which key, and where runs are, a `TeamHost` knows; `quark serve` brings one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+from starlette.requests import ClientDisconnect, Request
+
+from quark.page.api.parameters import Parameters
+from quark.page.api.runs import list_rows
+from quark.page.app import PageApplication, make_app, send_static
+from quark.page.forgery import derive_csrf, find_foreign_origin, find_forgery
+from quark.page.http_replies import (
+    VISITOR,
+    Headers,
+    Message,
+    Receive,
+    RequestHeaders,
+    Scope,
+    Send,
+    Visitor,
+    add_headers,
+    make_error,
+    reply,
+)
+from quark.page.login import LoginLimit, check_next, write_interstitial, write_login
+from quark.page.static_files import StaticFiles, load_static_files
+
+if TYPE_CHECKING:
+    from quark.page.api.edits import PageEditor
+    from quark.page.api.source import PageSource
+    from quark.page.http_replies import AsgiApp
+
+__all__ = ["LoginRefused", "OpenWorkspace", "TeamHost", "TeamPage", "TeamSession"]
+
+_HTML = b"text/html; charset=utf-8"
+_MOST_WORKSPACES = 16
+_MOST_FORM = 16_384
+_FORM_S = 10.0
+# A long answer is broken off so soon after its session has ended.
+_CHECK_EVERY_S = 1.0
+_PAGES = ("/", "/compare")
+
+
+class LoginRefused(Exception):
+    """A key lets nobody in.
+
+    Args:
+        message: Why, as far as that is told.
+        status: HTTP status.
+        retry_after_s: When to come again, where that helps.
+    """
+
+    def __init__(self, message: str, status: int = 401, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamSession:
+    """Somebody who is logged in.
+
+    Attributes:
+        workspace: All that they see.
+        key_id, name: The key, without its secret, and what it is called.
+        scopes: What the key may do.
+        may_write: Whether that is to change runs.
+        ends_at: Until when, as ISO 8601 in UTC.
+        lasts_s: How long that is from now.
+    """
+
+    workspace: str
+    key_id: str
+    name: str
+    scopes: tuple[str, ...]
+    may_write: bool
+    ends_at: str
+    lasts_s: float
+
+
+class OpenWorkspace(Protocol):
+    """A workspace, open until it is closed."""
+
+    source: PageSource
+    editor: PageEditor
+
+    async def close(self) -> None:
+        """Give it up; nothing of it is used any more."""
+
+
+class TeamHost(Protocol):
+    """Knows who has which key, and where runs are; of one event loop."""
+
+    async def log_in(self, key: str, secret: str) -> TeamSession:
+        """Begin a session, by a key, of whoever will show this secret.
+
+        Raises:
+            LoginRefused: The key is none, or may not look.
+        """
+
+    async def find_session(self, secret: str) -> TeamSession | None:
+        """The session of a secret as it is now; None from the moment on that it is over."""
+
+    async def log_out(self, secret: str) -> None:
+        """End a session; one that is over is no mistake."""
+
+    async def open_workspace(self, workspace: str) -> OpenWorkspace:
+        """Open what a workspace's page reads from."""
+
+    def take_place(self, workspace: str) -> AbstractAsyncContextManager[None]:
+        """Count a request of a workspace while it is worked on."""
+
+
+@dataclass(slots=True)
+class _WorkspacePage:
+    """The page of one workspace, and how many requests are in it."""
+
+    opened: OpenWorkspace
+    app: AsgiApp
+    page: PageApplication
+    guests: int = 0
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.page.desk.close)
+        await asyncio.to_thread(self.page.tables.close)
+        await self.opened.close()
+
+
+class TeamPage:
+    """The page of all workspaces, as one ASGI application; of one event loop.
+
+    Host names are checked by whoever stands before it.
+
+    Args:
+        host: Who may see what.
+        allow_edit: Whether keys that may write can change runs.
+        static: The page's files; by default those that come with Quark.
+    """
+
+    def __init__(
+        self, host: TeamHost, *, allow_edit: bool = False, static: StaticFiles | None = None
+    ) -> None:
+        self._host = host
+        self._allow_edit = allow_edit
+        self._static = static or load_static_files()
+        self._limit = LoginLimit()
+        self._pages: OrderedDict[str, _WorkspacePage] = OrderedDict()
+        self._changing = asyncio.Lock()
+        self._preparing: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        path, method = str(scope["path"]), scope["method"]
+        headers = RequestHeaders(scope)
+        is_api = path.startswith(("/api/", "/artifacts/"))
+        posts = path in ("/login", "/logout") or path.startswith("/api/")
+        if method not in ("GET", "HEAD") and not (method == "POST" and posts):
+            await reply(send, 405, *make_error(405, f"{path} cannot be asked for by {method}"))
+        elif is_api and headers.find(b"sec-fetch-site") not in (None, "same-origin", "none"):
+            await reply(send, 403, *make_error(403, "only this server's own page may ask"))
+        elif path.startswith("/static/"):
+            version, _, name = path.removeprefix("/static/").partition("/")
+            await send_static(self._static, version, name)(scope, receive, add_headers(send))
+        elif path == "/login" and method == "POST":
+            await self._log_in(scope, headers, receive, send)
+        elif path == "/login":
+            await self._ask_for_key(scope, send, _read_query(scope, "next", "in"))
+        else:
+            await self._serve(scope, headers, receive, send, is_api=is_api)
+
+    async def close(self) -> None:
+        """Close the pages of all workspaces; no request is in them any more."""
+        await asyncio.gather(*self._preparing, return_exceptions=True)
+        while self._pages:
+            _, page = self._pages.popitem()
+            await page.close()
+
+    async def _serve(
+        self, scope: Scope, headers: RequestHeaders, receive: Receive, send: Send, *, is_api: bool
+    ) -> None:
+        """Answer whoever is logged in, and have others log in."""
+        secret = _find_secret(scope, headers)
+        session = None if secret is None else await self._host.find_session(secret)
+        if secret is None or session is None:
+            await self._turn_away(scope, headers, send, is_api=is_api)
+            return
+        scope.setdefault("state", {})["key_id"] = session.key_id
+        csrf = derive_csrf(secret)
+        if scope["method"] == "POST" and (why := find_forgery(headers, csrf)) is not None:
+            await reply(send, 403, *make_error(403, why))
+            return
+        if scope["path"] == "/logout":
+            await self._log_out(send, secret)
+            return
+        (wanted,) = _read_query(scope, "in")
+        if not is_api and wanted not in ("", session.workspace):
+            place = {"next": _name_place(scope), "in": wanted, "now": session.workspace}
+            await _send_on(send, f"{_find_way(scope)}login?{urlencode(place)}")
+            return
+        scope[VISITOR] = self._describe(session, csrf, secret)
+        async with self._enter(session.workspace) as app:
+            watched = self._watch(secret, add_headers(send))
+            await app(scope, receive, watched)
+
+    def _describe(self, session: TeamSession, csrf: str, secret: str) -> Visitor:
+        return Visitor(
+            session=secret.encode(),
+            csrf=csrf,
+            by=f"{session.name} (key {session.key_id})",
+            may_edit=self._allow_edit and session.may_write,
+            said={
+                "mode": "team",
+                "workspace": session.workspace,
+                "name": session.name,
+                "scopes": list(session.scopes),
+                "ends_at": session.ends_at,
+            },
+        )
+
+    async def _turn_away(
+        self, scope: Scope, headers: RequestHeaders, send: Send, *, is_api: bool
+    ) -> None:
+        path = scope["path"]
+        if is_api or scope["method"] == "POST":
+            await reply(send, 401, *make_error(401, "log in: there is no session, or it is over"))
+        elif path not in _PAGES and not path.startswith("/run/"):
+            await reply(send, 404, *make_error(404, "there is no such address"))
+        elif headers.find(b"sec-fetch-site") in ("cross-site", "same-site"):
+            await reply(send, 200, _HTML, write_interstitial(self._find_static(scope)))
+        else:
+            (wanted,) = _read_query(scope, "in")
+            place = {"next": _name_place(scope), **({"in": wanted} if wanted else {})}
+            await _send_on(send, f"{_find_way(scope)}login?{urlencode(place)}")
+
+    async def _ask_for_key(
+        self,
+        scope: Scope,
+        send: Send,
+        place: tuple[str, ...],
+        *,
+        status: int = 200,
+        mistake: str = "",
+        extra: Headers | None = None,
+    ) -> None:
+        """The form, with a token that only this browser can show."""
+        following, workspace = place
+        secret = secrets.token_urlsafe(32)
+        said = mistake
+        if not said and workspace:
+            (now,) = _read_query(scope, "now")
+            said = f"This link leads to the workspace {workspace}." + (
+                f" You are logged in to {now}: log in with a key of {workspace}." if now else ""
+            )
+        body = write_login(
+            self._find_static(scope),
+            token=derive_csrf(secret),
+            next_place=check_next(following),
+            workspace=workspace,
+            said=said[:500],
+            is_mistake=bool(mistake),
+        )
+        cookie = f"{_name_cookie(scope, 'login')}={secret}; HttpOnly; SameSite=Strict; Path=/"
+        head: Headers = [
+            (b"set-cookie", cookie.encode()),
+            # Under `no-referrer` browsers hide from its own server too where a form comes from.
+            (b"referrer-policy", b"same-origin"),
+            *(extra or []),
+        ]
+        await reply(send, status, _HTML, body, head)
+
+    async def _log_in(
+        self, scope: Scope, headers: RequestHeaders, receive: Receive, send: Send
+    ) -> None:
+        """Trade a key for a session of its own, whatever the browser had before."""
+        fields = await _read_form(scope, receive)
+        if fields is None:
+            await reply(send, 400, *make_error(400, "this is no login"))
+            return
+        place = fields.get("next", "./"), fields.get("in", "")
+        made = headers.find_cookie(_name_cookie(scope, "login"))
+        foreign = find_foreign_origin(headers)
+        if foreign is None and (made is None or fields.get("token") != derive_csrf(made)):
+            foreign = "this form is not of this browser, or too old: try again"
+        if foreign is not None:
+            await self._ask_for_key(scope, send, place, status=403, mistake=foreign)
+            return
+        address = (scope.get("client") or ("", 0))[0]
+        try:
+            if wait_s := self._limit.find_wait_s(address):
+                raise LoginRefused("too many tries from here", 429, wait_s)
+            await self._begin(scope, headers, send, fields.get("key", "").strip(), place)
+        except LoginRefused as refused:
+            if refused.status == 401:
+                self._limit.note_failure(address)
+            extra: Headers = []
+            said = refused.message
+            if refused.retry_after_s is not None:
+                after_s = str(max(1, round(refused.retry_after_s)))
+                extra.append((b"retry-after", after_s.encode()))
+                said += f"; come again in {after_s} s"
+            await self._ask_for_key(
+                scope, send, place, status=refused.status, mistake=said, extra=extra
+            )
+
+    async def _begin(
+        self,
+        scope: Scope,
+        headers: RequestHeaders,
+        send: Send,
+        key: str,
+        place: tuple[str, str],
+    ) -> None:
+        is_secure = urlsplit(headers.find(b"origin") or "").scheme == "https"
+        name = _name_cookie(scope, "team", is_secure=is_secure)
+        value = secrets.token_urlsafe(32)
+        session = await self._host.log_in(key, f"{name}={value}")
+        if place[1] not in ("", session.workspace):
+            await self._host.log_out(f"{name}={value}")
+            raise LoginRefused(f"this key is not of the workspace {place[1]}", 403)
+        # Nobody goes on in a session that somebody else may know of.
+        before = _find_secret(scope, headers)
+        if before is not None:
+            await self._host.log_out(before)
+        cookie = (
+            f"{name}={value}; HttpOnly; SameSite=Strict; Path=/; Max-Age={int(session.lasts_s)}"
+            f"{'; Secure' if is_secure else ''}"
+        )
+        made = f"{_name_cookie(scope, 'login')}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0"
+        task = asyncio.create_task(self._prepare(session.workspace))
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+        extra: Headers = [(b"set-cookie", cookie.encode()), (b"set-cookie", made.encode())]
+        await _send_on(send, check_next(place[0]), extra)
+
+    async def _log_out(self, send: Send, secret: str) -> None:
+        await self._host.log_out(secret)
+        name = secret.partition("=")[0]
+        is_secure = "; Secure" if name.startswith("__Host-") else ""
+        cookie = f"{name}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0{is_secure}"
+        await reply(send, 200, b"application/json", b"{}", [(b"set-cookie", cookie.encode())])
+
+    @asynccontextmanager
+    async def _enter(self, workspace: str) -> AsyncIterator[AsgiApp]:
+        """The page of a workspace, which stays open meanwhile."""
+        async with self._host.take_place(workspace):
+            page = self._pages.get(workspace)
+            if page is None:
+                page = await self._open(workspace)
+            self._pages.move_to_end(workspace)
+            page.guests += 1
+            try:
+                yield page.app
+            finally:
+                page.guests -= 1
+
+    async def _open(self, workspace: str) -> _WorkspacePage:
+        async with self._changing:
+            if (found := self._pages.get(workspace)) is not None:
+                return found
+            while len(self._pages) >= _MOST_WORKSPACES:
+                idle = next((name for name, each in self._pages.items() if not each.guests), None)
+                if idle is None:
+                    break
+                await self._pages.pop(idle).close()
+            opened = await self._host.open_workspace(workspace)
+            editor = opened.editor if self._allow_edit else None
+            app = make_app(opened.source, static=self._static, editor=editor)
+            page = _WorkspacePage(opened, app, app.state.page)
+            self._pages[workspace] = page
+            return page
+
+    async def _prepare(self, workspace: str) -> None:
+        """Open a workspace while the browser loads the page; what goes wrong its answers tell."""
+        with contextlib.suppress(Exception):
+            async with self._enter(workspace):
+                source = self._pages[workspace].opened.source
+                await asyncio.to_thread(list_rows, source, Parameters([("limit", "1")]))
+
+    def _watch(self, secret: str, send: Send) -> Send:
+        """Breaks off an answer that takes long, once its session is over."""
+        checked_s = time.monotonic()
+
+        async def send_it(message: Message) -> None:
+            nonlocal checked_s
+            if time.monotonic() - checked_s > _CHECK_EVERY_S:
+                if await self._host.find_session(secret) is None:
+                    raise ClientDisconnect
+                checked_s = time.monotonic()
+            await send(message)
+
+        return send_it
+
+    def _find_static(self, scope: Scope) -> str:
+        return f"{_find_way(scope)}static/{self._static.version}/"
+
+
+def _find_way(scope: Scope) -> str:
+    """From the address of a request to the root: a proxy may have put anything before both."""
+    return "../" * (str(scope["path"]).count("/") - 1) or "./"
+
+
+def _name_place(scope: Scope) -> str:
+    """The address of a request, from the root."""
+    query = scope["query_string"].decode("latin-1")
+    return f"./{quote(str(scope['path'])[1:])}{'?' if query else ''}{query}"
+
+
+def _name_cookie(scope: Scope, what: str, *, is_secure: bool = False) -> str:
+    """Cookies know no ports, so the name does; `__Host-` keeps other hosts from setting it."""
+    port = (scope.get("server") or ("", 0))[1]
+    return f"{'__Host-' if is_secure else ''}quark_{what}_{port}"
+
+
+def _find_secret(scope: Scope, headers: RequestHeaders) -> str | None:
+    """What a browser shows: with its name, so that nothing counts under another one."""
+    for is_secure in (True, False):
+        name = _name_cookie(scope, "team", is_secure=is_secure)
+        value = headers.find_cookie(name)
+        if value:
+            return f"{name}={value}"
+    return None
+
+
+def _read_query(scope: Scope, *names: str) -> tuple[str, ...]:
+    found = parse_qs(scope["query_string"].decode("latin-1"))
+    return tuple(found.get(name, [""])[0] for name in names)
+
+
+async def _read_form(scope: Scope, receive: Receive) -> dict[str, str] | None:
+    parts, size_bytes = [], 0
+    try:
+        async with asyncio.timeout(_FORM_S):
+            async for part in Request(scope, receive).stream():
+                size_bytes += len(part)
+                if size_bytes > _MOST_FORM:
+                    return None
+                parts.append(part)
+    except TimeoutError:
+        return None
+    fields = parse_qs(b"".join(parts).decode("latin-1"), encoding="utf-8", errors="replace")
+    return {name: values[0] for name, values in fields.items()}
+
+
+async def _send_on(send: Send, place: str, extra: Headers | None = None) -> None:
+    head: Headers = [(b"location", place.encode("latin-1")), *(extra or [])]
+    await reply(send, 303, b"text/plain", b"", head)
