@@ -88,7 +88,8 @@ def link_widget() -> str:
     # Its styles lie in a tree of their own, whose root is not that of the page.
     styles = _read_styles(_WIDGET_STYLES).replace(":root", ".live")
     modules["widget/styles.js"] = f"export const STYLES = {json.dumps(styles)};\n"
-    return f"{link_modules(modules, _WIDGET)}export default linked[{json.dumps(_WIDGET)}].widget;\n"
+    linked = link_modules(modules, _WIDGET)
+    return f"{linked}export default takeLinked({json.dumps(_WIDGET)}).widget;\n"
 
 
 def _read_modules(replaced: Mapping[str, str]) -> dict[str, str]:

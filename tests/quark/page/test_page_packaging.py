@@ -2,6 +2,8 @@
 
 import gzip
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -184,8 +186,6 @@ def test_wheel_and_sdist_hold_the_page():
 
 @pytest.mark.long
 def test_a_built_wheel_holds_every_file(tmp_path, static):
-    import subprocess
-    import sys
     import zipfile
 
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
@@ -199,3 +199,15 @@ def test_a_built_wheel_holds_every_file(tmp_path, static):
     }
     assert licences
     assert (wanted | licences) - names == set()
+
+
+def test_the_widget_is_one_module_that_shows_something(tmp_path):
+    from quark.page.report_file import link_widget
+
+    module = tmp_path / "widget.mjs"
+    module.write_text(link_widget(), "utf-8")
+    assert not re.search(r"^import\b", link_widget(), re.M)
+    tell = f"console.log(Object.keys((await import({module.as_uri()!r})).default).sort().join())"
+    deno = Path(sys.executable).with_name("deno")
+    done = subprocess.run([deno, "eval", tell], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "initialize,render"
