@@ -52,7 +52,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/oxlint --import-plugin --deny-warnings $(PAGE_MODULES) tests/quark/page/modules
-	$(BIN)/deno check --quiet --config tests/quark/page/modules/deno.json $(wildcard $(addsuffix /*.js,$(PAGE_MODULES) $(addprefix $(PAGE_MODULES)/,charts data pages report) tests/quark/page/modules))
+	$(BIN)/deno check --quiet --config tests/quark/page/modules/deno.json $(wildcard $(addsuffix /*.js,$(PAGE_MODULES) $(addprefix $(PAGE_MODULES)/,charts data pages report widget) tests/quark/page/modules))
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/hot_path.py
@@ -63,6 +63,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/diagnosis_comparison.py
 	$(BIN)/python benchmarks/mirrors.py cost
 	$(BIN)/python benchmarks/page.py
+	$(BIN)/python benchmarks/notebook.py
 
 diagnosis: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.diagnosis make --family all --seeds 0-4 --every 5 --jobs 2 --out $(DIAGNOSIS_RUNS)

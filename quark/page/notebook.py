@@ -5,88 +5,231 @@ Where scripts do not run (a notebook on a code host, a mail), text and SVG stand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark.page.cards import (
+    draw_lines,
+    list_findings,
+    show_card,
+    show_metrics,
+    write_figure,
+)
+from quark.page.report_contents import ReportOptions
 from quark.page.report_texts import GLYPHS, show_comparison
 from quark_core.errors import QuarkError
+from quark_core.presentation import find_runs
+from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
+    from quark.page.api.source import PageSource
     from quark.page.report import RunReport
+    from quark_core.analysis.comparison.results import RunComparisonResult
     from quark_core.analysis.diagnosis import AnalyzerResult
     from quark_core.backends.run_summary import RunSummary
+    from quark_core.records import RunRecord
+    from quark_core.records.runs import RunContext
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["PAINTERS", "show_report"]
+__all__ = ["PAINTERS", "show_live", "show_report"]
 
 _MOST_ROWS = 50
-_MOST_ALERTS = 8
-_MOST_METRICS = 8
+# Of more runs than these a card has no report; `quark.report` makes one.
+_MOST_REPORTED = 3
+# A cell is no place to wait in: beyond these many points the report is made when it is asked for.
+_MOST_POINTS = 1_000_000
+_MOST_BYTES = 1_000_000
+_OPTIONS = ReportOptions(curves=16, entries=400, maps=1, events=30)
+_LESS = ReportOptions(curves=4, entries=150, maps=0, events=5)
 _FRAME_PX = 720
-_CARD = "border:1px solid #8888;border-radius:6px;padding:8px 12px;margin:4px 0;max-width:72rem"
 _FRAME = f"width:100%;height:{_FRAME_PX}px;border:0;background:transparent"
+# Where each run lies, and its id.
+_Chosen = Sequence[tuple["PageSource", str]]
 
 
-def show_report(report: RunReport) -> str:
+def show_report(report: RunReport, source: str | None = None) -> str:
     """A report in a frame that may run its script and nothing else, and in words below it.
 
     The words are for readers without scripts: who sees the frame finds them folded.
+
+    Args:
+        report: The report.
+        source: What `report.to_html()` has given, where that is known already.
     """
-    source = escape(report.to_html(), quote=True)
+    text = escape(source or report.to_html(), quote=True)
     return (
-        f'<iframe sandbox="allow-scripts" srcdoc="{source}" style="{_FRAME}" '
+        f'<iframe sandbox="allow-scripts" srcdoc="{text}" style="{_FRAME}" '
         f'title="Quark report"></iframe><details><summary>The report in words</summary>'
         f"{report.show_static()}</details>"
     )
 
 
+def show_live(value: object) -> bool:
+    """Show an object in the cell that runs now, live; False where it is shown as it is now.
+
+    A session is live while its run goes on, where anywidget is installed and the kernel's
+    connection to the browser works.
+    """
+    from quark_core.sessions.session import TrainingSession
+
+    if not isinstance(value, TrainingSession) or find_spec("anywidget") is None:
+        return False
+    run = value.open_run
+    if run.reader is None or run.context.run_id is None or run.forked:
+        return False
+    if run.is_over and run.reader.load_run(run.context.run_id).state != "running":
+        return False
+    from quark.page import live_view
+
+    live_view.show_live(value)
+    return True
+
+
+# --- a session
+
+
 def _show_session(session: TrainingSession) -> str:
-    from quark.page.report import report
+    from quark.page.report import open_session_source
 
     run = session.context.run
     title = f"{run.name or session.run_id}"
     facts = [session.status, session.project_name, *run.tags]
-    card = _show_card(title, facts, f"<code>{escape(str(session.run_id))}</code>")
+    hint = f"<code>{escape(str(session.run_id))}</code>"
     try:
-        made = report(session)
+        source = open_session_source(session)
+        made = _make_report([(source, str(session.run_id))])
     except QuarkError as error:
-        return f"{card}<p>{escape(str(error))}</p>"
-    return f"{card}<details><summary>Report</summary>{show_report(made)}</details>"
+        return f"{show_card(title, facts, hint)}<p>{escape(str(error))}</p>"
+    return show_card(title, facts, hint + _show_state(made)) + _fold(made, [str(session.run_id)])
 
 
-def _show_card(title: str, facts: Sequence[object], body: str) -> str:
-    said = " · ".join(escape(str(fact)) for fact in facts if fact is not None)
-    return f'<div style="{_CARD}"><b>{escape(title)}</b> {said}<br>{body}</div>'
+def _show_state(report: RunReport | None) -> str:
+    """Findings and curves of the first run of a report, as text and SVG."""
+    if report is None:
+        return ""
+    contents = report.contents[0]
+    findings = [
+        finding
+        for finding in contents.data["analysis"]["findings"]
+        if finding["severity"] != "info" and not finding["is_note"]
+    ]
+    return list_findings(findings) + draw_lines(contents.list_lines())
+
+
+# --- reports in frames
+
+
+def _make_report(chosen: _Chosen) -> RunReport | None:
+    """A bounded report; None where it would take long or be large."""
+    from quark.page.report import compose_report
+
+    points = sum(
+        metric.count
+        for source, run_id in chosen
+        for metric in source.summarize(run_id).metrics.values()
+    )
+    if points > _MOST_POINTS:
+        return None
+    made = compose_report(chosen, _OPTIONS)
+    if len(made.to_html()) > _MOST_BYTES:
+        made = compose_report(chosen, _LESS)
+    return made
+
+
+def _fold(report: RunReport | None, run_ids: Sequence[str]) -> str:
+    """A report under a line that opens it, or how to have it."""
+    asked = repr(run_ids[0]) if len(run_ids) == 1 else repr(list(run_ids))
+    text = "" if report is None else report.to_html()
+    if report is None or len(text) > _MOST_BYTES:
+        said = escape(f'quark.report({asked}).save("report.html")')
+        return f"<p>The report is too large for a cell: <code>{said}</code></p>"
+    title = "Report" if len(run_ids) == 1 else f"Report of these {len(run_ids)} runs"
+    return f"<details><summary>{title}</summary>{show_report(report, text)}</details>"
+
+
+def _frame(runs: Sequence[tuple[RunRecord, RunContext | str]]) -> str:
+    """The folded report of runs, or nothing where they cannot be read any more.
+
+    Args:
+        runs: Each, and its context or the path that it was kept under.
+    """
+    if not 1 <= len(runs) <= _MOST_REPORTED:
+        return ""
+    try:
+        with contextlib.ExitStack() as opened:
+            sources: dict[Path | None, PageSource] = {}
+            chosen = [
+                (_open(place, str(run.id), sources, opened), str(run.id)) for run, place in runs
+            ]
+            for (source, run_id), (run, _) in zip(chosen, runs, strict=True):
+                # A store that was made anew may have another run of that id.
+                if source.load_run(run_id).run.created_at != run.created_at:
+                    return ""
+            return _fold(_make_report(chosen), [run_id for _, run_id in chosen])
+    except (QuarkError, OSError):
+        return ""
+
+
+def _open(
+    place: RunContext | str,
+    run_id: str,
+    sources: dict[Path | None, PageSource],
+    opened: contextlib.ExitStack,
+) -> PageSource:
+    """Where a run lies: as it is open here, else in the store of its storage root."""
+    from quark.page.api.source import open_source
+    from quark.page.report import open_session_source
+    from quark_core.runs.open_run import open_runs
+    from quark_core.runs.opening import resolve_target
+    from quark_core.sessions.session import TrainingSession
+
+    known = open_runs.find(run_id)
+    if known is None and not isinstance(place, str) and place.backends and place.read_only:
+        known = resolve_target(place)
+    if known is not None:
+        return open_session_source(TrainingSession(known))
+    root = _find_root(place)
+    if root not in sources:
+        sources[root] = opened.enter_context(_closing(open_source(root)))
+    return sources[root]
+
+
+def _find_root(place: RunContext | str) -> Path | None:
+    """The storage root of a run; None is the working directory, or the service that is set."""
+    if isinstance(place, str):
+        # As embedded stores have it: ROOT/.quark/runs/ID. A service says an address.
+        path = Path(place)
+        return path.parents[2] if path.is_absolute() and len(path.parents) > 2 else None
+    return Path(place.storage_dir)
+
+
+@contextlib.contextmanager
+def _closing(source: PageSource) -> Iterator[PageSource]:
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+# --- what was found
 
 
 def _show_summary(summary: RunSummary) -> str:
-    from quark.page.api.rows import find_main
-    from quark_core.records.names import decode_name
-
     run = summary.stored.run
-    main = find_main(summary)
-    keys = list(dict.fromkeys([*([main.key] if main else []), *summary.metrics]))
-    rows = "".join(
-        f"<tr><td>{escape(decode_name(key))}</td><td>{_write(summary.metrics[key].last)}</td>"
-        f"<td>{_write(summary.metrics[key].low)}</td><td>{_write(summary.metrics[key].high)}</td>"
-        f"<td>{summary.metrics[key].count:,}</td></tr>"
-        for key in keys[:_MOST_METRICS]
-    )
-    more = f"and {len(keys) - _MOST_METRICS:,} more" if len(keys) > _MOST_METRICS else ""
-    table = (
-        "<table><thead><tr><th>metric</th><th>last</th><th>lowest</th><th>highest</th>"
-        f"<th>points</th></tr></thead><tbody>{rows}</tbody></table>{more}"
-    )
     step = None if summary.newest_step is None else f"step {summary.newest_step:,}"
     facts = [summary.state, summary.stored.project.name, step, *run.tags]
     hint = f"<code>quark.report({escape(repr(summary.run_id))})</code> has its findings and curves"
-    return _show_card(run.name or summary.run_id, facts, table + f"<div>{hint}</div>")
+    body = f"{show_metrics(summary)}<div>{hint}</div>"
+    frame = _frame([(run, str(run.run_path))])
+    return show_card(run.name or summary.run_id, facts, body) + frame
 
 
 def _show_found(found: Sequence[RunSummary]) -> str:
     from quark.page.api.rows import find_main
-    from quark_core.records.names import decode_name
 
     rows = []
     for summary in found[:_MOST_ROWS]:
@@ -98,18 +241,17 @@ def _show_found(found: Sequence[RunSummary]) -> str:
             summary.state,
             run.created_at[:16].replace("T", " "),
             "" if summary.newest_step is None else f"{summary.newest_step:,}",
-            "" if main is None else f"{decode_name(main.key)} {_write(main.last)}",
+            "" if main is None else f"{decode_name(main.key)} {write_figure(main.last)}",
             ", ".join(run.tags),
         ]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    if not rows:
+        return "<p>No run fits.</p>"
     names = ("run", "name", "project", "state", "started", "step", "judged by", "tags")
     heads = "".join(f"<th>{name}</th>" for name in names)
     more = f"<p>and {len(found) - _MOST_ROWS:,} more</p>" if len(found) > _MOST_ROWS else ""
-    return (
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}"
-        if rows
-        else "<p>No run fits.</p>"
-    )
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}"
+    return table + _frame([(each.stored.run, str(each.stored.run.run_path)) for each in found])
 
 
 def _show_analysis(result: AnalyzerResult) -> str:
@@ -119,25 +261,25 @@ def _show_analysis(result: AnalyzerResult) -> str:
         else f"{GLYPHS['unknown']} {score.score_key} not known"
         for score in result.health_scores
     ]
-    items = "".join(_show_alert(alert) for alert in result.alerts[:_MOST_ALERTS])
-    left = len(result.alerts) - _MOST_ALERTS
-    more = f"<p>and {left} more</p>" if left > 0 else ""
+    findings = [
+        {
+            "severity": alert.severity,
+            "title": alert.title,
+            "culprit": alert.culprit,
+            "step": alert.step,
+            "fact": alert.fact or alert.summary,
+        }
+        for alert in result.alerts
+    ]
     hint = f"<code>quark.report({escape(repr(result.run_id))})</code> draws what shows them"
-    body = f"<ul>{items}</ul>{more}<div>{hint}</div>" if items else "Nothing found."
-    return _show_card(result.run_id, scores, body)
+    body = f"{list_findings(findings)}<div>{hint}</div>" if findings else "Nothing found."
+    frame = _frame([(context.run, context) for context in find_runs(result)])
+    return show_card(result.run_id, scores, body) + frame
 
 
-def _show_alert(alert: Any) -> str:
-    at = f" in {alert.culprit}" if alert.culprit else ""
-    since = "" if alert.step is None else f", since step {alert.step:,}"
-    title = f"{GLYPHS.get(alert.severity, '')} {alert.severity}: {alert.title}{at}{since}"
-    return f"<li><b>{escape(title)}</b><br>{escape(alert.fact or alert.summary)}</li>"
-
-
-def _write(value: float | None) -> str:
-    from quark_core.analysis.observations import format_number
-
-    return "" if value is None else format_number(value)
+def _show_comparison(result: RunComparisonResult) -> str:
+    contexts = find_runs(result)
+    return show_comparison(result) + _frame([(context.run, context) for context in contexts])
 
 
 PAINTERS: Mapping[str, Callable[[Any], str]] = {
@@ -145,6 +287,7 @@ PAINTERS: Mapping[str, Callable[[Any], str]] = {
     "RunSummary": _show_summary,
     "RunsFound": _show_found,
     "AnalyzerResult": _show_analysis,
-    "RunComparisonResult": show_comparison,
+    "RunComparisonResult": _show_comparison,
+    "RunReport": show_report,
 }
 """Name of a class of the core -> what shows one of it, as HTML."""

@@ -22,6 +22,7 @@ from quark_core.errors import (
     QuarkError,
     SchemaValidationError,
 )
+from quark_core.presentation import bundle
 from quark_core.records import format_time
 from quark_core.records.times import now_us
 from quark_core.version import __version__
@@ -52,6 +53,11 @@ class RunReport:
         self._comparisons = tuple(comparisons)
         self._notes = tuple(notes)
         self._made_at = format_time(now_us())
+
+    @property
+    def contents(self) -> tuple[RunContents, ...]:
+        """What it holds of each run."""
+        return self._runs
 
     @property
     def run_ids(self) -> tuple[str, ...]:
@@ -125,6 +131,9 @@ class RunReport:
         from quark.page.notebook import show_report
 
         return show_report(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
+        return bundle(self)
 
     def show_static(self) -> str:
         """What is in it without curves, as HTML that needs neither scripts nor styles."""
@@ -240,8 +249,12 @@ def _compare(primary: tuple[PageSource, str], reference: tuple[PageSource, str])
     return ComparisonEngine.compare_runs(*sides)
 
 
-def open_session_source(session: TrainingSession) -> PageSource:
-    """The backend that a session reads from, with all that it has logged so far.
+def open_session_source(session: TrainingSession, *, flushes: bool = True) -> PageSource:
+    """The backend that a session reads from.
+
+    Args:
+        session: The session.
+        flushes: Whether what it has logged so far is waited for.
 
     Raises:
         InvalidRunStateError: It keeps nothing that could be read back.
@@ -253,7 +266,7 @@ def open_session_source(session: TrainingSession) -> PageSource:
             'this run is kept nowhere that can be read back (backends="none", or a rank that '
             "keeps no records): there is nothing to report"
         )
-    if not run.is_over and run.refusal is None:
+    if flushes and not run.is_over and run.refusal is None:
         run.flush()
     context = run.context
     return PageSource(

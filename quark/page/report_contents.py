@@ -20,6 +20,8 @@ from quark_core.config.redaction import redact_arguments, redact_text, redact_va
 from quark_core.errors import QuarkError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from quark.page.api.source import PageSource
     from quark_core.backends.run_summary import RunSummary
 
@@ -28,14 +30,10 @@ __all__ = ["MOST_RUNS", "ReportOptions", "RunContents", "gather_run"]
 MOST_RUNS = 20
 """So many runs fit into one report."""
 
-_MOST_CURVES = 60
-_ENTRIES = 600
 _MOST_FINDINGS = 100
 _MOST_EVIDENCE = 40
-_MOST_EVENTS = 100
 _MOST_VALUES = 500
 _MOST_CHARACTERS = 2_000
-_MOST_MAPS = 3
 _MAP_ROWS, _MAP_BINS = "200", "240"
 # A share below this everywhere says that there is nothing to see.
 _LEAST_SHARE = 0.05
@@ -57,10 +55,18 @@ class ReportOptions:
     Attributes:
         config: Its configuration, environment, command line and paths.
         logs: Its events and log lines.
+        curves: So many metrics at most are drawn.
+        entries: Of so many entries each.
+        maps: So many maps of layers or parameters.
+        events: So many events and log lines, the newest.
     """
 
     config: bool = True
     logs: bool = True
+    curves: int = 60
+    entries: int = 600
+    maps: int = 3
+    events: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,17 @@ class RunContents:
 
     data: Mapping[str, Any]
     packs: Mapping[str, bytes] = field(default_factory=dict)
+
+    def list_lines(self) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+        """Name of each metric -> steps and values of its newest curve, the main metric first."""
+        lines: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        for name in self.data["curves"]:
+            head, columns = decode_pack(self.packs[name])
+            for place, curve in enumerate(head["curves"]):
+                lines[curve["name"]] = (columns[f"{place}.step"], columns[f"{place}.mean"])
+        main = (self.data["run"].get("main") or {}).get("name")
+        first = {main: lines[main]} if main in lines else {}
+        return {**first, **lines}
 
 
 class _SettledDesk(AnalysisDesk):
@@ -120,15 +137,15 @@ def gather_run(
         lacks.append(f"{len(findings) - _MOST_FINDINGS:,} findings beyond the worst")
         del findings[_MOST_FINDINGS:]
     packs: dict[str, bytes] = {}
-    packs.update(_gather_evidence(source, desk, run_id, findings))
-    data["curves"] = _gather_curves(source, desk, data, packs, lacks)
-    data["maps"] = _gather_maps(source, desk, data, packs)
+    packs.update(_gather_evidence(source, desk, run_id, findings, options))
+    data["curves"] = _gather_curves(source, desk, data, packs, lacks, options)
+    data["maps"] = _gather_maps(source, desk, data, packs, options)
     data["events"] = _gather_events(source, run_id, options, lacks)
     data["config_notes"] = list(data["config_notes"])
     if data["contents"].get("artifact"):
         lacks.append("artifacts: `quark artifacts` copies them")
     return RunContents(
-        data=_redact({**data, "holds": _list_held(data), "lacks": lacks}), packs=packs
+        data=_redact({**data, "holds": _list_held(data, options), "lacks": lacks}), packs=packs
     )
 
 
@@ -172,7 +189,11 @@ def _cut(value: Any) -> Any:
 
 
 def _gather_evidence(
-    source: PageSource, desk: AnalysisDesk, run_id: str, findings: Sequence[Mapping[str, Any]]
+    source: PageSource,
+    desk: AnalysisDesk,
+    run_id: str,
+    findings: Sequence[Mapping[str, Any]],
+    options: ReportOptions,
 ) -> Iterator[tuple[str, bytes]]:
     """What shows the findings, the worst first, each curve once."""
     from urllib.parse import parse_qsl
@@ -181,7 +202,7 @@ def _gather_evidence(
     addresses = dict.fromkeys(piece["read"] for piece in pieces)
     for address in islice(addresses, _MOST_EVIDENCE):
         kind, _, query = address.partition("?")
-        parameters = Parameters([*parse_qsl(query), ("entries", str(_ENTRIES))])
+        parameters = Parameters([*parse_qsl(query), ("entries", str(options.entries))])
         try:
             if kind == "series":
                 pack = pack_series(source, desk, run_id, parameters)
@@ -198,11 +219,12 @@ def _gather_curves(
     data: dict[str, Any],
     packs: dict[str, bytes],
     lacks: list[str],
+    options: ReportOptions,
 ) -> list[str]:
     """The curves of the metrics that matter most; `data` keeps the rows of these alone."""
     table = data["metrics"]
     rows = {row[0]: row for row in table["rows"]}
-    chosen = _choose_metrics(data, rows)
+    chosen = _choose_metrics(data, rows, options.curves)
     table["rows"] = [row for key, row in rows.items() if key in chosen]
     data["metric_count"] = len(rows)
     if len(rows) > len(chosen):
@@ -214,14 +236,16 @@ def _gather_curves(
     keys = [row[0] for row in table["rows"]]
     for start in range(0, len(keys), MAX_KEYS):
         asked = [("key", key) for key in keys[start : start + MAX_KEYS]]
-        parameters = Parameters([*asked, ("entries", str(_ENTRIES)), ("extremes", "1")])
+        parameters = Parameters([*asked, ("entries", str(options.entries)), ("extremes", "1")])
         name = f"{run_id}/curves/{start}"
         packs[name] = pack_series(source, desk, run_id, parameters)
         names.append(name)
     return names
 
 
-def _choose_metrics(data: Mapping[str, Any], rows: Mapping[str, Sequence[Any]]) -> set[str]:
+def _choose_metrics(
+    data: Mapping[str, Any], rows: Mapping[str, Sequence[Any]], most: int
+) -> set[str]:
     """What the run is judged by, what findings are about, then as the page has them."""
     main = data["run"].get("main") or {}
     seen = [
@@ -231,11 +255,15 @@ def _choose_metrics(data: Mapping[str, Any], rows: Mapping[str, Sequence[Any]]) 
         if piece["kind"] == "metric"
     ]
     wanted = dict.fromkeys([main.get("key"), *seen, *rows])
-    return set(islice((key for key in wanted if key in rows), _MOST_CURVES))
+    return set(islice((key for key in wanted if key in rows), most))
 
 
 def _gather_maps(
-    source: PageSource, desk: AnalysisDesk, data: Mapping[str, Any], packs: dict[str, bytes]
+    source: PageSource,
+    desk: AnalysisDesk,
+    data: Mapping[str, Any],
+    packs: dict[str, bytes],
+    options: ReportOptions,
 ) -> list[str]:
     """The maps that tell most: shares of nothing come last, parameters where layers say nothing."""
     import numpy as np
@@ -244,7 +272,7 @@ def _gather_maps(
     telling: list[str] = []
     dull: list[str] = []
     for kind, column, summary, is_share in _MAPS:
-        if data["contents"].get(kind) == 0 or len(telling) == _MOST_MAPS:
+        if data["contents"].get(kind) == 0 or len(telling) >= options.maps:
             continue
         if column == "gradient_norm" and telling:
             continue
@@ -262,7 +290,7 @@ def _gather_maps(
         packs[name] = pack
         says = not is_share or bool((cells >= _LEAST_SHARE).any())
         (telling if says else dull).append(name)
-    shown = [*telling, *dull][:_MOST_MAPS]
+    shown = [*telling, *dull][: options.maps]
     for name in set(telling + dull) - set(shown):
         del packs[name]
     return shown
@@ -275,26 +303,26 @@ def _gather_events(
         lacks.append("events and log lines, by --no-logs")
         return []
     try:
-        page = list_events(source, run_id, Parameters([("limit", str(_MOST_EVENTS))]))
+        page = list_events(source, run_id, Parameters([("limit", str(options.events))]))
     except QuarkError:
         return []
     if page["next"] is not None:
-        lacks.append(f"events and log lines before the newest {_MOST_EVENTS}")
+        lacks.append(f"events and log lines before the newest {options.events}")
     return [
         {**event, "message": _cut(event["message"]), "traceback": _cut(event["traceback"])}
         for event in page["events"]
     ]
 
 
-def _list_held(data: Mapping[str, Any]) -> list[str]:
+def _list_held(data: Mapping[str, Any], options: ReportOptions) -> list[str]:
     """What is in it, in words."""
     analysis, drawn = data["analysis"], len(data["metrics"]["rows"])
     held = [
         _count(len(analysis["findings"]), "finding")
         + ", "
         + _count(len(analysis["phases"]), "phase"),
-        f"curves of {_count(drawn, 'metric')}, of at most {_ENTRIES} entries each, with the lowest "
-        "and the highest value of every entry",
+        f"curves of {_count(drawn, 'metric')}, of at most {options.entries} entries each, with the "
+        "lowest and the highest value of every entry",
     ]
     if data["maps"]:
         held.append(f"{_count(len(data['maps']), 'map')} of layers or parameters over steps")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import json
 import zlib
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -21,14 +22,16 @@ from quark.page.pack import encode_pack
 from quark.page.static_files import STATIC_DIRECTORY
 from quark_core.errors import SessionStoreError
 
-__all__ = ["write_report"]
+__all__ = ["link_widget", "write_report"]
 
-_ENTRY = "report.js"
+_ENTRY, _WIDGET = "report.js", "widget.js"
 # What stands in the place of what asks the server, and of what waits until it is in sight.
 _REPLACED = {
     "pages/connection.js": "report/connection.js",
     "pages/sight.js": "report/sight.js",
 }
+_REPLACED_IN_WIDGET = {"charts/theme.js": "widget/theme.js"}
+_WIDGET_STYLES = ("vendor/uplot.css", "charts/charts.css", "widget/widget.css")
 _STYLES = ("vendor/uplot.css", "charts/charts.css", "style.css", "report/report.css")
 # What could end the element that it stands in, or begin another one.
 _UNSAFE = ("</script", "<!--", "</style")
@@ -75,16 +78,40 @@ def write_report(
 
 
 @functools.cache
-def _link() -> tuple[str, str]:
-    """The script and the style of every report."""
+def link_widget() -> str:
+    """The module that shows a run in a notebook's cell: one text, which imports and asks nothing.
+
+    Raises:
+        SessionStoreError: The page's files are not whole.
+    """
+    modules = _read_modules(_REPLACED_IN_WIDGET)
+    # Its styles lie in a tree of their own, whose root is not that of the page.
+    styles = _read_styles(_WIDGET_STYLES).replace(":root", ".live")
+    modules["widget/styles.js"] = f"export const STYLES = {json.dumps(styles)};\n"
+    linked = link_modules(modules, _WIDGET)
+    return f"{linked}export default takeLinked({json.dumps(_WIDGET)}).widget;\n"
+
+
+def _read_modules(replaced: Mapping[str, str]) -> dict[str, str]:
+    """The page's modules by their paths, some of them in the place of others."""
     modules = {
         path.relative_to(STATIC_DIRECTORY).as_posix(): path.read_text("utf-8")
         for path in sorted(STATIC_DIRECTORY.rglob("*.js"))
     }
-    modules |= {old: modules[new] for old, new in _REPLACED.items()}
+    return modules | {old: modules[new] for old, new in replaced.items()}
+
+
+def _read_styles(names: Sequence[str]) -> str:
+    return "".join((STATIC_DIRECTORY / name).read_text("utf-8") for name in names)
+
+
+@functools.cache
+def _link() -> tuple[str, str]:
+    """The script and the style of every report."""
+    modules = _read_modules(_REPLACED)
     linked = link_modules(modules, _ENTRY)
     script = f"(() => {{\n{linked}}})();\n"
-    style = "".join((STATIC_DIRECTORY / name).read_text("utf-8") for name in _STYLES)
+    style = _read_styles(_STYLES)
     for word in _UNSAFE:
         if word in script.lower() or word in style.lower():
             raise SessionStoreError(f"the page's files hold {word!r}, which would end the report")

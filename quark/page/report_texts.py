@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from quark_core.analysis.comparison.results import MetricDiff, RunComparisonResult, RunReference
 
 __all__ = [
+    "GLYPHS",
+    "draw_line",
+    "is_steep",
     "show_comparison",
     "show_run",
     "tell_comparison",
@@ -279,7 +282,21 @@ def _draw_evidence(finding: Mapping[str, Any], contents: RunContents) -> str:
     return ""
 
 
-def draw_line(steps: NDArray[Any], values: NDArray[Any], *, since: float | None = None) -> str:
+def is_steep(values: NDArray[Any]) -> bool:
+    """Whether the scale of a small drawing of these is logarithmic."""
+    import numpy as np
+
+    known = values[np.isfinite(values)]
+    return bool(known.size and known.min() > 0 and known.max() > 1000 * known.min())
+
+
+def draw_line(
+    steps: NDArray[Any],
+    values: NDArray[Any],
+    *,
+    since: float | None = None,
+    label: str = "the curve that it was seen in",
+) -> str:
     """A curve as a small SVG; "" where there is nothing to draw."""
     import numpy as np
 
@@ -287,7 +304,7 @@ def draw_line(steps: NDArray[Any], values: NDArray[Any], *, since: float | None 
     x, y = steps[known].astype(float), values[known].astype(float)
     if len(x) < 2 or x.max() <= x.min():
         return ""
-    if y.min() > 0 and y.max() > 1000 * y.min():
+    if is_steep(y):
         y = np.log10(y)
     low, high = float(y.min()), float(y.max())
     scale_x = (_WIDTH - 2 * _MARGIN) / (x.max() - x.min())
@@ -305,8 +322,8 @@ def draw_line(steps: NDArray[Any], values: NDArray[Any], *, since: float | None 
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="the curve that it was seen in">'
-        f'<path d="M{points}" fill="none" stroke="#0059a3" stroke-width="1.5"/>{mark}</svg>'
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f'<path d="M{points}" fill="none" stroke="#2a7fc2" stroke-width="1.5"/>{mark}</svg>'
     )
 
 

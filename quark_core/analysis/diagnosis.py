@@ -28,7 +28,7 @@ from quark_core.analysis.learning import judge_learning
 from quark_core.analysis.rule import SEVERITIES, Finding, Rule, Verdict
 from quark_core.analysis.rules.registry import DOCUMENTED_RULES, choose_rules, list_rules
 from quark_core.analysis.run_data import RunData
-from quark_core.presentation import paint
+from quark_core.presentation import bundle, paint
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.findings import AlertRecord, EvidenceRecord, HealthScoreRecord
 from quark_core.records.query import check_index
@@ -78,6 +78,9 @@ class AnalyzerResult:
 
     def _repr_html_(self) -> str | None:
         return paint(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
+        return bundle(self)
 
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""

@@ -13,6 +13,7 @@ from quark_core.analysis.diagnosis import AnalyzerResult, analyze_run
 from quark_core.analysis.outputs import AnalysisTarget, identify, open_analysis
 from quark_core.analysis.run_data import RunData
 from quark_core.errors import SchemaValidationError
+from quark_core.presentation import note_runs
 from quark_core.records import AlertRecord, HealthScoreRecord
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity, HealthScoreKey
 from quark_core.records.query import Query
@@ -148,6 +149,7 @@ class AnalyzerEngine:
                 refusal=refusal or target.refusal,
             )
             self._latest = result
+            note_runs(result, [target.context])
             return result
 
     def explain(self, rule_id: str) -> RuleExplanation:

@@ -77,6 +77,11 @@ class AnalysisTarget:
             self.refusal = f"{name} can be read but keeps no outputs of analyzers"
 
     @property
+    def context(self) -> RunContext:
+        """The run's context."""
+        return self._run.context
+
+    @property
     def can_store(self) -> bool:
         """Whether outputs are kept, as far as is known before anything is written."""
         return self.refusal is None

@@ -10,7 +10,7 @@ import msgspec
 
 from quark_core.backends.contract import StoredRun
 from quark_core.errors import SchemaValidationError
-from quark_core.presentation import paint
+from quark_core.presentation import bundle, paint
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.names import decode_name, encode_name
@@ -135,6 +135,9 @@ class RunSummary:
     def _repr_html_(self) -> str | None:
         return paint(self)
 
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
+        return bundle(self)
+
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""
         return {
@@ -150,8 +153,16 @@ class RunsFound(tuple[RunSummary, ...]):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        names = [(each.stored.run.name or each.run_id)[:40] for each in self[:3]]
+        more = f" and {len(self) - 3:,} more" if len(self) > 3 else ""
+        return f"RunsFound({', '.join(map(repr, names))}{more})"
+
     def _repr_html_(self) -> str | None:
         return paint(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
+        return bundle(self)
 
 
 def restore_run(data: Mapping[str, Any]) -> StoredRun:

@@ -3,9 +3,9 @@
 Only where IPython runs this program already; nothing of it is ever imported.
 
 - An exception in a cell ends no program, so no run either: it is told on every open run of this
-  process as an event, and the run goes on.
+  process as an event, and the run goes on. So is an interrupt, which is no error.
 - A cell that started a run and is run again has lost the way to that run: it is ended before the
-  new one begins, as failed where a cell has failed since its start.
+  new one begins, as failed where a cell has failed since its start, as interrupted where one was.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quark_core.records import RunStatus
 from quark_core.runs.open_run import open_runs
 from quark_core.writers.events import make_log_payload
 
 if TYPE_CHECKING:
-    from quark_core.records import RunStatus
     from quark_core.runs.open_run import RunHolder
 
 __all__ = ["end_run_of_this_cell", "note_cell"]
 
 _log = logging.getLogger("quark")
 
-_CELL_FAILED = "cell_failed"
+_CELL_FAILED, _CELL_INTERRUPTED = "cell_failed", "cell_interrupted"
 
 
 @dataclass(slots=True)
@@ -38,12 +38,12 @@ class _Start:
     Attributes:
         cell: What tells it from others.
         turn: Which execution of a cell that was; a cell may start several runs in one.
-        failed: Whether a cell has failed since.
+        status: As what the run ends, by what its cells have done since.
     """
 
     cell: object
     turn: object
-    failed: bool = False
+    status: RunStatus = "completed"
 
 
 _starts: weakref.WeakKeyDictionary[RunHolder, _Start] = weakref.WeakKeyDictionary()
@@ -60,10 +60,9 @@ def end_run_of_this_cell() -> None:
         start = _starts.get(session)
         if cell is None or start is None or start.cell != cell or start.turn == turn:
             continue
-        status: RunStatus = "failed" if start.failed else "completed"
         _log.info("run %s is ended: the cell that started it runs again", session.run_id)
         try:
-            session.end_run(status)
+            session.end_run(start.status)
         except Exception:  # noqa: BLE001 - what is new must be able to begin
             _log.exception("the end of run %s could not be recorded", session.run_id)
 
@@ -116,14 +115,19 @@ def _tell_failure(result: Any) -> None:
         "exception_type": type(error).__name__,
         "traceback": "".join(traceback.format_exception(error)),
     }
+    event_type, severity, level = _CELL_FAILED, "error", "Error"
     message = f"A cell has failed: {type(error).__name__}: {error}"
+    status: RunStatus = "failed"
+    if isinstance(error, KeyboardInterrupt):
+        event_type, severity, level = _CELL_INTERRUPTED, "warning", "Warning"
+        message, status = "A cell was interrupted", "interrupted"
     for session in open_runs.sessions:
         start = _starts.get(session)
-        if start is not None:
-            start.failed = True
+        if start is not None and start.status != "failed":
+            start.status = status
         try:
             session.open_run.emit_event(
-                _CELL_FAILED, "error", payload=make_log_payload(message, "Error", details)
+                event_type, severity, payload=make_log_payload(message, level, details)
             )
         except Exception:  # noqa: BLE001 - a cell has ended, and that must not fail
             _log.debug("a failed cell could not be told on %s", session.run_id, exc_info=True)

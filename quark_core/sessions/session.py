@@ -18,7 +18,7 @@ from quark_core.config.arguments import check_tag
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
-from quark_core.presentation import paint, report_session
+from quark_core.presentation import bundle, paint, report_session, show_live
 from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time
 from quark_core.records.query import check_index
 from quark_core.records.runs import RunContext, StopRequest
@@ -382,6 +382,12 @@ class TrainingSession(LogLines):
 
     def _repr_html_(self) -> str | None:
         return paint(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
+        return bundle(self)
+
+    def _ipython_display_(self) -> None:
+        show_live(self)
 
     def state_dict(self, *, step: int | None = None) -> dict[str, Any]:
         """What to put into a checkpoint, so that a resumed run goes on where it is.

@@ -30,7 +30,6 @@ __all__ = ["AnalysisDesk"]
 
 _log = logging.getLogger("quark")
 
-_LIVE_EVERY_S = 60.0
 _STORED_KEPT_S = 2.0
 _EXIT_S = 60.0
 _MOST_KEPT = 256
@@ -61,6 +60,9 @@ class AnalysisDesk:
         analyzer: Computes what is not stored; closed with the desk.
     """
 
+    live_every_s = 60.0
+    """Of a run that goes on it is computed so often."""
+
     def __init__(self, source: PageSource, analyzer: RunAnalyzer) -> None:
         self._source = source
         self._analyzer = analyzer
@@ -89,7 +91,7 @@ class AnalysisDesk:
     def request(self, summary: RunSummary) -> Analysis | None:
         """The same, and have it computed where nothing is stored and what is known is old.
 
-        Of a run that goes on it is computed once a minute; None where it will be there later.
+        Of a run that goes on it is computed each `live_every_s`; None where it will be there later.
         """
         found = self.find(summary)
         if found is not None and found.state == "stored":
@@ -99,7 +101,7 @@ class AnalysisDesk:
             known = self._find_computed(summary)
             if known is not None:
                 is_live = summary.state == "running"
-                rests = is_live and time.monotonic() - known.at_s < _LIVE_EVERY_S
+                rests = is_live and time.monotonic() - known.at_s < self.live_every_s
                 if known.of == of or rests:
                     return known.analysis
             if run_id not in self._waiting and len(self._waiting) < _MOST_WAITING:

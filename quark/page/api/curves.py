@@ -60,6 +60,7 @@ class _Ask:
     query: CurveQuery
     x: str
     extremes: bool
+    bounds_news: bool
 
     @classmethod
     def read(cls, parameters: Parameters) -> _Ask:
@@ -85,7 +86,12 @@ class _Ask:
             ranks=ranks,
             all_attempts=parameters.get_word("attempts", "current", _ATTEMPTS) == "all",
         )
-        return cls(query=query, x=x, extremes=parameters.get_flag("extremes"))
+        return cls(
+            query=query,
+            x=x,
+            extremes=parameters.get_flag("extremes"),
+            bounds_news=parameters.get_text("entries") is not None,
+        )
 
 
 def pack_series(
@@ -226,8 +232,10 @@ class ChangeDesk:
         rows = found.records.get(MetricRecord.KIND)
         if rows is None:
             return head, ()
-        every = replace(query, entries=None, window=Window(axis=query.window.axis))
-        return head, reduce_curves(rows, every)
+        bounded = query.entries if ask.bounds_news else None
+        return head, reduce_curves(
+            rows, replace(query, entries=bounded, window=Window(axis=query.window.axis))
+        )
 
     @staticmethod
     def _list_new(summary: RunSummary, cursor: PageCursor, said: int) -> list[list[Any]]:

@@ -21,6 +21,7 @@ from quark_core.analysis.comparison.sides import (
 )
 from quark_core.analysis.comparison.summary import list_notes, summarize
 from quark_core.errors import SchemaValidationError
+from quark_core.presentation import note_runs
 from quark_core.records import format_time
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 from quark_core.records.times import now_us
@@ -120,7 +121,7 @@ def _compare(
         [run.alerts for run in reference],
         max(1.0, config.alert_window * length),
     )
-    return RunComparisonResult(
+    result = RunComparisonResult(
         schema_version=CURRENT_SCHEMA_VERSION,
         generated_at=format_time(now_us()),
         mode="baseline" if baseline else "pairwise",
@@ -140,6 +141,8 @@ def _compare(
         layer_summary_diffs=compare_layers(*data, config.layer_factor),
         parameter_diffs=compare_parameters(*data, config.layer_factor),
     )
+    note_runs(result, [run.context for run in (*primary, *reference)])
+    return result
 
 
 def _pair(

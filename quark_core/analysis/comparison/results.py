@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from quark_core.presentation import paint
+from quark_core.presentation import bundle, paint
 from quark_core.records.base import Record
 
 __all__ = [
@@ -405,7 +405,7 @@ class ChangeDiff(Record, frozen=True, gc=False):
     reference: Any
 
 
-class RunComparisonResult(Record, frozen=True, gc=False):
+class RunComparisonResult(Record, frozen=True, gc=True, weakref=True):
     """Two runs, or groups of runs, compared.
 
     Attributes:
@@ -452,6 +452,9 @@ class RunComparisonResult(Record, frozen=True, gc=False):
 
     def _repr_html_(self) -> str | None:
         return paint(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
+        return bundle(self)
 
     def find_metric(self, metric_key: str) -> MetricDiff | None:
         """The diff of one metric, or None."""

@@ -49,6 +49,7 @@ class ComparedRun:
         alerts, health_scores, phases: Its analysis.
         origin: Where the analysis comes from.
         remark: Why there is none, or None.
+        context: The run's context.
     """
 
     stored: StoredRun
@@ -57,7 +58,8 @@ class ComparedRun:
     health_scores: tuple[HealthScoreRecord, ...]
     phases: tuple[PhaseRecord, ...]
     origin: AnalysisOrigin
-    remark: str | None = None
+    remark: str | None
+    context: RunContext
 
     @property
     def run_id(self) -> str:
@@ -187,8 +189,8 @@ def _analyze(stored: StoredRun, target: AnalysisTarget, data: RunData) -> Compar
             origin = "in_memory" if phases else origin
     except Exception as error:  # noqa: BLE001 - a rule of a third party may raise anything
         remark = f"the analysis failed: {type(error).__name__}: {error}"
-        return ComparedRun(stored, data, alerts, scores, phases, "none", remark)
-    return ComparedRun(stored, data, alerts, scores, phases, origin, remark)
+        return ComparedRun(stored, data, alerts, scores, phases, "none", remark, target.context)
+    return ComparedRun(stored, data, alerts, scores, phases, origin, remark, target.context)
 
 
 def _is_outdated(outputs: Sequence[StreamRecord], data: RunData) -> bool:

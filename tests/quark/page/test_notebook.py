@@ -62,8 +62,7 @@ def test_nothing_of_a_run_is_markup_in_a_card(shown, name):
     outside = re.sub(r'srcdoc="[^"]*"', "", html)
     assert "<img" not in outside
     assert "<script" not in outside
-    if name not in ("analysis",):  # which has no name in it
-        assert "&lt;img" in outside
+    assert "&lt;img" in outside
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,15 +72,114 @@ def test_plain_text_stays_short(shown, name):
     assert text.isprintable()
 
 
-@pytest.mark.parametrize("name", ["session", "report"])
+def test_a_search_of_many_runs_stays_short(found):
+    many = type(found)(list(found) * 500)
+    assert len(repr(many)) < 400
+    assert "and 997 more" in repr(many)
+    # Of so many no card has a report.
+    assert "iframe" not in many._repr_html_()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_report_is_in_a_frame_that_may_only_run_its_script(shown, name):
     html = shown[name]._repr_html_()
+    assert len(html) < 1_100_000
     (frame,) = re.findall(r"<iframe\b[^>]*>", html)
     assert re.search(r'\ssandbox="allow-scripts"\s', frame)
     # Beside it stands what readers without scripts see.
     outside = html.replace(frame, "")
     assert "critical" in outside
     assert "<svg" in outside
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bundle_has_what_a_notebook_and_a_terminal_show(shown, name):
+    bundle = shown[name]._repr_mimebundle_(include=None, exclude=None)
+    assert bundle["text/plain"] == repr(shown[name])
+    assert bundle["text/html"].startswith("<")
+
+
+def test_the_runs_of_a_comparison_are_all_in_its_report(shown, found):
+    html = shown["comparison"]._repr_html_()
+    assert "Report of these 2 runs" in html
+    assert {each.run_id for each in found} <= set(re.findall(r"[0-9a-f]{16}", html))
+
+
+def test_a_result_of_runs_that_are_gone_is_a_card_without_a_report(tmp_path):
+    import shutil
+
+    root = tmp_path / "gone"
+    with quark.start_run(project="p", storage_dir=root) as begun:
+        quark.MetricsLogger(begun).log("train/loss", 1.0, step=0)
+    (summary,) = quark.search_runs(storage_dir=root)
+    assert "iframe" in summary._repr_html_()
+    shutil.rmtree(root)
+    html = summary._repr_html_()
+    assert "train/loss" in html
+    assert "iframe" not in html
+
+
+def test_a_run_of_the_same_id_in_a_store_that_was_made_anew_is_not_reported(tmp_path, monkeypatch):
+    import shutil
+
+    monkeypatch.setenv("QUARK_RUN_ID", "twice")
+    found = []
+    for _ in range(2):
+        with quark.start_run(project="p", storage_dir=tmp_path) as begun:
+            quark.MetricsLogger(begun).log("train/loss", 1.0, step=0)
+        found += quark.search_runs(storage_dir=tmp_path)
+        if len(found) == 1:
+            shutil.rmtree(tmp_path / ".quark")
+    assert "iframe" not in found[0]._repr_html_()
+    assert "iframe" in found[1]._repr_html_()
+
+
+def test_a_result_that_was_unpickled_is_a_card_without_a_report(shown):
+    import pickle
+
+    copied = pickle.loads(pickle.dumps(shown["comparison"]))
+    assert "against" in copied._repr_html_()
+    assert "iframe" not in copied._repr_html_()
+
+
+def test_a_report_that_is_too_large_for_a_cell_is_offered(shown, monkeypatch):
+    from quark.page import notebook
+
+    monkeypatch.setattr(notebook, "_MOST_BYTES", 1000)
+    html = shown["session"]._repr_html_()
+    assert "iframe" not in html
+    assert "quark.report(" in html
+    monkeypatch.setattr(notebook, "_MOST_POINTS", 100)
+    html = shown["summary"]._repr_html_()
+    assert "iframe" not in html
+    assert "quark.report(" in html
+
+
+@pytest.mark.long
+def test_the_report_of_a_large_run_stays_within_its_bound(tmp_path):
+    import numpy as np
+
+    noise = np.random.default_rng(0).normal(size=(1000, 200))
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        metrics = quark.MetricsLogger(session)
+        for step, row in enumerate(noise):
+            metrics.log_many({f"m{place}": float(v) for place, v in enumerate(row)}, step=step)
+    html = session._repr_html_()
+    assert html.count("<iframe") == 1
+    assert len(html) < 1_100_000
+
+
+def test_nobody_makes_html_for_a_terminal(monkeypatch, shown):
+    """IPython asks for bundles there too."""
+    import sys
+    from types import SimpleNamespace
+
+    formatter = SimpleNamespace(active_types=["text/plain"])
+    shell = SimpleNamespace(display_formatter=formatter)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert shown["session"]._repr_mimebundle_() is None
+    with pytest.raises(NotImplementedError):
+        shown["session"]._ipython_display_()
 
 
 def test_what_is_not_known_to_be_painted_is_plain_text(monkeypatch, shown):
@@ -173,5 +271,5 @@ def test_a_notebook_is_executed_and_converted(tmp_path, store):
         assert set(output["data"]) == {"text/plain", "text/html"}, cell.source
     assert notebook.cells[6].outputs[0]["text"].startswith("plain (")
     page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
-    assert page.count('sandbox="allow-scripts"') == 2
+    assert page.count('sandbox="allow-scripts"') == 5
     assert "<img src=x" not in page

@@ -2,6 +2,8 @@
 
 import gzip
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -74,10 +76,11 @@ def test_the_first_page_asks_for_few_things(static):
     assert 1 + len(loaded) + DATA_REQUESTS <= FIRST_PAGE_REQUESTS
 
 
-def test_every_module_is_reached_from_the_page_or_from_a_report(static):
+def test_every_module_is_reached_from_the_page_a_report_or_a_notebook(static):
     modules = {name: text.decode() for name, (_, text) in load_modules(static).items()}
-    # Put in the place of the page's own by what links a report.
+    # Put in the place of the page's own by what links a report, or what notebooks show.
     found, waiting = set(), [SCRIPT, "report.js", "report/connection.js", "report/sight.js"]
+    waiting += ["widget.js", "widget/theme.js"]
     while waiting:
         name = waiting.pop()
         if name not in found:
@@ -183,8 +186,6 @@ def test_wheel_and_sdist_hold_the_page():
 
 @pytest.mark.long
 def test_a_built_wheel_holds_every_file(tmp_path, static):
-    import subprocess
-    import sys
     import zipfile
 
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
@@ -198,3 +199,15 @@ def test_a_built_wheel_holds_every_file(tmp_path, static):
     }
     assert licences
     assert (wanted | licences) - names == set()
+
+
+def test_the_widget_is_one_module_that_shows_something(tmp_path):
+    from quark.page.report_file import link_widget
+
+    module = tmp_path / "widget.mjs"
+    module.write_text(link_widget(), "utf-8")
+    assert not re.search(r"^import\b", link_widget(), re.M)
+    tell = f"console.log(Object.keys((await import({module.as_uri()!r})).default).sort().join())"
+    deno = Path(sys.executable).with_name("deno")
+    done = subprocess.run([deno, "eval", tell], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "initialize,render"

@@ -8,7 +8,8 @@ import { fillTable, makeElement } from "./data_table.js";
 import { chooseScale, findEmpty, findFurthest, listShown, measureCells, shadePixels } from "./heat_cells.js";
 import { findAt } from "./lines.js";
 import { registerChart } from "./registry.js";
-import { FONT, INKS, readTheme, watchTheme } from "./theme.js";
+import { FONT, INKS } from "./inks.js";
+import { readTheme, watchTheme } from "./theme.js";
 
 /** @typedef {import("./heat_cells.js").Grid} Grid */
 /** @typedef {import("./heat_cells.js").Mode} Mode */

@@ -9,7 +9,8 @@ import { findExtent, findNearest, makeLine, nameLines, placeStep } from "./lines
 import { groupMarks, paintBad, paintBand, paintCarets, paintInside, paintLine, paintMarks } from "./painting.js";
 import { Plot } from "./plot.js";
 import { registerChart } from "./registry.js";
-import { INKS, readTheme } from "./theme.js";
+import { INKS } from "./inks.js";
+import { readTheme } from "./theme.js";
 
 /** @typedef {import("../data/curves.js").Curve} Curve */
 /** @typedef {import("./lines.js").Line} Line */

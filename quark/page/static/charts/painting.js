@@ -2,7 +2,7 @@
 /** Bands, lines, dots, triangles, carets and marks on a canvas, in its own pixels. */
 
 import { writeStep } from "../pages/texts.js";
-import { FONT } from "./theme.js";
+import { FONT } from "./inks.js";
 import { findShown, findWide } from "./fitting.js";
 
 /** @typedef {import("./lines.js").Line} Line */

@@ -4,7 +4,8 @@
 import { labelDecade, labelDurations, labelTicks, labelTimes, placeDecades, placeDurations, placeTicks, placeTimes } from "../data/ticks.js";
 import { uPlot } from "../vendor/uplot.js";
 import { makeFrame } from "./painting.js";
-import { FONT, INKS, readTheme, watchTheme } from "./theme.js";
+import { FONT, INKS } from "./inks.js";
+import { readTheme, watchTheme } from "./theme.js";
 
 /** @typedef {import("./painting.js").Frame} Frame */
 /** @typedef {{ x: [number, number], y: [number, number], isLog: boolean, kind: string }} Scales */
@@ -148,7 +149,10 @@ export class Plot {
   paint(plot) {
     const { x, y, isLog } = this.scales;
     const scale = plot.bbox.width && plot.ctx.canvas.width / plot.width;
+    // uPlot remembers which inks it has set, and sets them again only where its own change.
+    plot.ctx.save();
     this.calls.paint(makeFrame(plot.ctx, plot.bbox, scale || 1, x, y, isLog));
+    plot.ctx.restore();
   }
 
   /** @param {any} plot */

@@ -5,7 +5,8 @@ import { labelTicks, placeTicks } from "../data/ticks.js";
 import { writeNumber, writeStep } from "../pages/texts.js";
 import { fillTable, makeElement } from "./data_table.js";
 import { registerChart } from "./registry.js";
-import { FONT, INKS, readTheme, watchTheme } from "./theme.js";
+import { FONT, INKS } from "./inks.js";
+import { readTheme, watchTheme } from "./theme.js";
 import { styleLine } from "../data/colours.js";
 
 /** @typedef {{ parameter: string, type: string, step: number, edges: ArrayLike<number>, counts: ArrayLike<number> }} Ridge */

@@ -74,9 +74,9 @@ export function identifyCurve(curve) {
 }
 
 /**
- * A curve with the points behind it that came since. Neither of the two is changed.
+ * A curve with what came since behind it. Neither of the two is changed.
  * @param {Curve} base
- * @param {Curve} since exact points
+ * @param {Curve} since exact points, or entries of several
  * @param {number} [high] points beyond this step are left out
  * @returns {Curve}
  */
@@ -84,7 +84,7 @@ export function appendCurve(base, since, high = Infinity) {
   const kept = [];
   for (let i = 0; i < since.step.length; i++) if (!(since.step[i] > high)) kept.push(i);
   if (kept.length === 0) return base;
-  const joined = { ...base, ...joinExtremes(base, since, kept), points: base.points + kept.length, exact: base.exact && since.exact };
+  const joined = { ...base, ...joinExtremes(base, since, kept), points: base.points + (kept.length === since.step.length ? since.points : kept.length), exact: base.exact && since.exact };
   const hasBand = base.low !== null || since.low !== null;
   for (const [, name] of COLUMNS) {
     const sides = [base, since].map((curve) => readColumn(curve, name, hasBand));
@@ -122,11 +122,11 @@ function joinColumn(base, since, name, [before, after], kept) {
 function joinExtremes(base, since, kept) {
   let { nonFinite, lowest, highest } = base;
   for (const i of kept) {
-    const value = since.mean[i];
+    const low = since.low?.[i] ?? since.mean[i];
+    const high = since.high?.[i] ?? since.mean[i];
     nonFinite += countBad(since, i);
-    if (!Number.isFinite(value)) continue;
-    if (lowest === null || value < lowest[0]) lowest = [value, since.step[i]];
-    if (highest === null || value > highest[0]) highest = [value, since.step[i]];
+    if (Number.isFinite(low) && (lowest === null || low < lowest[0])) lowest = [low, since.step[i]];
+    if (Number.isFinite(high) && (highest === null || high > highest[0])) highest = [high, since.step[i]];
   }
   return { nonFinite, lowest, highest };
 }

@@ -68,11 +68,18 @@ def test_a_caret_that_is_clicked_gives_the_full_range_and_the_button_takes_it_ba
 
 
 def test_what_is_not_finite_stands_at_its_steps_and_is_counted(look):
-    drawn = look().wait_for_chart(SECOND)
+    visitor = look()
+    drawn = visitor.wait_for_chart(SECOND)
     assert drawn["badge"].endswith("3 not finite")
     assert sum(bad["count"] for bad in drawn["lines"][0]["bad"]) == 3
     assert all(995 <= bad["step"] <= 1002 for bad in drawn["lines"][0]["bad"])
     assert "3 not finite at 1,00" in drawn["bad"][0]["text"]
+    # What draws the grid finds its ink as it has left it, or the next grid is as red as they are.
+    inks = visitor.evaluate(
+        """[...document.querySelectorAll('.tile-chart canvas')]
+        .map(canvas => canvas.getContext("2d").strokeStyle)"""
+    )
+    assert set(inks) == {"#e4e7eb"}
 
 
 @pytest.mark.long

@@ -80,6 +80,13 @@ Deno.test("points behind a reduced curve have themselves as band, and keep what 
   equal(base.mean, [1, 2], "the base");
 });
 
+Deno.test("entries of several points behind a curve count all of them, and bring their extremes", () => {
+  const since = makeCurve([5], { step: Float64Array.of(2), low: Float64Array.of(-7), high: Float64Array.of(9), exact: false, points: 40 });
+  const joined = appendCurve(makeCurve([1, 2]), since);
+  equal([joined.points, joined.exact, joined.lowest, joined.highest], [42, false, [-7, 2], [9, 2]]);
+  equal([joined.low, joined.high], [[1, 2, -7], [1, 2, 9]]);
+});
+
 Deno.test("points beyond the window are left out", () => {
   const joined = appendCurve(makeCurve([1, 2]), makeCurve([3, 4], { step: Float64Array.of(2, 3) }), 2);
   equal([joined.step, joined.points], [[0, 1, 2], 3]);
