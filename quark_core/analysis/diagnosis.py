@@ -373,7 +373,7 @@ CONSEQUENCES: Mapping[str, tuple[str, ...]] = {
     ),
     "mislabelled_data": ("hard_data", "overfitting_onset", "plateau"),
     "unshuffled_data": ("oscillation", "loss_spike", "overfitting_onset", "divergence"),
-    "squashed_outputs": ("plateau", "update_ratio"),
+    "squashed_outputs": ("plateau", "update_ratio", "activation_collapse"),
     "straggler_rank": ("runtime_bottleneck_risk", "idle_device"),
     "idle_device": ("data_bound",),
     "memory_growth": ("runtime_bottleneck_risk",),
@@ -383,6 +383,7 @@ CONSEQUENCES: Mapping[str, tuple[str, ...]] = {
     ),
     "optimizer_not_stepping": ("plateau", "stagnant_layers", "update_ratio"),
     "mostly_frozen": ("plateau", "stagnant_layers", "vanishing_gradients"),
+    "mostly_frozen/drawn": ("plateau",),
     "gradients_not_cleared": (
         "exploding_gradients", "non_finite_values", "divergence", "loss_spike", "update_ratio",
         "activation_collapse", "plateau", "oscillation",

@@ -295,6 +295,8 @@ def _find_other_measure(train: Progress, validation: Progress) -> str | None:
         return None
     if validation.final < _OTHER_MEASURE * train.final:
         return None
+    if validation.final * train.start <= train.final * validation.start:
+        return None  # another measure, by which as large a share was won
     return (
         f"{validation.key} goes from {format_number(validation.start)} to "
         f"{format_number(validation.final)}, and {train.key} from {format_number(train.start)} to "

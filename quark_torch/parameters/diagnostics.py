@@ -94,10 +94,12 @@ class ParameterDiagnostics(ParameterReadback):
 
     Gradients that a step has used, and that the next one uses again because
     nothing cleared them, have `carried_over` in the metadata; it is looked at
-    as `accumulated` is. `evaluation_mode` says that the optimizer stepped while
-    the model was in evaluation mode and has dropout or batch normalisation in
-    what it trains. Where several ranks write to the run, `digest` is what the
-    bits of the parameter add up to, the same on ranks whose copies are the same.
+    as `accumulated` is, and at three more parameters of each optimizer, from its first on,
+    which have it alone where only a part of the model is cleared.
+    `evaluation_mode` says that the optimizer stepped while the model was in
+    evaluation mode and has dropout or batch normalisation in what it trains.
+    Where several ranks write to the run, `digest` is what the bits of the
+    parameter add up to, the same on ranks whose copies are the same.
 
     Of a sharded parameter (DTensor) the statistics, shape and element count
     are of the local shard, with `scope` and `global_shape` in the metadata;

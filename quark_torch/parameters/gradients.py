@@ -14,6 +14,7 @@ from quark_torch.parameters.listing import ParameterList
 __all__ = ["GradientScale", "MicroBatches"]
 
 _SAMPLED = 256
+_MORE_WATCHED = 3  # parameters of an optimizer, from its first on, beside the one that counts
 
 
 class _Count:
@@ -100,6 +101,12 @@ class _Count:
             self.number = 1 if is_first else None
             self._forget_used()
 
+    @property
+    def identity(self) -> int:
+        """The `id` of its parameter; -1 where that is gone."""
+        parameter = self._parameter()
+        return -1 if parameter is None else id(parameter)
+
     def is_of(self, parameter: torch.Tensor) -> bool:
         """Whether it counts by this parameter."""
         return self._parameter() is parameter
@@ -112,7 +119,8 @@ class _Count:
 class MicroBatches:
     """Counts the backward passes of a step by one parameter of each optimizer.
 
-    The hooks are there only while they are wanted.
+    A few more of each, from its first parameter on, tell of gradients that are cleared in a part
+    of the model only. The hooks are there only while they are wanted.
 
     Args:
         optimizers: The optimizers, as they are when it is looked; without one the index is -1.
@@ -133,7 +141,8 @@ class MicroBatches:
         self._find_steps = find_steps
         self._parameters = parameters
         self._on_failure = on_failure
-        self._counts: dict[int, _Count] = {}
+        # By optimizer and place: the one that counts has place 0.
+        self._counts: dict[tuple[int, int], _Count] = {}
 
     def begin(self) -> None:
         """Count from now on."""
@@ -144,24 +153,26 @@ class MicroBatches:
             self._on_failure("micro_batches_uncounted", error)
 
     def _begin(self) -> None:
-        chosen: dict[int, torch.Tensor | None] = {}
-        if not self._optimizers:
-            chosen[-1] = _choose([listed.parameter for listed in self._parameters.known])
-        for index, optimizer in enumerate(self._optimizers):
-            held = [each for group in optimizer.param_groups for each in group["params"]]
-            chosen[index] = _choose([each for each in held if self._parameters.has(each)])
-        for index in self._counts.keys() - chosen.keys():
-            self._counts.pop(index).remove()
-        for index, parameter in chosen.items():
-            count = self._counts.get(index)
-            total, has_stepped = self._find_steps(index)
-            if count is not None and parameter is not None and count.is_of(parameter):
+        chosen: dict[tuple[int, int], torch.Tensor] = {}
+        held_by = {
+            index: [each for group in optimizer.param_groups for each in group["params"]]
+            for index, optimizer in enumerate(self._optimizers)
+        } or {-1: [listed.parameter for listed in self._parameters.known]}
+        for index, held in held_by.items():
+            known = [each for each in held if index < 0 or self._parameters.has(each)]
+            chosen |= {(index, place): each for place, each in enumerate(_choose(known))}
+        for key in self._counts.keys() - chosen.keys():
+            self._counts.pop(key).remove()
+        paces = {index: self._find_steps(index) for index in held_by}
+        for key, parameter in chosen.items():
+            count = self._counts.get(key)
+            total, has_stepped = paces[key[0]]
+            if count is not None and count.is_of(parameter):
                 count.begin(total, has_stepped=has_stepped)
                 continue
             if count is not None:
-                self._counts.pop(index).remove()
-            if parameter is not None:
-                self._counts[index] = _Count(parameter, total, has_stepped=has_stepped)
+                self._counts.pop(key).remove()
+            self._counts[key] = _Count(parameter, total, has_stepped=has_stepped)
 
     def end(self) -> None:
         """Count no more."""
@@ -170,21 +181,40 @@ class MicroBatches:
                 count.remove()
             self._counts.clear()
 
-    def find_carried(self, index: int) -> bool:
-        """Whether an optimizer's gradients still hold what an earlier step of it has used."""
-        count = self._counts.get(index)
-        return count is not None and count.is_carried_over
+    def find_carried(self, index: int) -> frozenset[int] | None:
+        """Which gradients of an optimizer still hold what an earlier step of it has used.
+
+        Returns:
+            The `id` of each such parameter among those that are watched; None for all
+            parameters of the optimizer, where the one that counts is among them.
+        """
+        main = self._counts.get((index, 0))
+        if main is not None and main.is_carried_over:
+            return None
+        watched = [count for (owner, _), count in self._counts.items() if owner == index]
+        return frozenset(
+            count.identity for count in watched if count is not main and count.is_carried_over
+        )
 
     def find(self, index: int) -> int | None:
         """How many micro-batches an optimizer's gradients sum up; None where it is not known."""
-        count = self._counts.get(index)
+        count = self._counts.get((index, 0))
         return None if count is None or not count.number else count.number
 
 
-def _choose(parameters: list[torch.Tensor]) -> torch.Tensor | None:
-    """The last trained one: what is near the loss gets a gradient once in a backward pass."""
-    trained = [each for each in reversed(parameters) if each.requires_grad and each.is_leaf]
-    return next((each for each in trained if each.grad is not None), (*trained, None)[0])
+def _choose(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The trained ones to watch, the one that counts first; none where nothing is trained.
+
+    That is the last one: what is near the loss gets a gradient once in a backward pass.
+    """
+    trained = [each for each in parameters if each.requires_grad and each.is_leaf]
+    if not trained:
+        return []
+    backwards = reversed(trained)
+    main = next((each for each in backwards if each.grad is not None), trained[-1])
+    places = [len(trained) * part // _MORE_WATCHED for part in range(_MORE_WATCHED)]
+    others = {id(trained[place]): trained[place] for place in places}
+    return [main, *(each for each in others.values() if each is not main)]
 
 
 class GradientScale:

@@ -88,7 +88,7 @@ def read_parameters(
     find_scale: Callable[[int], float],
     was_skipped: Callable[[Sequence[ParameterReading]], bool],
     find_accumulated: Callable[[int], int | None],
-    find_carried: Callable[[int], bool],
+    find_carried: Callable[[int], frozenset[int] | None],
 ) -> list[ParameterReading]:
     """Read parameters once, as they are now. Called without gradients.
 
@@ -105,7 +105,8 @@ def read_parameters(
             whether a GradScaler left it out.
         find_accumulated: How many micro-batches the gradients of an optimizer
             sum up, or None.
-        find_carried: Whether they still hold what an earlier step has used.
+        find_carried: Which of them still hold what an earlier step has used, by `id`; None
+            for all.
     """
     readings = []
     for entry in listed:
@@ -123,7 +124,7 @@ def read_parameters(
         by_optimizer.setdefault(index, []).append(reading)
     for index, group in by_optimizer.items():
         _read_gradients(group, steps, index, config, early, find_scale)
-        _note_sums(group, find_accumulated(index), is_carried=find_carried(index))
+        _note_sums(group, find_accumulated(index), find_carried(index))
         outcome = None if index < 0 or not config.captures_updates else steps.review(index)
         if outcome is not None and outcome.missing == "no_optimizer_step":
             if was_skipped(group):
@@ -143,13 +144,13 @@ def read_parameters(
 
 
 def _note_sums(
-    group: Sequence[ParameterReading], accumulated: int | None, *, is_carried: bool
+    group: Sequence[ParameterReading], accumulated: int | None, carried: frozenset[int] | None
 ) -> None:
     """Say what the gradients of an optimizer sum up."""
     for reading in group:
         if reading.gradient is None:
             continue
-        if is_carried:
+        if carried is None or id(reading.listed.parameter) in carried:
             reading.metadata["carried_over"] = True
         if accumulated is not None and accumulated > 1:
             reading.metadata["accumulated"] = accumulated

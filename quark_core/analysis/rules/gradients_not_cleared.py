@@ -87,7 +87,8 @@ def _describe(found: Sequence[ParameterHistory], count: int) -> Finding:
         inference="Each step goes along the sum of all gradients since the start: old batches "
         "count as much as the new one, and the steps grow.",
         suggested_check="Call optimizer.zero_grad() once for each optimizer.step(), before the "
-        "first backward() of the next step; see that it is the same optimizer, or model.",
+        "first backward() of the next step; see that it is the same optimizer, or model, and all "
+        "of it.",
         evidence=tuple(
             observe("parameter", one.name, "share of probes with a gradient carried over",
                     float(one["carried_over"][row:].mean()), _MOSTLY, first, last)

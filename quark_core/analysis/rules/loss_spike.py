@@ -37,7 +37,7 @@ _FIRST_POINTS = 8  # before them a median of the points before is no level yet
 _START_PART, _LEAST_START_POINTS = 10, 3  # where the loss began: its first tenth
 
 _LASTING = 3  # high points in one spike: more than a bad batch
-_PAIR, _CLEARLY = 2, 1.5  # high points side by side, each so many times beyond the limit
+_PAIR, _CLEARLY = 2, 1.5  # high points side by side; times the limit, for a warning
 _LEAST_SPIKES, _MANY_SPIKES = 2, 5
 _GAP = 3  # points from a high one to the next of the same spike
 _LONGEST_PART, _LONGEST_POINTS = 8, 5  # of the run: what is up for longer is a change of level
@@ -67,7 +67,7 @@ class LossSpike(BaseRule):
     """Fires for losses that stand far out of the noise before them and undo half of the progress.
 
     One point that comes back at once is told as info: a bad batch. Two or
-    more spikes, or one that lasts, are a warning.
+    more spikes that are clearly beyond the limit, or one that lasts, are a warning.
     """
 
     rule_id = "loss_spike"
@@ -150,10 +150,12 @@ def _is_lasting(values: Floats, excess: _Excess, low: int, up: int) -> bool:
     """Whether it is more than one bad batch: three points, or two that are both far out."""
     if up - low + 1 >= _LASTING:
         return True
-    if up - low + 1 < _PAIR:
-        return False
-    beyond = (values - excess.base)[low : up + 1] / excess.limit[low : up + 1]
-    return bool((beyond >= _CLEARLY).all())
+    return up - low + 1 >= _PAIR and bool((_list_beyond(values, excess, low, up) >= _CLEARLY).all())
+
+
+def _list_beyond(values: Floats, excess: _Excess, low: int, up: int) -> Floats:
+    """How many times the limit each point of a spike lies above the level before."""
+    return (values - excess.base)[low : up + 1] / excess.limit[low : up + 1]
 
 
 def _describe(case: Case, curve: Curve, excess: _Excess, spikes: list[tuple[int, int]]) -> Finding:
@@ -166,7 +168,12 @@ def _describe(case: Case, curve: Curve, excess: _Excess, spikes: list[tuple[int,
     times = count_names(str(curve.step[begin]) for begin, _ in spikes)
     often = say("once,") if count == 1 else say("{count} times, at most", count=times)
     severity: AlertSeverity = "info"
-    if count >= _LEAST_SPIKES or any(_is_lasting(curve.value, excess, *spike) for spike in spikes):
+    clear = [
+        spike for spike in spikes if _list_beyond(curve.value, excess, *spike).max() >= _CLEARLY
+    ]
+    if len(clear) >= _LEAST_SPIKES or any(
+        _is_lasting(curve.value, excess, *spike) for spike in clear
+    ):
         severity = "error" if count >= _MANY_SPIKES else "warning"
     return Finding(
         culprit=curve.key,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case, find_guesses, knows_something
 from quark_core.analysis.figures import add, between_steps, measure, measure_curve, say
+from quark_core.analysis.initialisation import is_as_drawn
 from quark_core.analysis.observations import count_run, observe
 from quark_core.analysis.rule import Finding, Verdict
 from quark_core.analysis.rules.base import BaseRule
@@ -19,6 +20,7 @@ from quark_core.records.kinds.findings import AlertCategory
 __all__ = ["MostlyFrozen"]
 
 _FROZEN = 0.9  # share of the elements
+_DRAWN = 0.5  # share of the elements, where they are frozen as they were drawn
 _LEAST_PROBES = 3
 _SMALL_FALL = 0.05  # of the loss, with which nothing to speak of is learned
 _PARTS = 4  # of what comes after the freeze: the first is held against the last
@@ -37,7 +39,9 @@ class MostlyFrozen(BaseRule):
     go on falling, and where normalisations alone are left to train and most of
     the loss is left too. A loss that comes down to that of guesses has not
     learned. A head on a frozen body that learns is healthy, and so is an
-    input that is trained through a frozen model.
+    input that is trained through a frozen model. A body that is frozen as it was
+    drawn has learned nothing that a head could use: from half of the elements on
+    that is told, where most of the loss is left.
     """
 
     rule_id = "mostly_frozen"
@@ -54,6 +58,9 @@ class MostlyFrozen(BaseRule):
         steps, shares = _measure(items)
         if len(steps) < _LEAST_PROBES:
             return None
+        drawn = _find_drawn(items)
+        if drawn and _keeps_most(case):
+            return Verdict(findings=(_describe_drawn(items, drawn, case),))
         lasting = count_run(shares >= _FROZEN)
         level = float(shares[-1])
         if lasting < _LEAST_PROBES:
@@ -79,6 +86,27 @@ def _measure(items: Sequence[ParameterHistory]) -> tuple[NDArray[np.int64], Floa
         frozen[rows] += counts * (item["requires_grad"] == 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return steps, np.nan_to_num(frozen / whole)
+
+
+def _count(item: ParameterHistory) -> float:
+    return float(np.nanmax(item["element_count"], initial=0.0))
+
+
+def _find_drawn(items: Sequence[ParameterHistory]) -> list[ParameterHistory]:
+    """Weights that are frozen as they were drawn, where they are most of the model, else none.
+
+    Only where a part of the model trains, so that a training is meant.
+    """
+    outputs = {item.module_name: _count(item) for item in items if item.role == "bias"}
+    drawn = [
+        item
+        for item in items
+        if bool((item["requires_grad"] == 0.0).all()) and len(item) >= _LEAST_PROBES
+        if is_as_drawn(item, outputs.get(item.module_name))
+    ]
+    share = sum(map(_count, drawn)) / max(sum(map(_count, items)), 1.0)
+    is_any_trained = any(item.requires_grad for item in items)
+    return drawn if share >= _DRAWN and is_any_trained else []
 
 
 def _learns(case: Case) -> bool:
@@ -163,6 +191,51 @@ def _describe(
             observe("parameters", "requires_grad", "share of elements that are frozen", share,
                     _FROZEN, first, last),
         ),
+        step=first,
+        step_end=last,
+        affected=tuple(names[1:_NAMED]),
+    )  # fmt: skip
+
+
+def _describe_drawn(
+    items: Sequence[ParameterHistory], drawn: Sequence[ParameterHistory], case: Case
+) -> Finding:
+    ordered = sorted(drawn, key=lambda item: -_count(item))
+    names = list(dict.fromkeys(item.module_name or item.name for item in ordered))
+    steps, _ = _measure(drawn)
+    first, last = int(steps[0]), int(steps[-1])
+    every, held = (
+        add(measure(case.run, "parameter", item.name, "value", "element_count") for item in some)
+        for some in (items, ordered)
+    )
+    largest = ordered[0]
+    mean, deviation, lowest, highest = (
+        measure(case.run, "parameter", largest.name, "median", f"value_{name}")
+        for name in ("mean", "std", "min", "max")
+    )
+    share = sum(map(_count, drawn)) / sum(map(_count, items))
+    return Finding(
+        culprit=names[0],
+        severity="warning",
+        title="What is frozen was never trained",
+        fact=say(
+            "{share} of the model's elements are frozen ({steps}) as they were drawn: {names}. "
+            "{largest} has a mean of {mean}, a deviation of {deviation}, and goes from {lowest} to "
+            "{highest}.",
+            share=(held / every).percent, steps=between_steps(first, last),
+            names=", ".join(names[:_NAMED]), largest=largest.name, mean=mean, deviation=deviation,
+            lowest=lowest, highest=highest,
+        ),
+        inference="Weights as a framework draws them hold nothing that was learned elsewhere, and "
+        "what trains on top of them can use only chance features.",
+        suggested_check="See that the pretrained weights are loaded before the model is frozen "
+        "(load_state_dict with strict=True, and the names that it misses), or train all of it. "
+        "Random features are meant to be so.",
+        evidence=(
+            observe("parameters", "requires_grad", "share of elements frozen as drawn", share,
+                    _DRAWN, first, last),
+        ),
+        aspect="drawn",
         step=first,
         step_end=last,
         affected=tuple(names[1:_NAMED]),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quark_core.analysis.case import Case
-from quark_core.analysis.figures import at_step, count_names, say
+from quark_core.analysis.figures import at_step, between_steps, count_names, count_steps, say
 from quark_core.analysis.observations import observe
 from quark_core.analysis.rule import Finding, Verdict
 from quark_core.analysis.rules.base import BaseRule
@@ -82,7 +82,10 @@ class NonFiniteValues(BaseRule):
                 return None
             return self.stay_quiet("every value is finite", 0.0)
         is_stuck = case.outcome.non_finite_step is not None
-        return Verdict(findings=(_describe([*seen, *gradients], is_stuck=is_stuck),))
+        finding = _describe([*seen, *gradients], is_stuck=is_stuck)
+        if not seen and _leaves_out_steps(case):
+            finding = _name_scale(finding, gradients[0], case)
+        return Verdict(findings=(finding,))
 
 
 def _find_in_metrics(case: Case) -> Iterator[_Sighting]:
@@ -123,6 +126,36 @@ def _find_in_gradients(case: Case) -> Iterator[_Sighting]:
         rows = np.flatnonzero(bad)
         if len(rows) >= _LEAST_PROBES and bool(bad[-_LEAST_PROBES:].all()):
             yield _Sighting("gradient", history.name, int(history.step[rows[0]]), len(rows))
+
+
+def _leaves_out_steps(case: Case) -> bool:
+    """Whether a GradScaler leaves out every step that probes see, to the end."""
+    trained = [item for item in case.run.parameters.values() if item.requires_grad]
+    return bool(trained) and all(
+        len(item) >= _LEAST_PROBES and bool(item["skipped"][-_LEAST_PROBES:].all())
+        for item in trained
+    )
+
+
+def _name_scale(finding: Finding, first: _Sighting, case: Case) -> Finding:
+    """The same of gradients that overflow alone, while outputs, weights and loss are finite."""
+    history = case.run.gradients[first.name]
+    bad = history.step[_is_bad(history)]
+    return replace(
+        finding,
+        title="Gradients overflow, and steps are left out",
+        fact=say(
+            "At {some} of {all} probes ({steps}) the gradient of {name} is NaN or infinite, with "
+            "a loss, outputs and weights that are finite, and a GradScaler left the step out.",
+            some=count_steps(bad.tolist()), all=count_steps(history.step.tolist()),
+            steps=between_steps(int(bad[0]), int(bad[-1])), name=first.name,
+        ),
+        inference="The optimizer makes no step: the loss is scaled by too much and the scale does "
+        "not come down, or an operation has no finite gradient at any scale.",
+        suggested_check="Call scaler.update() without an argument after each step, so that the "
+        "scale backs off, and lower init_scale. Where the scale is small already, look for "
+        "the operation: torch.autograd.set_detect_anomaly names it.",
+    )  # fmt: skip
 
 
 def _is_bad(history: LayerHistory) -> NDArray[np.bool_]:

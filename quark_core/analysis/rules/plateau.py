@@ -34,6 +34,8 @@ _LEAST_FLAT = 6
 _DRIFT_ERRORS = 2.0
 _SIGNIFICANT = 4.0  # errors by which a fall is no chance
 _MOST_SIGNIFICANT = 1e6  # what is shown of a curve without noise
+_HELD_OUT_POINTS = 8  # of a validation that says what a noisy training loss does not
+_NOISY = 0.2  # share of the start by which a noisy training loss may have fallen unseen
 _LONG = 4  # times the points that are needed: long enough for an error
 _CONFIDENCE = 0.8  # it may begin later
 
@@ -131,7 +133,7 @@ def _find_acquittal(case: Case, progress: Progress) -> str | None:
     )
     if is_other_matter:
         return "a loss falls, or an accuracy rises"
-    if not any(_is_flat(item) for item in known):
+    if not any(_is_flat(item) for item in known) and not _wins_nothing(case):
         return "the loss is too noisy to tell a plateau from a slow fall"
     if knows_something(case, progress.start):
         return "it starts with more right answers than an untrained model has at that loss"
@@ -190,3 +192,21 @@ def _is_flat(progress: Progress) -> bool:
     doubt = abs(progress.drift) + _DRIFT_ERRORS * progress.drift_error
     certain = _CERTAIN if progress.points >= _LEAST_POINTS else _CERTAIN_EPOCHS
     return progress.points >= _LEAST_FLAT and doubt <= certain * abs(progress.start)
+
+
+def _wins_nothing(case: Case) -> bool:
+    """Whether a noisy training loss and the validation beside it are both no lower at the end.
+
+    Each by its last third against its first. A validation is the mean of many samples, and says
+    of a fall more than a noisy training loss does; a rise is no fall.
+    """
+    train, held_out = case.outcome.train, case.outcome.validation
+    if train is None or held_out is None or train.points < _LEAST_POINTS:
+        return False
+    if held_out.points < _HELD_OUT_POINTS or min(train.final, held_out.final) <= 0:
+        return False
+    return all(
+        item.drift <= _DRIFT_ERRORS * item.drift_error
+        and max(item.drift, 0.0) + _DRIFT_ERRORS * item.drift_error <= most * item.start
+        for item, most in ((train, _NOISY), (held_out, _CERTAIN))
+    )

@@ -24,6 +24,9 @@ _ROUNDING = 1e-6  # of a norm: less is the order in which numbers are added
 _MOSTLY = 0.9
 _NAMED = 5
 _FARTHER = 1.5  # times what the updates so far can have moved two ranks apart
+_LEAST_GROWING = 6  # probes
+_PARTS = 3  # of the probes: the first is held against the last
+_GROWN, _GROWING_SHARE = 4.0, 0.5  # times as many updates apart at the end; share of parameters
 _FEWEST = 2  # parameters, all of which differ from the first probe on
 
 Mask = NDArray[np.bool_]
@@ -40,6 +43,7 @@ class _Parting:
         is_first: Whether that is the first probe of all.
         shares_gradients: Whether the gradients are the same all the same.
         starts_apart: Whether no common start can lie before the first probe.
+        goes_apart: Whether the two are many more updates apart at the end than at the start.
         norms: Of both at the last probe.
     """
 
@@ -52,6 +56,7 @@ class _Parting:
     is_first: bool
     shares_gradients: bool
     starts_apart: bool
+    goes_apart: bool
     norms: tuple[float, float]
 
     @property
@@ -68,8 +73,8 @@ class ReplicasDiffer(BaseRule):
     where there is none. Parts of a sharded parameter differ by design; so do
     weights that come together again, as with averaging now and then, and some
     that are different from the first probe on with gradients of their own. Where
-    that holds of every single one, and no common start can have been, nothing
-    is shared: each rank trains a model of its own.
+    that holds of every single one, and no common start can have been, or they go
+    apart farther and farther, nothing is shared: each rank trains a model of its own.
     """
 
     rule_id = "replicas_differ"
@@ -135,32 +140,74 @@ def _is_never_shared(
         return False
     if len(replicas[0]) < _FEWEST or len(found) < len(pairs):
         return False
-    apart = {item.rank for item in found if item.starts_apart}
     progress = case.outcome.train
-    return apart == {rank for rank, *_ in pairs} and progress is not None and progress.has_fallen
+    if progress is None or not progress.has_fallen:
+        return False
+    ranks = {rank for rank, *_ in pairs}
+    return {item.rank for item in found if item.starts_apart} == ranks or all(
+        _go_apart([item for item in found if item.rank == rank]) for rank in ranks
+    )
+
+
+def _go_apart(found: list[_Parting]) -> bool:
+    """Whether most of a rank's parameters go farther and farther from those of the lowest one."""
+    return sum(item.goes_apart for item in found) > _GROWING_SHARE * len(found)
 
 
 def _start_apart(first: ParameterHistory, other: ParameterHistory) -> bool:
     """Whether the first probe shows two ranks farther apart than updates can have brought them.
 
-    The distance of two vectors is at least the difference of their norms, of their extremes,
-    and of their means times the root of their length. The length follows from norm, mean and
-    deviation.
+    See `_measure_apart`.
     """
     steps = int(max(first.step[0], other.step[0])) + 1
     updates = [item["update_norm"][np.isfinite(item["update_norm"])][:2] for item in (first, other)]
     if not all(len(known) for known in updates):
         return False
     moved = steps * sum(float(known.max()) for known in updates)
-    mean, std, norm = (first[f"value_{name}"][0] for name in ("mean", "std", "norm"))
-    square = float(mean) ** 2 + float(std) ** 2
-    length = float(norm) ** 2 / square if square > 0 else 0.0
+    apart = _measure_apart(first, other, np.array([0]), np.array([0]))
+    return bool(apart[0] > _FARTHER * moved)
+
+
+def _measure_apart(
+    first: ParameterHistory,
+    other: ParameterHistory,
+    own: NDArray[np.int64],
+    theirs: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """How far two ranks are apart at least, at these rows; 0 where that is not known.
+
+    The distance of two vectors is at least the difference of their norms, of their extremes,
+    and of their means times the root of their length. The length follows from norm, mean and
+    deviation.
+    """
+    mean, std, norm = (float(first[f"value_{name}"][0]) for name in ("mean", "std", "norm"))
+    square = mean**2 + std**2
+    length = norm**2 / square if square > 0 else 0.0
     apart = [
-        abs(float(first[f"value_{name}"][0] - other[f"value_{name}"][0])) * factor
+        np.abs(first[f"value_{name}"][own] - other[f"value_{name}"][theirs]) * factor
         for name, factor in (("norm", 1.0), ("min", 1.0), ("max", 1.0), ("mean", length**0.5))
     ]
-    known_apart = [value for value in apart if np.isfinite(value)]
-    return bool(known_apart) and max(known_apart) > _FARTHER * moved
+    return np.asarray(np.nan_to_num(apart, posinf=0.0).max(axis=0))
+
+
+def _keep_going_apart(
+    first: ParameterHistory,
+    other: ParameterHistory,
+    own: NDArray[np.int64],
+    theirs: NDArray[np.int64],
+) -> bool:
+    """Whether two ranks are many more updates apart in the last third than in the first.
+
+    What is averaged after every so many steps is never more than so many updates apart.
+    """
+    moved = first["update_norm"][own] + other["update_norm"][theirs]
+    known = np.isfinite(moved) & (moved > _ROUNDING * np.abs(first["value_norm"][own]))
+    if known.sum() < _LEAST_GROWING:
+        return False
+    updates = _measure_apart(first, other, own, theirs)[known] / moved[known]
+    third = len(updates) // _PARTS
+    early, late = float(np.median(updates[:third])), float(np.median(updates[-third:]))
+    return late > max(_GROWN * early, _FARTHER)
 
 
 def _is_sharded(item: ParameterHistory) -> bool:
@@ -190,6 +237,7 @@ def _find_parting(rank: int, first: ParameterHistory, other: ParameterHistory) -
         row == 0,
         bool(known.any()) and float(alike[known].mean()) >= _MOSTLY,
         _start_apart(first, other),
+        _keep_going_apart(first, other, own, theirs),
         (float(first["value_norm"][own[-1]]), float(other["value_norm"][theirs[-1]])),
     )
 
@@ -264,6 +312,7 @@ def _describe_strangers(found: list[_Parting], case: Case) -> Finding:
     first = min(found, key=lambda item: (item.step, item.order, item.rank))
     names = list(dict.fromkeys(item.module for item in sorted(found, key=lambda one: one.order)))
     apart = sorted({item.name for item in found})
+    is_other_start = any(item.starts_apart for item in found)
     return Finding(
         culprit=first.module,
         severity="warning",
@@ -271,16 +320,24 @@ def _describe_strangers(found: list[_Parting], case: Case) -> Finding:
         fact=say(
             "All {count} parameters of {rank} are others than those of the lowest rank from the "
             "first probe on, with gradients of their own; at step {last} the norms of {name} are "
-            "{theirs} and {own}. They are farther apart than updates can have brought them.",
+            "{theirs} and {own}. {how}",
             count=count_names(apart), rank=f"rank {first.rank}", last=at_step(first.last),
             name=first.name, theirs=_measure_norm(first, case, None),
             own=_measure_norm(first, case, first.rank),
+            how="They are farther apart than updates can have brought them."
+            if is_other_start
+            else "They go farther and farther apart, by many more updates than at first.",
         ),
-        inference="The ranks began with different weights and exchange nothing: of several "
-        "trainings one is saved, and each sees a part of the data.",
-        suggested_check="See that the model is wrapped (DDP, FSDP) or its gradients are averaged, "
-        "that the process group is the one of the launch, and that all ranks begin with the same "
-        "weights. Members of an ensemble are meant to be so: give each a run of its own.",
+        inference=say(
+            "The ranks {began} exchange nothing: of several trainings one is saved, and each sees "
+            "a part of the data.",
+            began="began with different weights and" if is_other_start else "may have begun "
+            "alike, but they",
+        ),
+        suggested_check="See that the model is wrapped (DDP, FSDP) and that it is the wrapper that "
+        "is called, not the module in it, or that gradients are averaged; that the process group "
+        "is the one of the launch, and that all ranks begin with the same weights. Members "
+        "of an ensemble are meant to be so: give each a run of its own.",
         evidence=tuple(
             observe("parameter", item.name, say("{rank} differs", rank=f"rank {item.rank}"),
                     item.distance, _ROUNDING, item.step, item.last)

@@ -37,6 +37,10 @@ _CUTTING = ("ReLU", "ReLU6")
 _NEAR_GUESSES = 0.15  # share by which a first cross-entropy of what is cut may differ from guesses
 _CUT = 0.5  # share of the outputs that are cut off at the end
 _LAST_PROBES = 3
+_SQUASHING = ("Sigmoid", "Hardsigmoid")
+_CURVATURE = 0.25  # at most, of log(1 + exp(s))
+_FITS = 0.95  # share of the probes whose loss is that of shares squashed once more
+_MOVED = 0.1  # by which the mean share has gone from where it began
 _WELL = 0.95  # accuracy with which nothing is amiss
 
 
@@ -46,6 +50,8 @@ class SquashedOutputs(BaseRule):
     A cross-entropy of shares, as a softmax before it gives, cannot get below
     log(1 + (K - 1) / e) among K classes, nor above log(K - 1 + e): the outputs
     grow and grow to come near it. Of a sigmoid before a binary loss it is likewise.
+    Also where the last layer is a sigmoid whose losses can be those of its shares squashed once
+    more, at every probe, and cannot be those of the shares themselves at the first.
     Also where outputs of a classifier end in a rectifier: a class whose output is below zero for
     all samples has no gradient any more.
     """
@@ -72,6 +78,9 @@ class SquashedOutputs(BaseRule):
         cut = _find_cut(case, history, count, progress)
         if cut is not None:
             return Verdict(findings=(_describe_cut(case, history, cut),))
+        squash = _find_squash(case, history, progress)
+        if squash is not None:
+            return Verdict(findings=(_describe_squash(case, history, squash, progress),))
         if find_equal_weights(case.run.parameters, case.run.activations):
             return self.stay_quiet("the units of a layer are alike, so that little can be told")
         std = history["std"][np.isfinite(history["std"])]
@@ -145,6 +154,67 @@ def _find_cut(
     sizes = [float(np.nanmedian(item["element_count"])) for item in (head, cut)]
     level = float(np.median(np.nan_to_num(cut["zero_ratio"][-_LAST_PROBES:])))
     return cut if sizes[0] == sizes[1] and level >= _CUT else None
+
+
+def _find_squash(case: Case, head: LayerHistory, progress: Progress) -> LayerHistory | None:
+    """The sigmoid whose shares a binary loss takes for scores, or None.
+
+    The mean of log(1 + exp(s)) - y s over shares s with any labels y lies between
+    log(1 + exp(m)) - m and log(1 + exp(m)) + v / 8, for the mean m and the variance v of s.
+    """
+    layers = list(case.run.activations.values())
+    if len(layers) < 2 or layers[-2].name != head.name or layers[-1].kind not in _SQUASHING:
+        return None
+    squash, sizes = layers[-1], [np.nanmedian(item["element_count"]) for item in layers[-2:]]
+    steps, own, theirs = np.intersect1d(squash.step, progress.values.step, return_indices=True)
+    if sizes[0] != sizes[1] or len(steps) < _LEAST_PROBES:
+        return None
+    loss = progress.values.value[theirs]
+    mean, std, least, most = (squash[key][own] for key in ("mean", "std", "minimum", "maximum"))
+    again = np.log1p(np.exp(mean))
+    fits = (loss >= (again - mean) * (1 - _SLACK)) & (
+        loss <= (again + std**2 * _CURVATURE / 2) * (1 + _SLACK)
+    )
+    if not fits.mean() >= _FITS or not abs(mean[-1] - mean[0]) >= _MOVED:
+        return None
+    low, high = float(least[0]), float(most[0])
+    if not 0.0 < low <= high < 1.0:
+        return None
+    # A logarithm of a share is no farther from that of their mean than the steepest slope says.
+    logs, away = -np.log([mean[0], 1.0 - mean[0]]), float(std[0]) / min(low, 1.0 - high)
+    is_of_shares = logs.min() - away <= loss[0] <= logs.max() + away
+    return None if is_of_shares else squash
+
+
+def _describe_squash(
+    case: Case, head: LayerHistory, squash: LayerHistory, progress: Progress
+) -> Finding:
+    run, first, last = case.run, int(squash.step[0]), int(squash.step[-1])
+    return Finding(
+        culprit=squash.name,
+        severity="warning",
+        title="Outputs go through a sigmoid twice",
+        fact=say(
+            "The outputs of {head} go through {name} ({kind}), whose mean goes from {early} to "
+            "{late}; {key} stays between {lowest} and {highest} ({steps}), as a loss of these "
+            "shares would not, and one that squashes them once more does.",
+            head=head.name, name=squash.name, kind=squash.kind, key=progress.key,
+            early=measure(run, "activation", squash.name, "first value", "mean"),
+            late=measure(run, "activation", squash.name, "value", "mean"),
+            lowest=measure_curve(run, progress.key, "lowest"),
+            highest=measure_curve(run, progress.key, "highest"), steps=between_steps(first, last),
+        ),
+        inference="A share that is squashed again stays in the middle: a clear no cannot be said, "
+        "a clear yes neither, and the best answer is the same for nearly all samples.",
+        suggested_check="Drop the sigmoid where the loss has one (BCEWithLogitsLoss), or take "
+        "BCELoss; apply the sigmoid once where predictions are made.",
+        evidence=(
+            observe("layer", squash.name, "mean of the outputs at the end",
+                    float(squash["mean"][-1]), None, first, last),
+        ),
+        step=first,
+        step_end=last,
+    )  # fmt: skip
 
 
 def _describe_cut(case: Case, head: LayerHistory, cut: LayerHistory) -> Finding:

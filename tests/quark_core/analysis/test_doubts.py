@@ -108,6 +108,13 @@ def test_a_validation_on_another_scale_than_the_training_is_told():
     assert "are not made in one way for both" in doubt(builder)
 
 
+def test_another_measure_that_falls_by_as_large_a_share_is_none():
+    """Such as squared errors beside a cross-entropy."""
+    builder = RunBuilder().metric("train/loss", falling(240, start=0.7, end=0.2, noise=1e-3))
+    builder.metric("val/loss", validate(1.2, start=5.2), steps=range(11, 240, 12))
+    assert doubt(builder) is None
+
+
 def test_held_out_losses_above_those_of_guesses_are_told():
     said = doubt(train(0.3, validate(2.6, start=3.4), accuracy=np.linspace(0.3, 0.92, 20)))
     assert "is said wrongly with confidence" in said

@@ -303,3 +303,15 @@ def test_two_batches_in_a_row_that_are_far_out_are_no_chance(high, severity):
     loss[150 : 150 + len(high)] = high
     (alert,) = find(RunBuilder().metric("train/loss", loss), "loss_spike")
     assert alert.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("high", "severity"),
+    [((3.9, 4.0), "warning"), ((3.4, 3.45), "info"), ((3.9, 3.45), "info")],
+)
+def test_single_batches_repeat_where_both_are_clearly_far_out(high, severity):
+    loss = 2.3 + 0.1 * np.random.default_rng(3).standard_normal(240)
+    loss[:60] += np.linspace(0.7, 0.0, 60)
+    loss[[120, 180]] = high
+    (alert,) = find(RunBuilder().metric("train/loss", loss), "loss_spike")
+    assert (alert.severity, alert.title) == (severity, "The loss spikes repeatedly")

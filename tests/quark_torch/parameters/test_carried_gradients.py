@@ -55,6 +55,47 @@ def test_what_is_not_cleared_is_told(observe, clear, is_first, every):
     assert all(each == expected for each in found.values())
 
 
+def clear_head(model):
+    model[2].zero_grad()
+
+
+def clear_body(model):
+    model[0].zero_grad()
+
+
+def clear_one_after_the_other(model):
+    model[2].zero_grad()
+    model[0].zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize(
+    ("clear", "held"),
+    [(clear_head, {"0.weight", "0.bias"}), (clear_body, None), (clear_one_after_the_other, set())],
+)
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_part_that_is_not_cleared_is_told_by_its_parameters(observe, clear, held, every):
+    model, optimizer = make()
+    diagnostics = observe(model, optimizer, every=every)
+    told = []
+    for step in range(10):
+        clear(model)
+        run_backward(model)
+        optimizer.step()
+        records, _ = diagnostics.snapshot(step)
+        if records:
+            told.append(
+                {
+                    record.parameter_name
+                    for record in records
+                    if (record.metadata or {}).get("carried_over")
+                }
+            )
+    assert told[0] == set()
+    # Where the last parameter has it, that is said of the whole optimizer.
+    everything = {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert all(names == (everything if held is None else held) for names in told[1:])
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("every", [1, 4, 5])
 def test_accumulation_is_not_that(observe, every):
