@@ -30,7 +30,6 @@ from quark.page.api.images import list_images
 from quark.page.api.modules import pack_module
 from quark.page.api.parameters import Parameters
 from quark.page.api.records import Payload, list_artifacts, list_events, open_payload
-from quark.page.api.rows import describe_main
 from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
 from quark.page.api.sides import describe_sides, pack_group_curves
@@ -102,15 +101,6 @@ class PageApplication:
         self.tables = TableDesk(source)
         self._threads = CapacityLimiter(_THREADS)
         self._turns: dict[bytes, asyncio.Semaphore] = {}
-
-    def prepare(self) -> None:
-        """Read what a list and a run begin with, so that the first visitor waits for no import."""
-        try:
-            listed = list_rows(self.source, Parameters([("limit", "1")]))
-            for row in listed["rows"][:1]:
-                describe_main(self.source.summarize(row["id"]))
-        except QuarkError as error:
-            _log.debug("nothing could be read ahead: %s", error)
 
     async def answer(self, request: Request, handler: Answer) -> Response:
         """Have a handler answer on a thread, in its turn, within the time that there is."""
@@ -206,10 +196,7 @@ def make_app(
     @asynccontextmanager
     async def live(_: Starlette) -> AsyncIterator[None]:
         page.desk.prepare()
-        prepared = asyncio.create_task(to_thread.run_sync(page.prepare))
         yield
-        # What is being read must not be closed.
-        await prepared
         page.desk.close()
         page.tables.close()
 

@@ -24,8 +24,10 @@ _EXPORT = re.compile(
 )
 _EXPORT_LIST = re.compile(r"""(^|[;}])export\s*\{([^}]*)\};?(?!\s*from)""", re.M)
 _LATE = re.compile(r"""\bimport\(\s*["'](\.[^"']+)["']\s*\)""")
-# What the type checker reads, which is a fifth of all, and names modules too.
-_COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/).)*\*/[ \t]*\n|/\*\*(?:(?!\*/).)*\*/", re.M | re.S)
+# What the type checker and readers read, which is a fifth of all, and names modules too.
+_COMMENT = re.compile(
+    r"^[ \t]*//[^\n]*\n|^[ \t]*/\*\*(?:(?!\*/).)*\*/[ \t]*\n|/\*\*(?:(?!\*/).)*\*/", re.M | re.S
+)
 _TAKE = """const linked = {}, taken = {};
 const takeLinked = (name) => taken[name] ??= linked[name]();"""
 _LEFT = re.compile(r"^\s*(?:import\s*[\w{*\"'(]|export\s)", re.M)

@@ -4,13 +4,14 @@
 import { html } from "./data/html.js";
 import { Component, render } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
-import { SignInNeeded, askJson, poll, readState, watchState } from "./pages/connection.js";
+import { SignInNeeded, askEarly, askJson, poll, readState, watchState } from "./pages/connection.js";
 import { loadLate, useLate } from "./pages/late.js";
 import { areKeysOn, listKeys, setKeysOn, takeKeys } from "./pages/keyboard.js";
 import { makeLink, readPlace, watchPlace } from "./pages/links.js";
 import { followSession, makeLoginLink, readSession, resumeSession } from "./pages/session.js";
 
 const ASK_AGAIN_MS = 2000;
+const AWAITED_MS = 60;
 
 /** What failed while it was drawn stands there, and the rest of the page goes on. */
 class Fence extends Component {
@@ -132,5 +133,7 @@ function Help() {
 
 const begin = () => render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")));
 const first = LOADERS.get(readPlace().name);
-if (first) loadLate(first).finally(begin);
+// What is there already is in the first picture; what is not, is not waited for long.
+const answer = Promise.race([askEarly(), new Promise((done) => setTimeout(done, AWAITED_MS))]);
+if (first) Promise.all([loadLate(first), answer]).finally(begin);
 else begin();

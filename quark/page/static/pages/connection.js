@@ -53,6 +53,11 @@ function setState(next) {
  * @throws {ServerLost | SignInNeeded | Refused | DOMException} the last where it was aborted
  */
 export async function ask(path, query = {}, signal) {
+  return request(makeUrl(path, query), {}, signal);
+}
+
+/** @param {string} path @param {Record<string, unknown>} query */
+function makeUrl(path, query) {
   const url = new URL(path, root);
   for (const [key, value] of Object.entries(query)) {
     if (value === null || value === undefined) continue;
@@ -60,7 +65,7 @@ export async function ask(path, query = {}, signal) {
       url.searchParams.append(key, String(item));
     }
   }
-  return request(url, {}, signal);
+  return url;
 }
 
 /**
@@ -98,8 +103,36 @@ async function request(url, options, signal) {
   return response;
 }
 
+/** What was asked for before anybody wanted it. @type {Map<string, { answer: Promise<any>, value: any }>} */
+const early = new Map();
+
+/**
+ * Ask for what the server has named as this page's first request: whoever asks for it first, gets
+ * that answer.
+ * @returns {Promise<void>} done when it is there, or is known not to come
+ */
+export async function askEarly() {
+  const link = /** @type {HTMLLinkElement | null} */ (document.querySelector("link[rel=preload][as=fetch]"));
+  if (!link) return;
+  /** @type {{ answer: Promise<any>, value: any }} */
+  const kept = { answer: request(new URL(link.href), {}).then((answer) => answer.json()), value: null };
+  early.set(link.href, kept);
+  kept.value = await kept.answer.catch(() => null);
+}
+
+/** What `askJson` would give at once, or null. @param {string} path @param {Record<string, unknown>} [query] */
+export function peekJson(path, query = {}) {
+  return early.get(makeUrl(path, query).href)?.value ?? null;
+}
+
 /** @param {string} path @param {Record<string, unknown>} [query] @param {AbortSignal} [signal] */
-export async function askJson(path, query, signal) {
+export async function askJson(path, query = {}, signal) {
+  const { href } = makeUrl(path, query);
+  const kept = early.get(href);
+  if (kept) {
+    early.delete(href);
+    return kept.answer;
+  }
   return (await ask(path, query, signal)).json();
 }
 

@@ -7,7 +7,7 @@ import { decodePack } from "../data/pack.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, HealthBadge, SeverityBadge, StateBadge } from "./badges.js";
 import { ColumnChooser } from "./column_chooser.js";
-import { Refused, ask, askJson, poll } from "./connection.js";
+import { Refused, ask, askJson, peekJson, poll } from "./connection.js";
 import { takeKeys } from "./keyboard.js";
 import { change, go, makeLink } from "./links.js";
 import { ROW_PX, RunTable } from "./run_table.js";
@@ -121,12 +121,13 @@ function describeColumns(found, texts) {
  * @param {{ project: string | null, where: string, order: string, columns: string[] }} wanted
  */
 function useRuns({ project, where, order, columns }) {
-  const [found, setFound] = useState(NOTHING);
-  const [live, setLive] = useState(/** @type {any[]} */ ([]));
-  const [mistake, setMistake] = useState(/** @type {string | null} */ (null));
-  const [isReady, setReady] = useState(false);
-  const current = useRef({ found: NOTHING, isFilling: false, turn: 0 });
   const query = { project, where: where || null, order: order || null, column: columns, limit: PAGE_ROWS };
+  const early = useMemo(() => peekJson("api/runs", query), []);
+  const [found, setFound] = useState(() => early ? mergePage(NOTHING, early) : NOTHING);
+  const [live, setLive] = useState(() => early && !where && !order ? keepSame(early.rows) : []);
+  const [mistake, setMistake] = useState(/** @type {string | null} */ (null));
+  const [isReady, setReady] = useState(early !== null);
+  const current = useRef({ found, isFilling: false, turn: 0 });
   const key = JSON.stringify(query);
   const isPlain = !where && !order;
 
@@ -184,7 +185,8 @@ function useRuns({ project, where, order, columns }) {
   const fill = async (last) => {
     const state = current.current;
     const turn = state.turn;
-    if (state.isFilling) return;
+    // Before the first answer is kept, there is nothing to go on from.
+    if (state.isFilling || !state.turn) return;
     state.isFilling = true;
     try {
       while (turn === state.turn && state.found.next !== null

@@ -10,8 +10,10 @@ other test could run one: so it is closed when the tests of this folder are left
 import os
 import shutil
 import socket
+import sys
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -104,12 +106,17 @@ def tab(chromium):
     return _opened.open_tab()
 
 
+_shared = {}
+
+
 # No fixture has the scope of a folder that is no package.
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
     result = yield
     if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
         _opened.close()
+        while _shared:
+            _shared.popitem()[1].close()
     return result
 
 
@@ -140,7 +147,9 @@ class Server:
             return
         self.page.end()
         self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive()
+        assert not self._thread.is_alive(), "\n".join(
+            "".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()
+        )
         self._thread = None
         self._source.close()
 
@@ -151,17 +160,14 @@ class Server:
 
 @pytest.fixture(scope="session")
 def serve_shared():
-    """Serves a folder to all tests of this process."""
-    servers = {}
+    """Serves a folder to all tests of this process, until it leaves this folder of tests."""
 
     def serve(storage_dir, backend=None):
-        if (storage_dir, backend) not in servers:
-            servers[storage_dir, backend] = Server(storage_dir, backend=backend)
-        return servers[storage_dir, backend]
+        if (storage_dir, backend) not in _shared:
+            _shared[storage_dir, backend] = Server(storage_dir, backend=backend)
+        return _shared[storage_dir, backend]
 
-    yield serve
-    for server in servers.values():
-        server.close()
+    return serve
 
 
 @pytest.fixture
