@@ -56,6 +56,8 @@ __all__ = ["EmbeddedBackend", "OpenFiles"]
 _log = logging.getLogger("quark")
 
 _SETTLE_S = 0.2
+# How long the journal of a run that went with its store is waited for.
+_JOURNAL_S = 10.0
 
 
 class EmbeddedBackend(SupportsTrash, KeepsPayloads):
@@ -92,6 +94,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         self._compaction = self._make_compaction()
         self._run_ids: set[str] = set()
         self._told = False
+        self._patient_until_s = 0.0
         if not config.read_only:
             self._open()
 
@@ -143,6 +146,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
                 ", ".join(runs) or "of this process",
             )
             self._told = True
+            self._patient_until_s = time.monotonic() + _JOURNAL_S
         # Only new connections see the files that are there now.
         self._compaction.close(0.0)
         self._compaction = self._make_compaction()
@@ -160,7 +164,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         self._told = False
 
     def _remake(self, runs: list[str]) -> None:
-        from quark_backends.embedded.refill import restore_run
+        from quark_backends.embedded.refill import has_run, restore_run
 
         old, files = self._connection, self._files
         assert files is not None
@@ -178,6 +182,13 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         with closing(connect(self._layout)) as connection:
             for run_id in runs:
                 restore_run(source, connection, self._layout.root.parent, run_id)
+            unknown = [run_id for run_id in runs if not has_run(connection, run_id)]
+        if unknown and time.monotonic() < self._patient_until_s:
+            # What comes next of it would be refused, while its journal, which went with the
+            # store, is only just being made anew.
+            raise BackendUnavailable(
+                f"nothing of run {', '.join(unknown)} is there again yet", backend="embedded"
+            )
         self._open()
         if source is not None:
             source.close()

@@ -27,7 +27,7 @@ from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_fol
 from quark_core.delivery.lost_batches import make_stand_ins
 from quark_core.errors import BackendRejected, RunNotFoundError
 
-__all__ = ["restore_run"]
+__all__ = ["has_run", "restore_run"]
 
 _log = logging.getLogger("quark")
 
@@ -56,6 +56,11 @@ def restore_run(
     lost += play_journals(storage_dir, new, run_id)
     if lost:
         _log.error("run %s: in no place any more: %s", run_id, "; ".join(lost))
+
+
+def has_run(store: StoreConnection, run_id: str) -> bool:
+    """Whether a store has a run."""
+    return store.execute("SELECT 1 FROM run WHERE id = ?", (run_id,)).fetchone() is not None
 
 
 def copy_run(old: StoreConnection, new: StoreConnection, run_id: str) -> list[str]:
@@ -129,8 +134,7 @@ def play_journals(storage_dir: Path, new: StoreConnection, run_id: str) -> list[
 def _stand_in(
     new: StoreConnection, folder: JournalFolder, manifest: Manifest, first: int, last: int
 ) -> list[Batch]:
-    row = new.execute("SELECT 1 FROM run WHERE id = ?", (manifest.run_id,)).fetchone()
-    starts = row is None and not manifest.awaits_run
+    starts = not has_run(new, manifest.run_id) and not manifest.awaits_run
     return make_stand_ins(folder, manifest, first, last, starts=starts)
 
 

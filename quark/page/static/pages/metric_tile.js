@@ -2,7 +2,7 @@
 /** One metric's chart, made when it first comes near to being seen and read while it is. */
 
 import { html } from "../data/html.js";
-import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 import { useLate } from "./late.js";
 import { change } from "./links.js";
 import { listMarks } from "./metrics.js";
@@ -32,7 +32,8 @@ export function MetricTile({ metric, chart }) {
   const xCurve = xKey === null ? null : store.read(xKey)?.curves[0] ?? null;
   const marks = listMarks(chart.findings, metric);
   const marksText = JSON.stringify(marks);
-  useEffect(() => {
+  // Before the next picture, which would else be one without the chart.
+  useLayoutEffect(() => {
     if (!host.current || !charts || !kept?.curves.length || (!isNear && !drawn.current)) return;
     const props = {
       title: metric.name, curves: kept.curves, window: view.window, whole: chart.wholeOf(),
