@@ -11,6 +11,7 @@ from journaled import run_script, wait_for_adoption, wait_until
 import quark
 from quark_backends.embedded import refill
 from quark_core.analysis.outputs import open_analysis
+from quark_core.delivery.journal_folder import find_folders
 from quark_core.delivery.lane_files import LaneMark, Lease
 from quark_core.records import PhaseRecord
 from quark_core.runs import recovery
@@ -184,6 +185,33 @@ def test_what_is_in_no_place_any_more_is_told_by_numbers(tmp_path, monkeypatch, 
     first, last = gap.payload["batches"]
     assert first == 0
     assert f"in no place any more: batches 0 to {last} of writer" in caplog.text
+
+
+def test_a_journal_that_is_only_just_made_anew_is_waited_for(tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    looks = []
+
+    def find_late(*arguments):
+        looks.append(arguments)
+        return iter(()) if len(looks) == 1 else find_folders(*arguments)
+
+    monkeypatch.setattr(refill, "copy_run", fail)
+    monkeypatch.setattr(refill, "find_folders", find_late)
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        metrics = quark.MetricsLogger(session)
+        for step in range(POINTS):
+            metrics.log("m", float(step), step=step)
+        session.flush()
+        delete_store(tmp_path)
+        metrics.log("m", float(POINTS), step=POINTS)
+        session.flush()
+    assert len(looks) > 1
+    found, steps = read(session.run_id, tmp_path)
+    assert found.status == "completed"
+    assert steps[-1] == POINTS
+    assert "refused" not in caplog.text
 
 
 KILLED = """
