@@ -132,8 +132,10 @@ function Help() {
 }
 
 const begin = () => render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")));
-const first = LOADERS.get(readPlace().name);
-// What is there already is in the first picture; what is not, is not waited for long.
-const answer = Promise.race([askEarly(), new Promise((done) => setTimeout(done, AWAITED_MS))]);
+const { name } = readPlace();
+const first = LOADERS.get(name);
+const early = askEarly();
+// Rows that are there already are in the first picture; a run's page has more to draw than that.
+const answer = name === "runs" && Promise.race([early, new Promise((done) => setTimeout(done, AWAITED_MS))]);
 if (first) Promise.all([loadLate(first), answer]).finally(begin);
 else begin();
