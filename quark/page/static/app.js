@@ -11,7 +11,6 @@ import { makeLink, readPlace, watchPlace } from "./pages/links.js";
 import { followSession, makeLoginLink, readSession, resumeSession } from "./pages/session.js";
 
 const ASK_AGAIN_MS = 2000;
-const AWAITED_MS = 60;
 
 /** What failed while it was drawn stands there, and the rest of the page goes on. */
 class Fence extends Component {
@@ -132,10 +131,7 @@ function Help() {
 }
 
 const begin = () => render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")));
-const { name } = readPlace();
-const first = LOADERS.get(name);
-const early = askEarly();
-// Rows that are there already are in the first picture; a run's page has more to draw than that.
-const answer = name === "runs" && Promise.race([early, new Promise((done) => setTimeout(done, AWAITED_MS))]);
-if (first) Promise.all([loadLate(first), answer]).finally(begin);
+askEarly();
+const first = LOADERS.get(readPlace().name);
+if (first) loadLate(first).finally(begin);
 else begin();

@@ -103,26 +103,20 @@ async function request(url, options, signal) {
   return response;
 }
 
-/** What was asked for before anybody wanted it. @type {Map<string, { answer: Promise<any>, value: any }>} */
+/** What was asked for before anybody wanted it. @type {Map<string, Promise<any>>} */
 const early = new Map();
 
 /**
  * Ask for what the server has named as this page's first request: whoever asks for it first, gets
  * that answer.
- * @returns {Promise<void>} done when it is there, or is known not to come
  */
-export async function askEarly() {
+export function askEarly() {
   const link = /** @type {HTMLLinkElement | null} */ (document.querySelector("link[rel=preload][as=fetch]"));
   if (!link) return;
-  /** @type {{ answer: Promise<any>, value: any }} */
-  const kept = { answer: request(new URL(link.href), {}).then((answer) => answer.json()), value: null };
-  early.set(link.href, kept);
-  kept.value = await kept.answer.catch(() => null);
-}
-
-/** What `askJson` would give at once, or null. @param {string} path @param {Record<string, unknown>} [query] */
-export function peekJson(path, query = {}) {
-  return early.get(makeUrl(path, query).href)?.value ?? null;
+  const answer = request(new URL(link.href), {}).then((found) => found.json());
+  // Who wants it, is told what went wrong.
+  answer.catch(() => undefined);
+  early.set(link.href, answer);
 }
 
 /** @param {string} path @param {Record<string, unknown>} [query] @param {AbortSignal} [signal] */
@@ -131,7 +125,7 @@ export async function askJson(path, query = {}, signal) {
   const kept = early.get(href);
   if (kept) {
     early.delete(href);
-    return kept.answer;
+    return kept;
   }
   return (await ask(path, query, signal)).json();
 }

@@ -7,7 +7,7 @@ import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, StateBadge } from "./badges.js";
 import { Batches } from "./batches.js";
 import { ChartList, listFirst, readNames, writeNames } from "./chart_list.js";
-import { Refused, SignInNeeded, ask, askJson, peekJson, poll } from "./connection.js";
+import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
 import { Controls } from "./controls.js";
 import { EditButtons, EditNotes } from "./edit_run.js";
 import { Findings, Health, isGrave } from "./findings.js";
@@ -56,7 +56,7 @@ function readAxis(x) {
 
 /** @param {{ place: import("./links.js").Place }} props */
 export function RunPage({ place }) {
-  const [data, setData] = useState(() => peekJson(`api/runs/${encodeURIComponent(place.run)}`));
+  const [data, setData] = useState(/** @type {any} */ (null));
   const [mistake, setMistake] = useState("");
   useEffect(() => {
     const ended = new AbortController();

@@ -7,7 +7,7 @@ import { decodePack } from "../data/pack.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, HealthBadge, SeverityBadge, StateBadge } from "./badges.js";
 import { ColumnChooser } from "./column_chooser.js";
-import { Refused, ask, askJson, peekJson, poll } from "./connection.js";
+import { Refused, ask, askJson, poll } from "./connection.js";
 import { takeKeys } from "./keyboard.js";
 import { change, go, makeLink } from "./links.js";
 import { ROW_PX, RunTable } from "./run_table.js";
@@ -122,12 +122,11 @@ function describeColumns(found, texts) {
  */
 function useRuns({ project, where, order, columns }) {
   const query = { project, where: where || null, order: order || null, column: columns, limit: PAGE_ROWS };
-  const early = useMemo(() => peekJson("api/runs", query), []);
-  const [found, setFound] = useState(() => early ? mergePage(NOTHING, early) : NOTHING);
-  const [live, setLive] = useState(() => early && !where && !order ? keepSame(early.rows) : []);
+  const [found, setFound] = useState(NOTHING);
+  const [live, setLive] = useState(/** @type {any[]} */ ([]));
   const [mistake, setMistake] = useState(/** @type {string | null} */ (null));
-  const [isReady, setReady] = useState(early !== null);
-  const current = useRef({ found, isFilling: false, turn: 0 });
+  const [isReady, setReady] = useState(false);
+  const current = useRef({ found: NOTHING, isFilling: false, turn: 0 });
   const key = JSON.stringify(query);
   const isPlain = !where && !order;
 
