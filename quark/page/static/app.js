@@ -133,5 +133,6 @@ function Help() {
 const begin = () => render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById("page")));
 askEarly();
 const first = LOADERS.get(readPlace().name);
-if (first) loadLate(first).finally(begin);
+// What keeps it from being loaded is met again, and told, where it is drawn.
+if (first) loadLate(first).then(begin, begin);
 else begin();

@@ -20,8 +20,13 @@ export async function loadLate(load) {
  */
 export function useLate(load) {
   const [, setCount] = useState(0);
+  const [problem, setProblem] = useState(/** @type {unknown} */ (null));
+  const found = load ? loaded.get(load) ?? null : null;
   useEffect(() => {
-    if (load && !loaded.has(load)) loadLate(load).then(() => setCount((count) => count + 1));
+    // Also where it has come since this was drawn, for somebody else.
+    if (load && !found) loadLate(load).then(() => setCount((count) => count + 1), setProblem);
   }, [load]);
-  return load ? loaded.get(load) ?? null : null;
+  // Whoever stands around it says so, in place of waiting for ever.
+  if (problem) throw problem;
+  return found;
 }
