@@ -194,8 +194,7 @@ def _follow_on_screen(followed: FollowedRun, console: Console, interval_s: float
     screen = _Screen(console)
     last: Look | None = None
     try:
-        with _Waiting() as waiting:
-            waiting.on_suspend = screen.suspend
+        with _Waiting(screen.suspend) as waiting:
             try:
                 screen.enter()
                 last = _look_until_end(followed, waiting, interval_s, show, repeats=True)
@@ -295,8 +294,9 @@ class _Screen:
     def suspend(self) -> None:
         """Stop this process, with the terminal whole meanwhile."""
         self.leave()
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
         self.enter()
 
 
@@ -315,12 +315,13 @@ class _Waiting:
     Used by the main thread. SIGTERM and SIGHUP end the command with what it has to do at its
     end, as Ctrl-C does.
 
-    Attributes:
-        on_suspend: What Ctrl-Z does.
+    Args:
+        on_suspend: What Ctrl-Z does, at the next wait: a picture is not left half drawn. Without
+            it Ctrl-Z stops the process, as ever.
     """
 
-    def __init__(self) -> None:
-        self.on_suspend: Callable[[], None] | None = None
+    def __init__(self, on_suspend: Callable[[], None] | None = None) -> None:
+        self._on_suspend = on_suspend
         self._suspended = False
         self._before: dict[int, Any] = {}
 
@@ -334,6 +335,8 @@ class _Waiting:
             signal.SIGTERM: self._end,
             signal.SIGHUP: self._end,
         }
+        if self._on_suspend is not None:
+            handlers[signal.SIGTSTP] = self._suspend
         for number, handler in handlers.items():
             self._before[number] = signal.signal(number, handler)
         self._poll = select.poll()
@@ -358,9 +361,6 @@ class _Waiting:
         Raises:
             BrokenPipeError: Nobody reads what is printed any more.
         """
-        if self.on_suspend is not None:
-            self._before.setdefault(signal.SIGTSTP, signal.getsignal(signal.SIGTSTP))
-            signal.signal(signal.SIGTSTP, self._suspend)
         ready = dict(self._poll.poll(timeout_s * 1e3))
         if self._stdout in ready:
             raise BrokenPipeError("nobody reads what is printed")
@@ -369,9 +369,9 @@ class _Waiting:
         with suppress(BlockingIOError):
             while os.read(self._reading, 512):
                 pass
-        if self._suspended and self.on_suspend is not None:
+        if self._suspended and self._on_suspend is not None:
             self._suspended = False
-            self.on_suspend()
+            self._on_suspend()
         return True
 
     def ignore_interrupts(self) -> None:

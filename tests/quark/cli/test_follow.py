@@ -14,7 +14,7 @@ import pytest
 from terminals import DEADLINE_S, OWN, Terminal, Training
 
 import quark
-from quark.cli.follow import _look_until_end
+from quark.cli.follow import _look_until_end, _Waiting
 from quark.cli.followed_run import FollowedRun
 from quark.page.api.source import open_source
 from quark_core.errors import StoreUnavailableError
@@ -154,6 +154,16 @@ def test_ctrl_z_gives_the_terminal_back_meanwhile(tmp_path, train, open_terminal
     terminal.press(b"\x03")
     assert terminal.wait_for_end() == 130
     assert terminal.is_whole()
+
+
+def test_ctrl_z_while_a_look_is_drawn_waits_for_its_end():
+    suspended = []
+    with _Waiting(lambda: suspended.append("now")) as waiting:
+        os.kill(os.getpid(), signal.SIGTSTP)
+        assert suspended == []
+        assert waiting.wait(3600)
+        assert suspended == ["now"]
+        assert not waiting.wait(0)
 
 
 def test_a_run_whose_process_is_killed_is_lost(tmp_path, train, open_terminal):
