@@ -39,6 +39,8 @@ SCREEN = {"width": 1600, "height": 1000}
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")
 DRAWN = "() => (window.quark?.charts?.describe() ?? []).filter((c) => c.lines?.length).length"
 _LOOK_AGAIN_MS = 50
+# A new tab is itself some hundred ms in the making, in which a person has not yet typed an address.
+_SETTLED_MS = 300
 _WATCH = """(() => {
   const count = %s;
   const look = () => {
@@ -152,6 +154,7 @@ def load(
             context.add_cookies(cookies)
         page = context.new_page()
         watch(page, expression, least)
+        page.wait_for_timeout(_SETTLED_MS)
         page.goto(root + path, wait_until="commit")
         done_ms = wait_ms(page, deadline_s)
         return float(page.evaluate(PAINT) or done_ms), done_ms
