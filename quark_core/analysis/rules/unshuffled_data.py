@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -37,6 +38,10 @@ _RISEN = 1.5  # times the rate before
 _LEAST_BATCHES, _LEAST_PASSES = 60, 2  # with labels; and how often the classes come round
 _OF_ONE, _MOSTLY = 0.9, 0.5  # share of a batch that is of one class; of batches that are so
 _LIKE_THE_LAST = 0.5  # of the way from chance to all: batches of the class of the one before
+_UNEVEN = 4.0  # times the variance of shares of classes that random batches would have
+_NEIGHBOURS = 0.6  # correlation of a batch's shares with those of the one before
+_NEARLY_ALL = 0.9  # of the samples are of classes that come round
+_OFTEN, _SELDOM = 1.5, 0.75  # times its share of all samples: where a class has come, or has gone
 
 
 class UnshuffledData(BaseRule):
@@ -63,7 +68,8 @@ class UnshuffledData(BaseRule):
         Silent where the learning rate rises again and again, as it makes a
         course by itself, and where the course is small against the loss.
         """
-        sorted_batches = _judge_batches(case)
+        labels = _read_labels(case)
+        sorted_batches = None if labels is None else _judge_batches(case, labels)
         if sorted_batches is not None:
             return Verdict(findings=(sorted_batches,))
         loss = case.train_loss
@@ -82,47 +88,91 @@ class UnshuffledData(BaseRule):
         return Verdict(findings=(finding,), observed=alike, threshold=_ALIKE)
 
 
-def _judge_batches(case: Case) -> Finding | None:
-    """Whether batches are of one class each, the same as before for long, round after round.
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """How many samples of each class the batches have, in the order of their steps."""
 
-    None where they are drawn of one class on purpose, as the order of the classes is random
-    then; where classes come one after the other once, as in continual learning; and where
-    nearly all samples are of one class.
-    """
+    steps: NDArray[np.int64]
+    names: list[str]
+    counts: Floats  # (batches, classes)
+
+    @property
+    def shares(self) -> Floats:
+        shares: Floats = self.counts / self.counts.sum(axis=1, keepdims=True)
+        return shares
+
+
+def _read_labels(case: Case) -> _Labels | None:
     batches = case.run.batches
     if batches.count < _LEAST_BATCHES:
         return None
     order = np.argsort(batches["step"], kind="stable")
     steps = batches["step"][order]
     counted = batches["class_counts"][order].tolist()
-    if any(not counts for counts in counted) or int(steps.min()) < 0:
+    if not all(sum(counts.values()) for counts in counted) or int(steps.min()) < 0:
         return None
-    tops = [max(counts.items(), key=lambda item: item[1]) for counts in counted]
-    sizes = [max(sum(counts.values()), 1) for counts in counted]
-    shares = np.array([top for _, top in tops]) / np.array(sizes)
-    classes = np.array([name for name, _ in tops])
-    pure = float((shares >= _OF_ONE).mean())
-    stays = classes[1:] == classes[:-1]
+    names = sorted({name for counts in counted for name in counts})
+    places = {name: place for place, name in enumerate(names)}
+    table = np.zeros((len(counted), len(names)))
+    for row, counts in enumerate(counted):
+        for name, count in counts.items():
+            table[row, places[name]] = count
+    return _Labels(steps, names, table)
+
+
+def _judge_batches(case: Case, labels: _Labels) -> Finding | None:
+    """Whether batches are of the same classes as before for long, round after round.
+
+    None where they are drawn of few classes on purpose, as the order of the classes is random
+    then; where classes come one after the other once, as in continual learning; and where
+    nearly all samples are of one class.
+    """
+    shares = labels.shares
+    tops = shares.argmax(axis=1)
+    pure = float((shares.max(axis=1) >= _OF_ONE).mean())
+    stays = tops[1:] == tops[:-1]
     like_the_last = float(stays.mean())
-    _, counts = np.unique(classes, return_counts=True)
+    known, counts = np.unique(tops, return_counts=True)
     by_chance = float(((counts / counts.sum()) ** 2).sum())
     # Each class begins anew in every pass.
-    begins = classes[1:][~stays]
-    _, rounds = np.unique(begins, return_counts=True)
-    passes = float(np.median(rounds)) if len(rounds) == len(counts) else 0.0
-    if pure < _MOSTLY or passes < _LEAST_PASSES:
-        return None
-    if like_the_last < by_chance + _LIKE_THE_LAST * (1.0 - by_chance):
-        return None
-    return _describe_batches(case, classes, pure, like_the_last, steps)
+    _, rounds = np.unique(tops[1:][~stays], return_counts=True)
+    passes = float(np.median(rounds)) if len(rounds) == len(known) else 0.0
+    is_sorted = pure >= _MOSTLY and passes >= _LEAST_PASSES
+    if is_sorted and like_the_last >= by_chance + _LIKE_THE_LAST * (1.0 - by_chance):
+        return _describe_batches(case, labels, pure, like_the_last)
+    return _judge_mixes(case, labels)
 
 
-def _describe_batches(
-    case: Case, classes: NDArray[np.str_], pure: float, stays: float, steps: NDArray[np.int64]
-) -> Finding:
-    first, last = int(steps[0]), int(steps[-1])
-    names = sorted(set(classes.tolist()))
-    largest = max(names, key=lambda name: int((classes == name).sum()))
+def _judge_mixes(case: Case, labels: _Labels) -> Finding | None:
+    """The same of batches of several classes: samples that a buffer hardly shuffles."""
+    shares = labels.shares
+    usual = labels.counts.sum(axis=0) / labels.counts.sum()
+    away = shares - usual
+    energy = float((away**2).sum(axis=1).mean())
+    by_chance = float(((1.0 - (usual**2).sum()) / labels.counts.sum(axis=1)).mean())
+    if energy <= 0.0 or energy < _UNEVEN * by_chance:
+        return None
+    alike = float((away[1:] * away[:-1]).sum() / (away**2).sum())
+    rounds = np.array([_count_rounds(*pair) for pair in zip(shares.T, usual, strict=True)])
+    # Samples that are sorted by something else, such as their length, have classes that stay.
+    come_round = float(usual[rounds >= _LEAST_PASSES].sum())
+    if alike < _NEIGHBOURS or come_round < _NEARLY_ALL:
+        return None
+    return _describe_mixes(case, labels, energy / by_chance, alike)
+
+
+def _count_rounds(share: Floats, usual: float) -> int:
+    """How often a class comes that was nearly gone before."""
+    marks = np.where(share > _OFTEN * usual, 1, np.where(share < _SELDOM * usual, -1, 0))
+    marks = marks[marks != 0]
+    return int((np.diff(marks) > 0).sum())
+
+
+def _describe_batches(case: Case, labels: _Labels, pure: float, stays: float) -> Finding:
+    first, last = int(labels.steps[0]), int(labels.steps[-1])
+    tops = labels.counts.argmax(axis=1)
+    names = [labels.names[place] for place in np.unique(tops)]
+    largest = labels.names[int(np.bincount(tops).argmax())]
     return Finding(
         culprit="batch labels",
         severity="warning",
@@ -141,6 +191,34 @@ def _describe_batches(
                     _LIKE_THE_LAST, first, last),
             observe("class", largest, "share of batches that are of one class", pure,
                     _MOSTLY, first, last),
+        ),
+        step=first,
+        step_end=last,
+    )  # fmt: skip
+
+
+def _describe_mixes(case: Case, labels: _Labels, uneven: float, alike: float) -> Finding:
+    first, last = int(labels.steps[0]), int(labels.steps[-1])
+    largest = labels.names[int(labels.counts.sum(axis=0).argmax())]
+    return Finding(
+        culprit="batch labels",
+        severity="warning",
+        title="Samples come nearly sorted by class",
+        fact=say(
+            "Batches have much of few classes, and the next batch has the same; the {count} "
+            "classes come round again and again ({steps}); {most} samples are of {name}.",
+            count=count_names(labels.names), steps=between_steps(first, last),
+            most=count_class(case.run, largest), name=largest,
+        ),
+        inference="Samples are shuffled among their neighbours alone: what is learned of some "
+        "classes is lost again with the next ones.",
+        suggested_check="Shuffle the samples anew in each epoch, over all of them: a shuffle "
+        "buffer must hold far more samples than lie together of one class; or write them shuffled.",
+        evidence=(
+            observe("class", largest, "variance of the shares of classes, in times of chance",
+                    uneven, _UNEVEN, first, last),
+            observe("class", largest, "correlation of a batch's classes with those of the one "
+                    "before", alike, _NEIGHBOURS, first, last),
         ),
         step=first,
         step_end=last,

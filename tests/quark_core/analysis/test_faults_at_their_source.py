@@ -124,6 +124,44 @@ def test_batches_that_are_not_sorted(classes):
     assert not find(label(classes), "unshuffled_data")
 
 
+def buffer(room, *, classes=8, of_each=100, size=32, rounds=4):
+    """Samples that lie class by class, read through a shuffle buffer of so many, in every round."""
+    rng, given = np.random.default_rng(3), []
+    for _ in range(rounds):
+        waiting, read = [], []
+        for one in np.repeat(np.arange(classes), of_each).tolist():
+            waiting.append(one)
+            if len(waiting) > room:
+                read.append(waiting.pop(int(rng.integers(len(waiting)))))
+        given += read + rng.permutation(waiting).tolist()
+    parts = np.array(given).reshape(-1, size)
+    return [{str(name): int(count) for name, count in zip(*np.unique(part, return_counts=True),
+             strict=True)} for part in parts]  # fmt: skip
+
+
+@pytest.mark.parametrize("room", [40, 120])
+def test_a_shuffle_buffer_that_holds_one_class(room):
+    (alert,) = find(label(buffer(room)), "unshuffled_data")
+    assert alert.title == "Samples come nearly sorted by class"
+    assert "buffer" in alert.suggested_check
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        buffer(100_000),
+        buffer(40, rounds=1, of_each=300),
+        # Four classes a batch, drawn anew for each, as contrastive losses have them.
+        [{str(one): 8 for one in RNG.choice(8, 4, replace=False)} for _ in range(120)],
+        # Exactly even, but for a class that comes and goes.
+        [{str(one): 4 for one in range(8) if one != step // 15 % 8} for step in range(120)],
+    ],
+    ids=["all", "once", "few classes of each", "one is left out"],
+)
+def test_batches_that_are_shuffled_well_enough(classes):
+    assert not find(label(classes), "unshuffled_data")
+
+
 # Ranks that have nothing of each other.
 
 
