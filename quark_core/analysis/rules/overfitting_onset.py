@@ -40,6 +40,12 @@ _LEAST_TRAIN_POINTS = 4
 _TRAIN_PART, _MOST_TRAIN_POINTS = 8, 10  # its level somewhere: an eighth of its points
 _LITTLE_LEFT = 0.02  # of what the training had won: what it may give back of that
 
+_BY_HEART = 0.05  # of the training loss at the start: what is left where samples are known by heart
+_NOTHING_WON = 0.15  # of a validation loss: less than this is not what such a training should win
+_ONE_SCALE = (
+    2.0  # times the training loss at the start: a validation on another scale tells nothing
+)
+
 _CONFIDENCE, _ACCURACY_CONFIDENCE = 0.95, 0.8  # an accuracy is coarse
 _ALONE_CONFIDENCE = 0.7  # without the training it may be a divergence
 
@@ -147,6 +153,8 @@ class OverfittingOnset(BaseRule):
             return Verdict(findings=(_describe(rise, train, case),))
         if rise.share > _SHARE and (found := _read_accuracy(case)) is not None:
             return Verdict(findings=(found,))
+        if (learned := _find_learned_by_heart(case, rise)) is not None:
+            return Verdict(findings=(learned,))
         count, after = len(rise.values), len(rise.values) - 1 - int(np.argmin(rise.values))
         if count < _LEAST_POINTS:
             return Verdict(
@@ -177,6 +185,52 @@ def _read_accuracy(case: Case) -> Finding | None:
     if fall is None or not _is_overfitting(fall, train):
         return None
     return _describe(fall, train, case)
+
+
+def _find_learned_by_heart(case: Case, rise: _Rise) -> Finding | None:
+    """A training that comes to nearly nothing beside a validation that never got better."""
+    train = case.train_loss
+    if rise.is_accuracy or train is None or len(train.finite) < _LEAST_TRAIN_POINTS:
+        return None
+    values = train.finite.value
+    few = max(1, min(_MOST_TRAIN_POINTS, len(values) // _TRAIN_PART))
+    first, last = float(np.median(values[:few])), float(np.median(values[-few:]))
+    start = float(np.median(rise.values[:_START_POINTS]))
+    if float(values.min()) < 0.0 or last > _BY_HEART * first:
+        return None
+    if not first / _ONE_SCALE <= start <= first * _ONE_SCALE:
+        return None
+    if rise.best_level < (1.0 - _NOTHING_WON) * start:
+        return None
+    key, steps = rise.validation.key, rise.curve.step
+    return Finding(
+        culprit=key,
+        severity="error",
+        title="Only the training samples are learned",
+        fact=say(
+            "{train} fell from {first} to {last}, and {key} began at {start} and ends at {final}; "
+            "its lowest is {lowest}.",
+            train=train.key, key=key,
+            first=measure_curve(case.run, train.key, "first value"),
+            last=measure_curve(case.run, train.key, "value"),
+            start=measure_curve(case.run, key, "first value"),
+            final=measure_curve(case.run, key, "value"),
+            lowest=measure_curve(case.run, key, "lowest"),
+        ),
+        inference="What is learned holds for the samples of the training alone: they are known by "
+        "heart, or the held-out ones are of another kind.",
+        suggested_check="Look at whether both sets are prepared in the same way, and whether the "
+        "inputs tell the labels at all; then less capacity, regularisation, more data.",
+        evidence=(
+            observe("metric", key, "never much better than at its start",
+                    rise.best_level / start, 1.0 - _NOTHING_WON, int(steps[0]), int(steps[-1])),
+            observe("metric", train.key, "comes to nearly nothing", last / first, _BY_HEART),
+        ),
+        step=int(steps[0]) if rise.curve.unit == "step" else None,
+        epoch=int(steps[0]) if rise.curve.unit == "epoch" else None,
+        step_end=int(steps[-1]) if rise.curve.unit == "step" else None,
+        confidence=_CONFIDENCE,
+    )  # fmt: skip
 
 
 def _measure_rise(validation: Curve, train: Curve | None, *, is_accuracy: bool) -> _Rise | None:

@@ -184,6 +184,35 @@ def test_a_validation_that_was_at_its_best_at_its_first_point():
     assert find(validated(flat), "overfitting_onset") == []
 
 
+def hold_out(values, *, left=1e-3):
+    """A training that comes from 2.3 down to so much, beside these held-out losses."""
+    train = left + (2.3 - left) * np.exp(-np.arange(400) / 25.0)
+    builder = RunBuilder().metric("train/loss", train)
+    return builder.metric("val/loss", values, steps=range(39, 400, 40))
+
+
+def test_samples_that_are_known_by_heart_beside_others_of_which_nothing_is_known():
+    rng = np.random.default_rng(4)
+    noisy = 2.25 + 0.15 * rng.standard_normal(10)
+    (alert,) = find(hold_out(noisy), "overfitting_onset")
+    assert (alert.title, alert.severity) == ("Only the training samples are learned", "error")
+    assert "never much better than at its start" in [entry.summary for entry in alert.evidence]
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        hold_out(2.3 - 0.06 * np.arange(10)),
+        hold_out(2.25 + 0.15 * np.random.default_rng(4).standard_normal(10), left=0.3),
+        hold_out(40.0 + np.random.default_rng(4).standard_normal(10)),
+        hold_out(0.4 + 0.02 * np.random.default_rng(4).standard_normal(10)),
+    ],
+    ids=["something is won", "not by heart", "on another scale", "learned before the first look"],
+)
+def test_what_is_not_known_by_heart_alone(builder):
+    assert find(builder, "overfitting_onset") == []
+
+
 def test_an_accuracy_that_falls_clearly_says_what_the_noise_of_the_loss_hides():
     rng = np.random.default_rng(8)
     loss = 0.7 + np.exp(-np.arange(28) / 3.0) + np.maximum(0, np.arange(28) - 13) * 0.008
