@@ -219,8 +219,9 @@ def _find_learned_by_heart(case: Case, rise: _Rise) -> Finding | None:
         ),
         inference="What is learned holds for the samples of the training alone: they are known by "
         "heart, or the held-out ones are of another kind.",
-        suggested_check="Look at whether both sets are prepared in the same way, and whether the "
-        "inputs tell the labels at all; then less capacity, regularisation, more data.",
+        suggested_check="Look at whether both sets are prepared in the same way, at the running "
+        "statistics of batch normalisation, and whether the inputs tell the labels at all; then "
+        "less capacity, regularisation, more data.",
         evidence=(
             observe("metric", key, "never much better than at its start",
                     rise.best_level / start, 1.0 - _NOTHING_WON, int(steps[0]), int(steps[-1])),
