@@ -52,6 +52,9 @@ class Course:
         first_step: Where a resumed run begins to count.
         per_epoch: Steps of an epoch; without it no epoch is logged.
         key: Of the training loss; empty where the loss is not logged.
+        log_norm: Whether the norm of the gradients is logged.
+        looks: How often the oracle looks.
+        log_every: Steps from one logged step to the next.
         start: Options for `Recorder.start`.
     """
 
@@ -74,6 +77,7 @@ class Course:
     key: str = "train/loss"
     log_norm: bool = False
     looks: int = 30
+    log_every: int = 1
     config: dict[str, Any] = field(default_factory=dict)
     start: dict[str, Any] = field(default_factory=dict)
 
@@ -135,9 +139,12 @@ def fit(course: Course, recorder: AnyRecorder) -> Notes:
             batch = course.batch(step)
             with recorder.step(step, epoch=epoch):
                 logged = _take_step(course, notes, batch, step)
-                recorder.log(logged)
+                if step % course.log_every == 0:
+                    recorder.log(logged)
             if diagnostics is not None and course.tell is not None:
-                diagnostics.log_batch(notes.losses[-1], step=step, epoch=epoch, **course.tell(batch))
+                diagnostics.log_batch(
+                    notes.losses[-1], step=step, epoch=epoch, **course.tell(batch)
+                )
             if course.after is not None:
                 course.after(step)
             if (step + 1) % every == 0:
@@ -221,10 +228,18 @@ def judge_sound(
         return Truth(kind="unclear", reason=f"missed its aim: {told}")
     if notes.end - notes.best > back * (notes.begin - notes.best):
         return Truth(kind="unclear", reason=f"lost what it had: {told}")
+    forbidden = ("divergence", "overfitting_onset") if calm else ()
+    rise = (notes.end - notes.best) / max(abs(notes.best), 1e-9)
+    if rise > 0.08 and notes.end - notes.best > 0.01 * (notes.begin - notes.best):
+        # The oracle, too, sees some of it.
+        tolerated = (*tolerated, "overfitting_onset")
+        forbidden = ("divergence",) if calm else ()
+        if rise > 0.5 and calm:
+            return Truth(kind="unclear", reason=f"overfitted: {told}")
     return Truth(
         kind="healthy",
         tolerated=tuple(tolerated),
-        phases_forbidden=("divergence", "overfitting_onset") if calm else (),
+        phases_forbidden=forbidden,
         reason=told,
     )
 

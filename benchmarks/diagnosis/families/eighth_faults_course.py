@@ -1,4 +1,4 @@
-"""Faults of the course: schedules, precision, optimizers and gradients that are not what was meant."""
+"""Faults of the course: schedules, precision, optimizers gradients that are not meant so."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _schedule_not_restored(recorder: Recorder, draw: Draw) -> Truth:
         notes,
         twin,
         "divergence",
-        reason=f"a rate from a schedule begun anew: {(notes.end - notes.best) / gained:.0%} is lost",
+        reason=f"a schedule begun anew: {(notes.end - notes.best) / gained:.0%} is lost",
         onset=course.config["resumed_at"],
         tolerated=RUINS,
     )
@@ -100,7 +100,7 @@ class _Domains(nn.Module):
 
 
 def _reversal_without_end(recorder: Recorder, draw: Draw) -> Truth:
-    """Ganin and Lempitsky 2015: the weight of the reversal has to be ramped to 1; here it goes on."""
+    """Ganin and Lempitsky 2015: the weight of the reversal is ramped to 1; here it goes on."""
 
     def make(draw: Draw, faulty: bool) -> Course:
         data = datasets.load_digits(draw.stream("data")).flatten()
@@ -165,12 +165,17 @@ def _scheduler_per_batch(recorder: Recorder, draw: Draw) -> Truth:
         course = supervise(
             draw, model, optimizer, data, steps=400, names=("train_loss", "valid_loss", "valid_acc")
         )
+        plain = course.lose
+
+        def lose(net: nn.Module, got: Any, step: int) -> tuple[Tensor, dict[str, float]]:
+            loss, logged = plain(net, got, step)
+            return loss, {**logged, "lr": optimizer.param_groups[0]["lr"]}
 
         def after(step: int) -> None:
             if faulty or (step + 1) % (course.per_epoch or 1) == 0:
                 schedule.step()
 
-        course.after = after
+        course.after, course.lose = after, lose
         return course
 
     _, notes, twin = pair(make, recorder, draw)
@@ -180,7 +185,7 @@ def _scheduler_per_batch(recorder: Recorder, draw: Draw) -> Truth:
         notes,
         twin,
         "plateau",
-        reason="a schedule of epochs stepped at every batch: the rate is nothing before much was won",
+        reason="a schedule of epochs stepped at every batch: soon there is no rate",
         tolerated=("update_ratio", "stagnant_layers", "optimizer_not_stepping", "mostly_frozen"),
     )
 
@@ -295,7 +300,7 @@ def _head_replaced_afterwards(recorder: Recorder, draw: Draw) -> Truth:
 
 
 def _model_of_the_last_fold(recorder: Recorder, draw: Draw) -> Truth:
-    """Threads on cross-validation: a new model for each fold, the optimizer still of the last one."""
+    """Threads on cross-validation: a new model for each fold, the optimizer of the last one."""
 
     def make(draw: Draw, faulty: bool) -> Course:
         data = make_prices(draw)
@@ -313,7 +318,13 @@ def _model_of_the_last_fold(recorder: Recorder, draw: Draw) -> Truth:
         twin,
         "parameters_not_optimized",
         reason="the optimizer steps the model of another fold",
-        tolerated=("stagnant_layers", "mostly_frozen", "plateau", "optimizer_not_stepping", "update_ratio"),
+        tolerated=(
+            "stagnant_layers",
+            "mostly_frozen",
+            "plateau",
+            "optimizer_not_stepping",
+            "update_ratio",
+        ),
     )
 
 

@@ -23,7 +23,6 @@ from benchmarks.diagnosis.families.eighth_tasks import (
     SmallResNet,
     cut,
     make_images,
-    sample,
     supervise,
 )
 from benchmarks.diagnosis.networks import Recurrent, make_convolutional, make_mlp
@@ -40,14 +39,10 @@ def _tell(batch: Any) -> dict[str, Any]:
 def _spoil(data: Data, wrong: Tensor, shift: int) -> Data:
     y = data.y.clone()
     y[wrong] = (y[wrong] + shift) % data.classes
-    return Data(
-        data.x, y, data.val_x, data.val_y, data.proof_x, data.proof_y, data.classes
-    )
+    return Data(data.x, y, data.val_x, data.val_y, data.proof_x, data.proof_y, data.classes)
 
 
-def _judge_labels(
-    course: Course, notes: Notes, twin: Notes, data: Data, wrong: Tensor
-) -> Truth:
+def _judge_labels(course: Course, notes: Notes, twin: Notes, data: Data, wrong: Tensor) -> Truth:
     course.model.eval()
     with torch.no_grad():
         each = functional.cross_entropy(course.model(data.x), data.y, reduction="none")
@@ -96,7 +91,9 @@ def _spammers(recorder: Recorder, draw: Draw) -> Truth:
         data = cut(words, label, 2)
         wrong = torch.from_numpy(rng.permutation(720)[: draw.integer(36, 56)])
         data = _spoil(data, wrong, 1) if faulty else data
-        model = nn.Sequential(nn.EmbeddingBag(40, 24), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 2))
+        model = nn.Sequential(
+            nn.EmbeddingBag(40, 24), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 2)
+        )
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
         kept.append((data, wrong))
         return supervise(
@@ -108,7 +105,7 @@ def _spammers(recorder: Recorder, draw: Draw) -> Truth:
 
 
 def _dropout_in_validation(recorder: Recorder, draw: Draw) -> Truth:
-    """The commonest answer of the forum: `model.eval()` was forgotten, dropout acts in validation."""
+    """The forum's commonest answer: `model.eval()` was forgotten, dropout acts in validation."""
 
     def make(draw: Draw, faulty: bool) -> Course:
         data = datasets.load_digits(draw.stream("data"), noise=0.2)
@@ -143,7 +140,7 @@ def _dropout_in_validation(recorder: Recorder, draw: Draw) -> Truth:
 
 
 def _statistics_of_validation(recorder: Recorder, draw: Draw) -> Truth:
-    """Threads on batch norm: validated in training mode, batches by class, which also moves statistics."""
+    """Threads on batch norm: validated in training mode, class by class; statistics move."""
     kept: list[Data] = []
 
     def make(draw: Draw, faulty: bool) -> Course:
@@ -199,7 +196,13 @@ def _softmax_twice(recorder: Recorder, draw: Draw) -> Truth:
         twin,
         "squashed_outputs",
         reason="softmax before a loss that has its own",
-        tolerated=("plateau", "vanishing_gradients", "activation_collapse", "update_ratio", "stagnant_layers"),
+        tolerated=(
+            "plateau",
+            "vanishing_gradients",
+            "activation_collapse",
+            "update_ratio",
+            "stagnant_layers",
+        ),
         culprits=("softmax",),
     )
 
@@ -244,7 +247,13 @@ def _sigmoid_twice(recorder: Recorder, draw: Draw) -> Truth:
         twin,
         "squashed_outputs",
         reason="sigmoid before a loss that has its own",
-        tolerated=("plateau", "vanishing_gradients", "activation_collapse", "update_ratio", "stagnant_layers"),
+        tolerated=(
+            "plateau",
+            "vanishing_gradients",
+            "activation_collapse",
+            "update_ratio",
+            "stagnant_layers",
+        ),
         culprits=("out",),
     )
 
@@ -286,7 +295,7 @@ def _folders_in_order(recorder: Recorder, draw: Draw) -> Truth:
 
 
 def _balanced_file_in_order(recorder: Recorder, draw: Draw) -> Truth:
-    """Threads on text classifiers: first all negative reviews of the file, then all positive ones."""
+    """Threads on text classifiers: first all negative texts of the file, then the others."""
 
     def make(draw: Draw, faulty: bool) -> Course:
         data = sequences.load_brackets(draw.stream("data"), length=8, count=1600)

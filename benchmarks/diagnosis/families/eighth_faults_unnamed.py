@@ -42,7 +42,7 @@ class _Variational(nn.Module):
 
 
 def _kl_summed_error_averaged(recorder: Recorder, draw: Draw) -> Truth:
-    """Bowman et al. 2016, by the usual slip: the error averaged over pixels, the divergence summed."""
+    """Bowman et al. 2016, by the usual slip: the error is averaged, the divergence summed."""
 
     def make(draw: Draw, faulty: bool) -> Course:
         data = datasets.load_digits(draw.stream("data")).flatten()
@@ -163,7 +163,7 @@ def _one_mode(recorder: Recorder, draw: Draw) -> Truth:
 
 
 def _nobody_is_ill(recorder: Recorder, draw: Draw) -> Truth:
-    """He and Garcia 2009: two per cent of positives, no weights, and a model that never says yes."""
+    """He and Garcia 2009: two per cent of positives, and a model that never says yes."""
     kept: list[Any] = []
 
     def make(draw: Draw, faulty: bool) -> Course:

@@ -1,4 +1,4 @@
-"""Tasks and networks of the eighth family, and a supervised course that most scenarios begin with."""
+"""Tasks and networks of the eighth family, and the supervised course of most of them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,11 @@ def make_images(
     angle = np.pi * label / classes
     rows, columns = np.mgrid[0:side, 0:side]
     along = (
-        np.cos(angle)[:, None, None] * columns + np.sin(angle)[:, None, None] * rows
-    ) * 2.0 * np.pi / (4.0 + label % 2)[:, None, None]
+        (np.cos(angle)[:, None, None] * columns + np.sin(angle)[:, None, None] * rows)
+        * 2.0
+        * np.pi
+        / (4.0 + label % 2)[:, None, None]
+    )
     waves = np.sin(along + rng.uniform(0, 2 * np.pi, (count, 1, 1)))
     images = rng.uniform(0.6, 1.4, (count, 1, 1)) * waves + noise * rng.normal(size=waves.shape)
     return cut(images[:, None], label, classes)
