@@ -48,9 +48,7 @@ def _bootstrapped_beyond_data(recorder: Recorder, draw: Draw) -> Truth:
             with torch.no_grad():
                 # Nine episodes of ten go on, twice as far out as any state of the data.
                 target = reward + 0.9 * discount * net(2.5 * state)
-            return functional.mse_loss(value, target), {
-                "train/mean_value": float(value.mean().item())
-            }
+            return functional.mse_loss(value, target), {"train/mean_value": value.mean().item()}
 
         test = torch.tensor(draw.stream("test").uniform(-0.5, 0.5, (256, 4)), dtype=torch.float32)
         return Course(

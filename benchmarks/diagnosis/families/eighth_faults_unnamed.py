@@ -129,8 +129,8 @@ def _one_mode(recorder: Recorder, draw: Draw) -> Truth:
         generator.zero_grad()
         return loss, {
             "loss/D": judged.item(),
-            "D/real": float(yes.sigmoid().mean()),
-            "D/fake": float(no.sigmoid().mean()),
+            "D/real": yes.sigmoid().mean().item(),
+            "D/fake": no.sigmoid().mean().item(),
         }
 
     def modes(net: Any) -> int:
