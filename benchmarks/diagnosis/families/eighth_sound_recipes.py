@@ -105,7 +105,7 @@ def _loss_scale(recorder: Recorder, draw: Draw) -> Truth:
 
 def _raw_units(recorder: Recorder, draw: Draw) -> Truth:
     """Prices in thousands: the loss begins at some ten thousands and ends at some hundreds."""
-    data = make_prices(draw)
+    data = make_prices(draw, count=4000)
     for part in (data.y, data.val_y, data.proof_y):
         part.mul_(90.0).add_(draw.uniform(150, 250))
     model = make_mlp([8, 64, 64, 1], activation="relu")
@@ -120,14 +120,15 @@ def _raw_units(recorder: Recorder, draw: Draw) -> Truth:
         check_every=20,
         start={"layers": False, "parameters": False},
     )
-    return judge_sound(fit(course, recorder), 2500.0, "targets in thousands, not standardised")
+    course.before = lambda step: optimizer.param_groups[0].update(lr=8e-3 * (1 - step / 520))
+    return judge_sound(fit(course, recorder), 2000.0, "targets in thousands, not standardised")
 
 
 def _two_validations(recorder: Recorder, draw: Draw) -> Truth:
     """Validation is dear: it is run in the middle and at the end."""
     data = make_images(draw, classes=6)
     model = make_convolutional([6, 12], 12, 6, norm=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-3)
     course = supervise(
         draw,
         model,
@@ -139,6 +140,7 @@ def _two_validations(recorder: Recorder, draw: Draw) -> Truth:
         log_every=10,
         start={"parameters": False},
     )
+    course.before = lambda step: optimizer.param_groups[0].update(lr=0.02 * (1 - step / 250))
     return judge_sound(fit(course, recorder), 0.12, "two validations")
 
 
