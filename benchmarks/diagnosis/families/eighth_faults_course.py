@@ -313,7 +313,7 @@ def _model_of_the_last_fold(recorder: Recorder, draw: Draw) -> Truth:
     _, notes, twin = pair(make, recorder, draw)
     still = all(notes.moved(name) == 0.0 for name in notes.first)
     return judge_fault(
-        still and lost(notes, twin) > 0.9,
+        still and lost(notes, twin) > 0.5,
         notes,
         twin,
         "parameters_not_optimized",
