@@ -9,6 +9,7 @@ harmless reasons for each; the text names them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -38,6 +39,17 @@ _MAKES_HARDER = ("augment", "mixup", "cutmix", "cutout", "smoothing", "dropout",
 _WITH_DROPOUT = ("Dropout", "StochasticDepth", "DropPath")
 _LAST_ACCURACIES, _PLACES = 6, 1e-9
 _LEAST_MAJORITY, _LIKE_SHARES = 0.6, 0.15  # of the accuracy; by which the loss may differ
+# Scores of what is found, which are zero where nothing is.
+_SCORES = re.compile(
+    r"(^|[/_.-])(recall|sensitivity|tpr|precision|f1|fbeta|m?iou|jaccard|dice|map|mrr|ndcg|bleu|"
+    r"rouge\w?|mcc|kappa|r2|exact_match|success(_rate)?|win_rate|hit_rate)([/_.@-](at_?)?(\d+|macro|micro|weighted|mean|avg|epoch|step|val|test))*$"
+)
+_NO_SCORE, _LEAST_SCORES = 0.01, 3
+# How far the outputs of samples lie apart, as it is noted where they may collapse.
+_SPREADS = re.compile(
+    r"(feature|embed\w*|repr\w*|proj\w*|output)s?[/_.-](std|deviation|spread|variance|rank)$"
+)
+_LEFT_SPREAD, _SPREAD_POINTS = 0.2, 3  # of that at the start
 _LOST_UNITS, _LAST_PROBES = 0.97, 3
 _MOST_TWO = 2  # outputs of a classifier of two classes
 _SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign")
@@ -55,6 +67,8 @@ def find_doubt(case: Case, metric: str | None) -> str | None:
     known_well = (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY
     checks: list[Callable[[], str | None]] = [
         lambda: _find_lost_layer(case),
+        lambda: _find_empty_score(case),
+        lambda: _find_lost_spread(case),
         lambda: _find_majority(case),
         lambda: _find_worse_than_guesses(case),
         lambda: _find_loss(case.outcome),
@@ -166,6 +180,38 @@ def _list_lost(item: LayerHistory) -> list[tuple[np.ndarray, str]]:
     if item.kind in _SQUASHING:
         lost.append((item["saturation_ratio"], "is saturated"))
     return lost
+
+
+def _find_empty_score(case: Case) -> str | None:
+    """A score that stays at nothing, whatever the loss says."""
+    for key, metric in sorted(case.run.metrics.items()):
+        values = metric.finite.value
+        if not _SCORES.search(key.lower()) or len(values) < _LEAST_SCORES:
+            continue
+        last = values[-max(_LEAST_SCORES, len(values) // 3) :]
+        if float(np.abs(last).max()) <= _NO_SCORE:
+            return (
+                f"{key} ends at {format_number(float(last[-1]))}: nothing is found of what it "
+                "counts, as where one answer is given to everything; weight or sample what is "
+                "rare, or look at the threshold"
+            )
+    return None
+
+
+def _find_lost_spread(case: Case) -> str | None:
+    """A noted deviation of features that has gone, in a run whose loss may be glad of it."""
+    for key, metric in sorted(case.run.metrics.items()):
+        values = metric.finite.value
+        if not _SPREADS.search(key.lower()) or len(values) < 2 * _SPREAD_POINTS:
+            continue
+        first = float(np.median(values[:_SPREAD_POINTS]))
+        last = float(np.median(values[-_SPREAD_POINTS:]))
+        if 0.0 <= last <= _LEFT_SPREAD * first:
+            return (
+                f"{key} went from {format_number(first)} to {format_number(last)}: what samples "
+                "are mapped to hardly differs any more"
+            )
+    return None
 
 
 def _find_majority(case: Case) -> str | None:

@@ -72,7 +72,7 @@ def format_number(value: float) -> str:
     """A number for people: three digits, an exponent where it is long."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("infinite" if value > 0 else "-infinite")
-    return f"{value:.3g}"
+    return f"{value + 0.0:.3g}"  # nothing is not told as minus nothing
 
 
 def say_steps(first: int | None, last: int | None, unit: str = "step") -> str:

@@ -50,6 +50,8 @@ _GOOD_ACCURACY = 0.9  # below it what is known of the training does not acquit
 _ALIKE, _ALIKE_DROP = 1e-3, 0.02  # share of the energy between samples; of its early share
 _NEARLY_ALIKE, _NEARLY_DROP = 0.08, 0.3  # the same in a training that stands still
 _NEARLY_LASTING = 0.2  # share of the probes that this lasts: what hovers about it is no collapse
+# Losses that are as low as can be where all outputs are one.
+_LIKENESS = re.compile(r"simil|cosine|(^|[/_.-])cos([/_.-]|$)|byol|simsiam")
 _LEAST_EARLY = 0.01  # less was never told apart
 _SHALLOW = 1e-3  # of what the first layers tell apart
 _FIRST_LAYERS = 3
@@ -312,8 +314,11 @@ def _look_at_samples(item: LayerHistory, case: Case, *, is_hidden: bool) -> Find
     known = np.nan_to_num(shares, nan=1.0)
     start = _to_the_end(known <= limit)
     suffers = (case.outcome.is_poor or case.outcome.stalls) and not case.outcome.rewarded
-    if start is None and is_hidden and suffers and _is_lost_after(item, case):
+    train = case.outcome.train
+    is_enough = train is not None and bool(_LIKENESS.search(train.key.lower()))
+    if start is None and (is_enough or (is_hidden and suffers and _is_lost_after(item, case))):
         # Less is enough where the training stands still; an output may have its targets' mean.
+        # Or where the loss says nothing against it.
         limit = min(_NEARLY_ALIKE, _NEARLY_DROP * early)
         start = _to_the_end(median_filter(known, _FILTER_PROBES) <= limit)
         if start is not None and len(known) - start < _NEARLY_LASTING * len(known):

@@ -143,6 +143,42 @@ def test_a_third_of_what_was_won_that_is_lost_again_is_told():
     assert overall.status != "healthy"
 
 
+# What is noted beside the losses.
+
+
+def note(key, values):
+    values = np.asarray(values, dtype=float)
+    builder = train(0.3, validate(0.35))
+    return builder.metric(key, values, steps=range(11, 11 + 12 * len(values), 12))
+
+
+@pytest.mark.parametrize("key", ["val/recall", "eval_kappa", "valid.mIoU", "test/recall@5", "r2"])
+def test_a_score_that_stays_at_nothing_is_told_whatever_the_loss_says(key):
+    said = doubt(note(key, [0.2, 0.1, *[0.0] * 10]))
+    assert said.startswith(f"{key} ends at 0: nothing is found")
+    assert judge(note(key, np.zeros(12))).status == "watch"
+
+
+def test_features_whose_deviation_is_gone_are_told():
+    said = doubt(note("train/feature_std", np.geomspace(0.7, 0.06, 12)))
+    assert said.startswith("train/feature_std went from 0.")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        note("val/recall", [0.0] * 8 + [0.3] * 4),
+        note("val/false_recall_rate", np.zeros(12)),
+        note("val/recall", [0.0, 0.0]),
+        note("train/feature_std", np.linspace(0.9, 0.4, 12)),
+        note("train/posterior_std", np.geomspace(0.9, 0.01, 12)),
+    ],
+    ids=["found late", "another name", "too few", "it falls a little", "of a posterior"],
+)
+def test_what_is_noted_beside_the_losses_and_is_as_it_should_be(run):
+    assert doubt(run) is None
+
+
 # One class for all.
 
 

@@ -32,6 +32,24 @@ def _weights(builder, number, changed=None):
     return builder
 
 
+def pull_together(shares, key):
+    builder = RunBuilder().metric(key, -1.0 + 0.9 * np.exp(-np.arange(240) / 20.0))
+    for index in range(3):
+        builder.layer(
+            f"encoder.{index}", steps=PROBES, std=1.0, mean=0.1, norm=10.0,
+            sample_variation_ratio=shares if index == 2 else 0.5,
+        )  # fmt: skip
+    return builder
+
+
+def test_a_loss_that_alike_outputs_satisfy_is_no_excuse_for_them():
+    gone = np.concatenate([np.linspace(0.5, 0.1, 8), np.full(COUNT - 8, 0.04)])
+    (alert,) = _find(pull_together(gone, "train/similarity_loss"), "activation_collapse")
+    assert (alert.culprit, alert.title) == ("encoder.2", "Samples are no longer told apart")
+    assert not _find(pull_together(gone, "train/loss"), "activation_collapse")
+    assert not _find(pull_together(np.full(COUNT, 0.4), "cosine_loss"), "activation_collapse")
+
+
 def test_samples_that_are_no_longer_told_apart():
     shares = np.full(COUNT, 0.5)
     shares[15:] = 1e-5
