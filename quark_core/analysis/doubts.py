@@ -42,7 +42,8 @@ _LEAST_MAJORITY, _LIKE_SHARES = 0.6, 0.15  # of the accuracy; by which the loss 
 # Scores of what is found, which are zero where nothing is.
 _SCORES = re.compile(
     r"(^|[/_.-])(recall|sensitivity|tpr|precision|f1|fbeta|m?iou|jaccard|dice|map|mrr|ndcg|bleu|"
-    r"rouge\w?|mcc|kappa|r2|exact_match|success(_rate)?|win_rate|hit_rate)([/_.@-](at_?)?(\d+|macro|micro|weighted|mean|avg|epoch|step|val|test))*$"
+    r"rouge\w?|mcc|kappa|r2|exact_match|success(_rate)?|win_rate|hit_rate)"
+    r"([/_.@-](at_?)?(\d+|macro|micro|weighted|mean|avg|epoch|step|val|test))*$"
 )
 _NO_SCORE, _LEAST_SCORES = 0.01, 3
 # How far the outputs of samples lie apart, as it is noted where they may collapse.

@@ -42,9 +42,7 @@ _LITTLE_LEFT = 0.02  # of what the training had won: what it may give back of th
 
 _BY_HEART = 0.05  # of the training loss at the start: what is left where samples are known by heart
 _NOTHING_WON = 0.15  # of a validation loss: less than this is not what such a training should win
-_ONE_SCALE = (
-    2.0  # times the training loss at the start: a validation on another scale tells nothing
-)
+_ONE_SCALE = 2.0  # times the training loss at the start: on another scale it tells nothing
 
 _CONFIDENCE, _ACCURACY_CONFIDENCE = 0.95, 0.8  # an accuracy is coarse
 _ALONE_CONFIDENCE = 0.7  # without the training it may be a divergence
