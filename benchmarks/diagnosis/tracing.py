@@ -100,7 +100,7 @@ class Records:
         for some in self._every.values():
             for row in some:
                 yield f"rank {row.rank}"
-                for field in ("metric_key", "module_name", "parameter_name"):
+                for field in ("metric_key", "module_name", "module_type", "parameter_name"):
                     yield strip_prefixes(str(getattr(row, field, "") or ""))
                 yield from map(str, getattr(row, "class_counts", None) or ())
                 yield from map(str, getattr(row, "sample_ids", None) or ())
