@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["find_runs"]
 
-_INSTALL = 'MLflow is read by its library: pip install "quark-tracker[mlflow]"'
 _IMAGES = frozenset("png jpg jpeg gif bmp webp svg tif tiff".split())
-_LOGGED_IMAGE = re.compile(r"images/(?P<key>.+)%step%(?P<step>\d+)%timestamp%(?P<time>\d+)%.+")
+_LOGGED_IMAGE = re.compile(
+    r"images/(?P<key>.+)([%+])step\2(?P<step>\d+)\2timestamp\2(?P<time>\d+)\2.+"
+)
 _LOGGED_TAG = "mlflow.loggedArtifacts"
 _OWN_FOLDER = "quark/"
 _NAME_MAP = "quark/name_map.json"
@@ -84,21 +85,17 @@ class _Link:
     """The server: one that has not answered once is not waited for by every further run."""
 
     def __init__(self, uri: str) -> None:
-        try:
-            import mlflow
-        except ImportError:
-            raise ImportFailure(_INSTALL) from None
-        from quark_backends.mlflow.server import Server
-
         if "://" not in uri and not uri.startswith(("sqlite:", "file:", "databricks")):
             path = Path(uri).expanduser()
             if not path.exists():
                 raise ImportFailure(f"{uri} is no URI, and no folder that exists")
             database = path if path.is_file() else path / "mlflow.db"
             uri = f"sqlite:///{database.resolve()}" if database.is_file() else str(path.resolve())
+        from quark_backends.mlflow.library import open_server
+
         self._outage: str | None = None
         with self.reaching(uri):
-            self.server: Server = Server(mlflow, uri)
+            self.server: Server = open_server(uri, read_only=True)
 
     @contextmanager
     def reaching(self, uri: str | None = None) -> Iterator[None]:
@@ -108,13 +105,14 @@ class _Link:
             ImportFailure: It does not answer, or refuses.
         """
         from quark_backends.mlflow.errors import Missing, Refused
+        from quark_core.config.redaction import redact_text
 
         if self._outage is not None:
             raise ImportFailure(self._outage)
         try:
             yield
         except BackendUnavailable as error:
-            place = uri or self.server.uri
+            place = self.server.uri if uri is None else redact_text(uri)
             self._outage = (
                 f"MLflow at {place} does not answer: {error}. What has come is kept; import it "
                 "again for the rest"
@@ -278,7 +276,7 @@ class ServerRun(ForeignRun):
 
         logged = _LOGGED_IMAGE.fullmatch(one.path)
         suffix = one.path.rpartition(".")[2].lower()
-        if logged is not None and (suffix == "webp" or logged["key"].endswith("+compressed")):
+        if logged is not None and one.path.endswith("compressed.webp"):
             return None
         try:
             with self._link.reaching():
