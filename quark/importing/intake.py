@@ -164,7 +164,7 @@ class RunIntake:
         self._tool = tool
         self._options = options
         self._scratch = scratch
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, str] = {}
 
     def begin_pass(self) -> None:
         """All runs of the place are about to be given, each once."""
@@ -200,7 +200,7 @@ class RunIntake:
         run_id = outcome.run_id = facts.run_id or derive_run_id(self._tool, facts.identity)
         outcome.identity, outcome.name = facts.identity, taken.name
         outcome.project = taken.project
-        if self._seen.setdefault(run_id, id(run)) != id(run):
+        if self._seen.setdefault(run_id, run.key) != run.key:
             raise ImportFailure(
                 f"{facts.identity} is there twice; only the first one is taken (a copy of a run "
                 "is the same run)"
@@ -321,19 +321,17 @@ class _RunWriting:
             story.said["config"] = taken.config_digest
         group = _Group(story)
         self._add_lifecycle(group, records, taken.started_us or now_us())
+        reason = ""
         try:
-            stored = self._write(group, None)
+            if self._write(group, None):
+                return story
         except BackendRejected as error:
-            known = self.load()
-            if known is None:
-                raise ImportFailure(str(error)) from error
-            return known
-        if stored:
-            return story
+            reason = f": {error}"
         known = self.load()
         if known is None:
             raise ImportFailure(
-                f"run {self._run_id} was removed from this store for good, and is not taken again"
+                f"run {self._run_id} is in the trash of this store (`quark restore {self._run_id}` "
+                f"puts it back), or was removed from it for good{reason}"
             )
         return known
 
