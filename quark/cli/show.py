@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -34,7 +35,7 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @storage_option
 @backend_option
 @click.option(
@@ -51,7 +52,12 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
     show_default=True,
     help="Metrics to show, sorted by name.",
 )
-@click.option("--after", metavar="NAME", help="Only metrics whose names come after this one.")
+@click.option(
+    "--after",
+    metavar="NAME",
+    shell_complete=complete_metrics,
+    help="Only metrics whose names come after this one.",
+)
 @json_option
 def show(
     run: str,
