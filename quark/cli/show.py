@@ -292,7 +292,7 @@ def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
     for header in ("points", "first", "last", "best", "at"):
         table.add_column(header, justify="right", no_wrap=True)
     for item in summaries:
-        key = Text(item.key)
+        key = Text(item.name)
         if item.non_finite:
             key.append(f"  {item.non_finite} not finite", style="red")
         arrow = {"min": "↓ ", "max": "↑ "}.get(item.direction or "", "")
@@ -320,7 +320,7 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
     chosen.sort(key=lambda summary: summary.direction is None)
     blocks = []
     for item in chosen[:_PLOTS]:
-        text = Text(item.key, style="bold", no_wrap=True)
+        text = Text(item.name, style="bold", no_wrap=True)
         curve = draw_curve(item.x, item.y)
         text.append(f"\n{curve}", style="not bold cyan", lines=True)
         text.append(
