@@ -188,7 +188,7 @@ def _worst_first(sightings: Sequence[AlertSighting]) -> list[AlertSighting]:
 def _describe_sighting(sighting: AlertSighting, run_count: int) -> Text:
     text = Text(sighting.title)
     if sighting.culprit:
-        text.append(f" at {sighting.culprit}")
+        text.append(f" at {decode_name(sighting.culprit)}")
     if sighting.step is not None:
         text.append(f", step {sighting.step:g}")
     if run_count > 1:
@@ -432,7 +432,8 @@ def target_parts(
     yield Text("Time to target", style="bold")
     for target in targets:
         words = target.direction.replace("_", " ")
-        head = f"{decode_name(target.metric_key)} {words} {describe_number(float(target.target_value))}"
+        name = decode_name(target.metric_key)
+        head = f"{name} {words} {describe_number(float(target.target_value))}"
         found = next((diff for diff in diffs if _has_target(diff, target)), None)
         yield Text(f"  {head}")
         if found is None or found.time_to_target is None:
