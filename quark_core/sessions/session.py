@@ -410,9 +410,7 @@ class TrainingSession(LogLines):
         return report_session(self, config=config, logs=logs)
 
     def __repr__(self) -> str:
-        run = self._run.context.run
-        name = f" {run.name!r}" if run.name else ""
-        return f"TrainingSession({self.run_id}{name}, {self.status})"
+        return f"TrainingSession({self._run.context.describe()})"
 
     def _repr_html_(self) -> str | None:
         return paint(self)
