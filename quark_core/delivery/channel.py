@@ -326,8 +326,10 @@ class MemoryBound:
 
 def choose_capacity() -> int:
     """Bytes that may wait for delivery: a sixteenth of the memory, from 64 MiB to 1 GiB."""
+    if not hasattr(os, "sysconf"):  # Windows has none
+        return _LEAST_CAPACITY_BYTES
     try:
-        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        memory_bytes: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
         return _LEAST_CAPACITY_BYTES
     return max(_LEAST_CAPACITY_BYTES, min(_MOST_CAPACITY_BYTES, memory_bytes // 16))
