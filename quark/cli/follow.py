@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.run_source import backend_option
 from quark.cli.store_access import find_run, json_option, make_finite, storage_option
 from quark.cli.waiting import Waiting
@@ -38,7 +39,7 @@ _NOTE = "Ctrl-C ends this; the run goes on"
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @storage_option
 @backend_option
 @click.option(
@@ -46,6 +47,7 @@ _NOTE = "Ctrl-C ends this; the run goes on"
     "--metric",
     "metrics",
     multiple=True,
+    shell_complete=complete_metrics,
     help="Show this metric; repeat for several [default: objective and loss first].",
 )
 @click.option(

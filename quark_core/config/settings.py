@@ -22,6 +22,7 @@ __all__ = [
     "OFFLINE",
     "PERSISTENCE_TIMEOUT",
     "PERSISTENCE_URL",
+    "QUIET",
     "RANKS",
     "REQUIRE_SERVICE",
     "RUN_ID",
@@ -35,6 +36,7 @@ __all__ = [
     "artifact_limit_bytes",
     "check_timeouts",
     "exit_timeout_s",
+    "is_quiet",
     "journal_capacity_bytes",
     "journal_timeout_s",
     "launch_timeout_s",
@@ -59,6 +61,7 @@ OBJECTIVE = "QUARK_OBJECTIVE"
 OFFLINE = "QUARK_OFFLINE"
 PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
+QUIET = "QUARK_QUIET"
 RANKS = "QUARK_RANKS"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
 RUN_ID = "QUARK_RUN_ID"
@@ -147,6 +150,11 @@ def allows_offline() -> bool:
     if given not in ("", "allow"):
         raise SchemaValidationError(f'{OFFLINE} must be "allow" or not be set, got {given!r:.40}')
     return given == "allow"
+
+
+def is_quiet() -> bool:
+    """Whether runs say nothing when they begin and end; they do by default."""
+    return os.environ.get(QUIET, "").strip() not in ("", "0")
 
 
 def requires_service() -> bool:

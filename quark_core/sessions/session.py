@@ -28,6 +28,7 @@ from quark_core.runs import opening, resumed_runs
 from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
+from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
@@ -54,6 +55,7 @@ class TrainingSession(LogLines):
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
+        self._introduction: Introduction | None = None
 
     @classmethod
     def start_run(
@@ -84,8 +86,10 @@ class TrainingSession(LogLines):
                 redacted and interpolations resolved (their raw form is kept
                 as well).
             tags: Labels to find the run by.
-            parent_run_id: The run that this one descends from; it must exist.
-            storage_dir: Storage root; the working directory by default.
+            parent_run_id: The run that this one descends from, or the beginning of its id; it
+                must exist.
+            storage_dir: Storage root. By default the working directory, or the next folder
+                above it that has a store of this user's: see docs/reference/storage-root.md.
             strict_mode: Fail on what only data can cause (non-finite values,
                 odd metric names) and on the primary's first delivery error.
             backends: What is added to the primary: names or URIs, such as
@@ -155,8 +159,8 @@ class TrainingSession(LogLines):
         continuing it, use `quark.open_run`.
 
         Args:
-            run_id: The run.
-            storage_dir: Storage root; the working directory by default.
+            run_id: The run; of its id the beginning is enough (4 characters at least).
+            storage_dir: Storage root; as in `start_run` by default.
             backends, ranks, on_stop: As in `start_run`.
             reopen: Let a completed run be continued too.
             from_step: The first step that is done again, such as that of the
@@ -194,6 +198,8 @@ class TrainingSession(LogLines):
         note_cell(session)
         watch_process()
         default_registry().notify("quark_run_started", context=run.context)
+        session._introduction = Introduction(run)
+        session._introduction.greet()
         return session
 
     @property
@@ -230,6 +236,15 @@ class TrainingSession(LogLines):
     def config(self) -> RunConfig:
         """The run's configuration as it is kept: read-only, with secrets redacted."""
         return RunConfig(self._run)
+
+    @property
+    def url(self) -> str | None:
+        """Where the run can be looked at in a browser; None where its store has no page.
+
+        A service with a page (`quark serve --ui`) has one. Of a run from `quark.open_run`
+        the service is asked for it once.
+        """
+        return find_page(self._run)
 
     @property
     def project_name(self) -> str:
@@ -350,6 +365,8 @@ class TrainingSession(LogLines):
         if run.is_noted:
             note_run(run.context)
         say_what_is_left(run, report)
+        if self._introduction is not None:
+            self._introduction.part(status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
@@ -498,7 +515,8 @@ def _find_first_step(state: object, run_id: object, from_step: int | None) -> in
         return from_step
     if not isinstance(state, Mapping) or "run_id" not in state:
         raise SchemaValidationError("state must be what session.state_dict() gave")
-    if state["run_id"] != run_id:
+    # The beginning of an id is as good.
+    if not str(state["run_id"]).startswith(str(run_id)):
         raise SchemaValidationError(
             f"state is of run {state['run_id']!r:.60}, not of run_id {run_id!r:.60}"
         )
