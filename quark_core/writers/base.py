@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
-from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 from quark_core.config import settings
 from quark_core.errors import SchemaValidationError, SessionStoreError
@@ -125,6 +125,14 @@ class BufferedWriter(Generic[R]):
             # The user's exception must not be replaced by ours.
             if error is None:
                 raise
+
+    if not TYPE_CHECKING:  # for mypy every attribute would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            from quark_core.config.habits import explain_attribute
+
+            shown = f"{type(self).__name__!r} object"
+            raise explain_attribute(self, name, "writer", shown)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
