@@ -58,12 +58,14 @@ class ForeignStore:
             backends=(self.place,),
             read_only=True,
         )
-        return OpenRun(
+        run = OpenRun(
             context,
             RunStream(Origin(run_id)),
             self.reader,
             refusal=f"the run was opened from {self.name} for reading only",
         )
+        run.config = stored.config
+        return run
 
 
 def open_foreign_store(storage_dir: str | Path | None, backend: str) -> ForeignStore:

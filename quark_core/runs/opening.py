@@ -168,6 +168,7 @@ class _Opener:
     def open(self, part: RankPart) -> OpenRun:
         start, reach = self.start, self.reach
         run = open_part(self._describe(part), start.plan, reach.primary, start.rank, part)
+        run.config = start.snapshot
         reach.hand_over(run)
         if part.leads:
             goes_on = reach.outage is not None and part.attempt > 0
@@ -285,12 +286,14 @@ def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
     root = resolve_storage_dir(storage_dir)
     reader = composition.open_reader(root)
     stored = load_run(reader, run_id)
-    return OpenRun(
+    run = OpenRun(
         to_context(stored, reader, root),
         RunStream(Origin(run_id)),
         reader,
         refusal="the run was opened for reading only; use resume_run to continue it",
     )
+    run.config = stored.config
+    return run
 
 
 def attach_run(context: RunContext) -> OpenRun:

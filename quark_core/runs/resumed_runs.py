@@ -143,6 +143,7 @@ def continue_run(
         if part.claims is not None:
             part.claims.claim(record.id or "", attempt)
         run = open_part(context, plan, reach.primary, rank, part)
+        run.config = stored.config if config is None else config
         reach.hand_over(run)
         announce(run, config, rank, git, "run_resumed", reach, from_step=from_step)
         return announce_rank(run, plan, rank)
@@ -206,5 +207,6 @@ def _follow_resumed(
             ranks=None if chosen is None else str(chosen),
         )
         run = open_part(context, plan, primary, rank, part)
+        run.config = None if stored is None else stored.config
         reach.hand_over(run)
         return announce_rank(run, plan, rank)

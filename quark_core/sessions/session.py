@@ -30,6 +30,7 @@ from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
+from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
 from quark_core.writers.default_steps import StepScope
 from quark_core.writers.events import LogLines
@@ -220,6 +221,21 @@ class TrainingSession(LogLines):
         return self._run.context.run_path
 
     @property
+    def id(self) -> str | None:
+        """The run's id, as `run_id`."""
+        return self._run.context.run_id
+
+    @property
+    def name(self) -> str | None:
+        """The run's name, or None."""
+        return self._run.context.run.name
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration as it is kept: read-only, with secrets redacted."""
+        return RunConfig(self._run)
+
+    @property
     def project_name(self) -> str:
         """Name of the project."""
         return self._run.context.project_name
@@ -253,6 +269,7 @@ class TrainingSession(LogLines):
                 run.context = msgspec.structs.replace(
                     run.context, project=stored.project, run=stored.run
                 )
+                run.config = stored.config
         return run.context
 
     def add_tag(self, tag: str) -> RunContext:
