@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import inspect
 
 __all__ = [
     "NOT_GIVEN",
+    "answer_habits",
     "explain_argument_errors",
     "explain_arguments",
     "explain_attribute",
@@ -26,6 +27,7 @@ NOT_GIVEN: Any = object()
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 _LOG = (
     'make metrics = quark.MetricsLogger(session) once, then metrics.log("loss", value, step=step)'
@@ -75,7 +77,7 @@ _SESSION = {
 _WRITER = {
     **dict.fromkeys(
         ("log_metric", "log_metrics", "add_scalar", "add_scalars", "track", "report_scalar",
-         "log_scalar", "log_dict", "append", "write"), _LOG_HERE,
+         "log_scalar", "log_dict"), _LOG_HERE,
     ),
     **dict.fromkeys(("finish", "end", "end_run"), _END),
 }  # fmt: skip
@@ -99,7 +101,6 @@ del _MODULE["log_histogram"]
 _TABLES: Mapping[str, Mapping[str, str]] = {
     "module": _MODULE,
     "session": _SESSION,
-    "writer": _WRITER,
 }
 
 # Arguments as other trackers call them.
@@ -137,7 +138,7 @@ def explain_attribute(owner: object, name: str, table: str, shown: str) -> Attri
     Args:
         owner: What was asked.
         name: The attribute.
-        table: Which habits apply: "module", "session" or "writer".
+        table: Which habits apply: "module" or "session".
         shown: How the message names the owner.
     """
     message = f"{shown} has no attribute {name!r}"
@@ -145,6 +146,29 @@ def explain_attribute(owner: object, name: str, table: str, shown: str) -> Attri
     if known is not None:
         message = f"{message}. Write {known}"
     return AttributeError(message, name=name, obj=owner)
+
+
+class _Habit:
+    """An attribute that is not there, and says what to write.
+
+    Not `__getattr__`: with one, every attribute of a class is looked up slowly, and a call
+    that logs would cost half as much again.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: object, kind: type) -> NoReturn:
+        shown = f"{kind.__name__!r} object has no attribute {self._name!r}"
+        raise AttributeError(f"{shown}. Write {_WRITER[self._name]}", name=self._name, obj=owner)
+
+
+def answer_habits(writer: type[_T]) -> type[_T]:
+    """Let a class of writers answer calls of other trackers by a sentence; costs nothing else."""
+    for name in _WRITER:
+        if name not in writer.__dict__:
+            setattr(writer, name, _Habit(name))
+    return writer
 
 
 def explain_arguments(
@@ -174,7 +198,7 @@ def explain_arguments(
 
 
 def hide_refused(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Show a method without the `*surplus` and `**unknown` that it takes only to refuse them.
+    """Show a method without what it takes only to refuse it: `*surplus`, `**unknown`, `_third`.
 
     It stays the function that it is, so that a call costs the same.
     """
@@ -184,7 +208,7 @@ def hide_refused(method: Callable[_P, _R]) -> Callable[_P, _R]:
     shown = [
         each.replace(default=each.empty) if each.default is NOT_GIVEN else each
         for each in own.parameters.values()
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name[0] != "_"
     ]
     method.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
     return method

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 from quark_core.config import settings
+from quark_core.config.habits import answer_habits
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import StreamRecord
 from quark_core.runs.open_run import OpenRun
@@ -17,6 +18,7 @@ __all__ = ["BufferedWriter"]
 R = TypeVar("R", bound=StreamRecord)
 
 
+@answer_habits
 class BufferedWriter(Generic[R]):
     """Hands records of one kind to a run's stream, and remembers the latest for `flush()`.
 
@@ -125,14 +127,6 @@ class BufferedWriter(Generic[R]):
             # The user's exception must not be replaced by ours.
             if error is None:
                 raise
-
-    if not TYPE_CHECKING:  # for mypy every attribute would be there
-
-        def __getattr__(self, name: str) -> NoReturn:
-            from quark_core.config.habits import explain_attribute
-
-            shown = f"{type(self).__name__!r} object"
-            raise explain_attribute(self, name, "writer", shown)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

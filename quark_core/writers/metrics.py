@@ -189,7 +189,8 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         super().__init__(session, batch_size=batch_size)
         self._steps = StepCount(find_next_step(self._run)) if auto_step else None
         self._non_finite = self._run.non_finite
-        self._keys: dict[Any, MetricKey] = {}
+        # Plain tuples: a named one is taken apart three times as slowly.
+        self._keys: dict[Any, tuple[str, str | None, str]] = {}
         self._shapes: dict[Any, tuple[MetricKey, ...]] = {}
 
     def bind(self) -> None:
@@ -232,7 +233,8 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         self,
         metric: str | Mapping[str, Any],
         value: Any = NOT_GIVEN,
-        *surplus: Never,
+        _third: Any = NOT_GIVEN,
+        *,
         step: int | None = None,
         epoch: int | None = None,
         namespace: str | None = None,
@@ -268,17 +270,17 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             if isinstance(metric, Mapping):
                 alone = (value, description, metadata)
                 place = (step, epoch, namespace, timestamp)
-                self._log_mapping(metric, alone, place, surplus, unknown)
+                self._log_mapping(metric, alone, place, _third, unknown)
                 return None
             key = self._resolve(metric, namespace)
-        if surplus or unknown:
-            _refuse_arguments("log", surplus, unknown)
+        if _third is not NOT_GIVEN or unknown:
+            _refuse_arguments("log", (_third,), unknown)
         if type(value) is not float:
             value = self._read_value(metric, value)
         if type(step) is not int or step < 0 or step > _INT64_MAX:
             step = check_index(step, "step")
             if step is None:
-                step = self._find_step(epoch, metric, value, key)
+                step = self._find_step(epoch, metric, value, key[0])
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
             epoch = check_index(epoch, "epoch")
         taken = None if metadata is None else redact_object(normalize_object(metadata, "metadata"))
@@ -286,7 +288,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             description = redact_text(check_text(description, "description"))
         time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
         metric_key, key_namespace, metric_name = key
-        if not isfinite(value) or metric_key in self._non_finite:
+        if self._non_finite or not isfinite(value):
             self._note_finiteness(metric_key, value, step, epoch)
         record = MetricRecord(
             self._run_id, self._writer_id, self._attempt, self._rank, self._take_sequence(),
@@ -442,7 +444,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         metrics: Mapping[str, Any],
         alone: tuple[Any, ...],
         place: tuple[Any, ...],
-        surplus: tuple[Any, ...],
+        third: Any,
         unknown: Mapping[str, Any],
     ) -> None:
         """`log({…})`.
@@ -461,8 +463,8 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
                 "metrics.log({…}) takes neither description nor metadata, which belong to one "
                 "value: write metrics.log(name, value, step=step, description=…, metadata=…)"
             )
-        if surplus or unknown:
-            _refuse_arguments("log", surplus, unknown)
+        if unknown or third is not NOT_GIVEN:
+            _refuse_arguments("log", (third,), unknown)
         step, epoch, namespace, timestamp = place
         self.log_many(metrics, step=step, epoch=epoch, namespace=namespace, timestamp=timestamp)
 
@@ -476,7 +478,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         return to_float(value, "value", "metrics.log")
 
     def _find_step(
-        self, epoch: int | None, metric: object, value: float, key: MetricKey
+        self, epoch: int | None, metric: object, value: float, metric_key: str
     ) -> int | None:
         """The step of a call that gives none; None where it has an epoch instead.
 
@@ -484,7 +486,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             SchemaValidationError: It has neither.
         """
         steps = self._steps
-        step = self._run.step if steps is None else steps.count_value(key.metric_key)
+        step = self._run.step if steps is None else steps.count_value(metric_key)
         if step is None and epoch is None:
             raise describe_missing_step(f"log({_show(metric)}, {value!r}")
         return step
@@ -499,7 +501,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             raise describe_missing_step("log({…}")
         return step
 
-    def _resolve(self, metric: object, namespace: object) -> MetricKey:
+    def _resolve(self, metric: object, namespace: object) -> tuple[str, str | None, str]:
         """Check and, where needed, encode a name seen for the first time."""
         name = check_name(metric, "metric")
         if namespace is not None:
@@ -518,7 +520,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        key = MetricKey(stored, *split_name(stored))
+        key = (stored, *split_name(stored))
         if len(self._keys) >= _MAX_CACHED_KEYS:
             self._tell_many_names()
             self._keys.clear()
@@ -536,7 +538,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             "What changes from call to call belongs into step=, metadata= or an event.",
             self._run_id,
             len(self._keys),
-            next(reversed(self._keys.values())).metric_key,
+            next(reversed(self._keys.values()))[0],
         )
 
     def _resolve_many(
@@ -552,7 +554,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
                 known = self._keys.get(name if namespace is None else (namespace, name))
             except Exception:  # noqa: BLE001 - as in log_many
                 known = None
-            keys.append(known or self._resolve(name, namespace))
+            keys.append(MetricKey(*(known or self._resolve(name, namespace))))
         shape = tuple(keys)
         if len(self._shapes) >= _MAX_CACHED_SHAPES:
             self._shapes.clear()
