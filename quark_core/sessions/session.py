@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ from quark_core.backends.delivery_report import DeliveryReport
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
 from quark_core.config.arguments import check_tag
+from quark_core.config.habits import explain_argument_errors, explain_attribute
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
@@ -32,6 +33,7 @@ from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
+from quark_core.writers.default_steps import StepScope
 from quark_core.writers.events import LogLines
 from quark_core.writers.records import write_records
 
@@ -58,6 +60,7 @@ class TrainingSession(LogLines):
         self._introduction: Introduction | None = None
 
     @classmethod
+    @explain_argument_errors
     def start_run(
         cls,
         *,
@@ -141,6 +144,7 @@ class TrainingSession(LogLines):
         return cls._opened(run, on_stop)
 
     @classmethod
+    @explain_argument_errors
     def resume_run(
         cls,
         *,
@@ -307,6 +311,22 @@ class TrainingSession(LogLines):
     def _keep_log(self, record: EventRecord) -> None:  # noqa: ARG002
         self._run.stream.hand_over(_JOURNAL_TIMEOUT_S)
 
+    def step(self, step: int | None) -> StepScope:
+        """Set the step of the calls that follow and give none; costs what an attribute costs.
+
+        It holds for every writer of this run in this process and for all its threads: metrics,
+        events, log lines, artifacts and batch diagnostics, those with an epoch too. A step that
+        a call gives itself counts for that call alone. `with session.step(n):` puts back at the
+        end of the block what was set before it. A forked child goes on with what was set.
+
+        Args:
+            step: The step; None lets calls need their own again.
+
+        Raises:
+            SchemaValidationError: `step` is no non-negative integer.
+        """
+        return StepScope(self._run, step)
+
     def write(self, records: Iterable[StreamRecord]) -> int:
         """Write records of any type of the stream, mixed as they come; returns how many.
 
@@ -441,6 +461,11 @@ class TrainingSession(LogLines):
     def to_dict(self) -> dict[str, Any]:
         """The whole context, project and run included, as JSON-like values."""
         return self._run.context.to_dict()
+
+    if not TYPE_CHECKING:  # for mypy every attribute would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise explain_attribute(self, name, "session", "'TrainingSession' object")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
