@@ -38,6 +38,7 @@ _COMMANDS = {
     "restore": "Put runs back out of the trash.",
     "rm": "Put runs into the trash.",
     "runs": "List, search and sort runs.",
+    "samples": "List and search the text samples of a run.",
     "serve": "Serve runs to many users and machines.",
     "show": "Show one run.",
     "stop": "Ask a training to stop.",

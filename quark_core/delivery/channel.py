@@ -47,7 +47,12 @@ ITEM_BYTES = 256
 _SAMPLES = 8
 _LIST_ITEM_BYTES = 6
 # Where a kind of record carries the one thing of it that may be large.
-_OBJECT_FIELDS = {"metric": "metadata", "event": "payload", "lifecycle": "data"}
+_OBJECT_FIELDS = {
+    "metric": "metadata",
+    "event": "payload",
+    "lifecycle": "data",
+    "sample": "columns",
+}
 
 
 class Channel:
@@ -224,9 +229,11 @@ def _measure_encoded(kind: str, item: Any) -> int:
 
 
 def _measure_objects(kind: str, item: Any) -> int:
-    """Length of the JSON object that an item carries, and about that of its lists."""
+    """Length of the JSON object that an item carries, and about that of its lists and texts."""
     value = getattr(item, _OBJECT_FIELDS.get(kind, "metadata"), None)
     size = 0 if value is None else len(value.encoded)
+    if kind == "sample":
+        size += len(item.prompt or "") + len(item.completion or "")
     if kind == "batch":
         size += _LIST_ITEM_BYTES * len(item.sample_ids or ())
         size += _LIST_ITEM_BYTES * len(item.sequence_lengths or ())
@@ -253,6 +260,7 @@ _DROP_ORDER = (
     "parameter",
     "telemetry",
     "batch",
+    "sample",
     "artifact",
     "metric",
     "event",
