@@ -30,6 +30,7 @@ _COMMANDS = {
     "export": "Write a run to files.",
     "follow": "Follow a run in the terminal while it goes on.",
     "gc": "Remove what is in the trash for good.",
+    "import": "Take in runs of TensorBoard, W&B, MLflow and others.",
     "keys": "Make, list, rotate and revoke keys of a persistence service.",
     "mcp": "Serve runs as tools of the Model Context Protocol.",
     "mirror": "Say what a run's mirrors have, compare them, fill them.",
@@ -37,6 +38,7 @@ _COMMANDS = {
     "restore": "Put runs back out of the trash.",
     "rm": "Put runs into the trash.",
     "runs": "List, search and sort runs.",
+    "samples": "List and search the text samples of a run.",
     "serve": "Serve runs to many users and machines.",
     "show": "Show one run.",
     "stop": "Ask a training to stop.",
@@ -44,6 +46,9 @@ _COMMANDS = {
     "ui": "Look at runs in the browser.",
 }
 """Name of a command, which its module and its function bear too -> what it does."""
+
+_MODULES = {"import": "import_runs"}
+"""Those whose names Python keeps for itself."""
 
 
 class _Commands(SuggestingGroup):
@@ -55,7 +60,8 @@ class _Commands(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        command = getattr(import_module(f"quark.cli.{cmd_name}"), cmd_name)
+        name = _MODULES.get(cmd_name, cmd_name)
+        command = getattr(import_module(f"quark.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 

@@ -69,6 +69,7 @@ class OpenRun:
         exit_code: Status with which the process ends where that ends the run, else None.
         stop_request: That somebody has asked this attempt to stop, once that is known here.
         raises_on_stop: Whether the next call that logs then raises `StopRequested`.
+        step: The step of calls that give none, set by `session.step`, or None.
         non_finite: Metric key -> count of values in a row that were not finite.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
@@ -92,6 +93,7 @@ class OpenRun:
         self.exit_code: int | None = None
         self.stop_request: StopRequest | None = None
         self.raises_on_stop = False
+        self.step: int | None = None
         self.context = context
         self.config: ConfigSnapshot | None = None
         self.stream = stream
