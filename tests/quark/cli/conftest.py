@@ -17,7 +17,11 @@ _SCRIPT = str(Path(sys.executable).with_name("quark"))
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        if (name.startswith("QUARK_") and name != "QUARK_QUIET") or name in (
+            "FORCE_COLOR",
+            "TTY_COMPATIBLE",
+            "COLUMNS",
+        ):
             monkeypatch.delenv(name)
 
 

@@ -24,7 +24,7 @@ def project(tmp_path, monkeypatch):
 def test_runs_and_readers_below_a_store_use_it(project):
     with quark.start_run(project="p") as session:
         assert session.context.storage_dir == project
-    assert [run.run_id for run in quark.search_runs()][0] == session.id
+    assert next(run.run_id for run in quark.search_runs()) == session.id
     assert quark.open_run(session.id).context.storage_dir == project
     assert not (project / "src" / "deep" / ".quark").exists()
 
