@@ -70,6 +70,7 @@ class OpenRun:
         stop_request: That somebody has asked this attempt to stop, once that is known here.
         raises_on_stop: Whether the next call that logs then raises `StopRequested`.
         step: The step of calls that give none, set by `session.step`, or None.
+        missed_metrics: Keys that were read in vain, of which is said once what is near.
         non_finite: Metric key -> count of values in a row that were not finite.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
@@ -94,6 +95,7 @@ class OpenRun:
         self.stop_request: StopRequest | None = None
         self.raises_on_stop = False
         self.step: int | None = None
+        self.missed_metrics: set[str] = set()
         self.context = context
         self.config: ConfigSnapshot | None = None
         self.stream = stream

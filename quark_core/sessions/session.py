@@ -232,7 +232,7 @@ class TrainingSession(LogLines):
 
     @property
     def config(self) -> RunConfig:
-        """The run's configuration as it is kept: read-only, with secrets redacted."""
+        """The run's configuration as it is kept, without secrets; `config.update(…)` changes it."""
         return RunConfig(self._run)
 
     @property
