@@ -30,6 +30,7 @@ from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
+from quark_core.sessions.notifying import attach_notifier_of_environment, tell_end
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
 from quark_core.writers.default_steps import StepScope
@@ -195,6 +196,7 @@ class TrainingSession(LogLines):
         run.raises_on_stop = on_stop == "raise"
         session = cls(run)
         open_runs.add(session)
+        attach_notifier_of_environment(run)
         note_cell(session)
         watch_process()
         default_registry().notify("quark_run_started", context=run.context)
@@ -370,6 +372,8 @@ class TrainingSession(LogLines):
         if run.is_noted:
             note_run(run.context)
         say_what_is_left(run, report)
+        if run.notifier is not None:
+            tell_end(run, status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
