@@ -32,6 +32,7 @@ from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, wa
 from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
 from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
+from quark_core.sessions.notifying import attach_notifier_of_environment, tell_end
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
 from quark_core.writers.default_steps import StepScope
@@ -206,6 +207,7 @@ class TrainingSession(LogLines):
         session = cls(run)
         session._observers = observers
         open_runs.add(session)
+        attach_notifier_of_environment(run)
         note_cell(session)
         watch_process()
         session._introduction = Introduction(run)
@@ -246,7 +248,7 @@ class TrainingSession(LogLines):
 
     @property
     def config(self) -> RunConfig:
-        """The run's configuration as it is kept: read-only, with secrets redacted."""
+        """The run's configuration as it is kept, without secrets; `config.update(…)` changes it."""
         return RunConfig(self._run)
 
     @property
@@ -397,6 +399,8 @@ class TrainingSession(LogLines):
         say_what_is_left(run, report)
         if self._introduction is not None:
             self._introduction.part(status)
+        if run.notifier is not None:
+            tell_end(run, status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
