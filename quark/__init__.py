@@ -255,7 +255,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         value = _find_record_type(name)
         if value is None:
-            raise AttributeError(f"module 'quark' has no attribute {name!r}")
+            habits = import_module("quark_core.config.habits")
+            raise habits.explain_attribute(import_module("quark"), name, "module", "module 'quark'")
     else:
         value = getattr(import_module(home), name)
         # The core's objects are shown in notebooks by what it does not know.

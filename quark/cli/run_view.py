@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quark_core.records.names import decode_name
 from quark_core.runs.rank_rates import measure_rates
-from quark_core.runs.reading import read_series
+from quark_core.runs.reading import encode_key, read_series
 from quark_core.runs.searching import summarize_run
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class MetricSummary:
     """One metric of a run.
 
     Attributes:
-        key: Metric key.
+        key: Its stored key.
         count: Number of values.
         first, last: The values that came first and last, None if not finite.
         best: The least or greatest finite value, None where it is not known
@@ -88,9 +89,14 @@ class MetricSummary:
     x: NDArray[Any]
     y: NDArray[Any]
 
+    @property
+    def name(self) -> str:
+        """The metric as it was logged."""
+        return decode_name(self.key)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-like values, without the points."""
-        values = asdict(self)
+        values = {"name": self.name, **asdict(self)}
         del values["x"], values["y"]
         return values
 
@@ -118,7 +124,7 @@ def summarize_metrics(
         limit: At most so many.
     """
     keys = list(run.metrics)
-    start = 0 if after is None else bisect_right(keys, after)
+    start = 0 if after is None else bisect_right(keys, encode_key(after, "after"))
     chosen = keys[start : None if limit is None else start + limit]
     with_curves = len(keys) <= _MANY_METRICS
     return [

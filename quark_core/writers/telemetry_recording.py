@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MIRRORED_KEYS",
     "TelemetryRecording",
+    "find_node",
+    "lay_out_figures",
     "merge_metadata",
     "take_metadata",
 ]
@@ -74,7 +76,7 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         self._device_index = find_device_index(config.device)
         self._is_cuda = is_cuda(config.device)
         self._old_after_s = max(_OLD_AFTER_S, _OLD_AFTER_INTERVALS * config.sample_interval_s)
-        self._node = check_text(platform.node(), "node") or None
+        self._node = find_node()
         self._figures = self._lay_out(None)
         self._writer_id = ""
         super().__init__(session, batch_size=batch_size)
@@ -94,6 +96,11 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         if self._captures and not run.is_over and run.stream.active and not run.forked:
             # So that the first steps have figures already.
             self._start_watching()
+
+    @property
+    def records_machine(self) -> bool:
+        """Whether what it records has figures of the machine."""
+        return self._captures and not self._closed
 
     def bind(self) -> None:
         """Take up the run's stream, and what its records begin with."""
@@ -318,7 +325,7 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
 
     def _lay_out(self, reading: HardwareReading | None, *, is_old: bool = False) -> _RuntimeFigures:
         config = self._config
-        return _lay_out_figures(
+        return lay_out_figures(
             reading,
             capture_cpu=config.capture_cpu,
             capture_gpu=config.capture_gpu,
@@ -352,6 +359,11 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         """Record what a GPU has not finished; waits for it for a second at most."""
         if self._pending is not None:
             self._pending.settle(_SETTLE_TIMEOUT_S)
+
+
+def find_node() -> str | None:
+    """Name of this host, or None where it has none."""
+    return check_text(platform.node(), "node") or None
 
 
 def take_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -449,7 +461,7 @@ def _choose_keys(present: tuple[bool, ...], machine: tuple[bool, ...]) -> tuple[
     return tuple(key for key, is_there in zip(_keys, there, strict=True) if is_there)
 
 
-def _lay_out_figures(
+def lay_out_figures(
     reading: HardwareReading | None,
     *,
     capture_cpu: bool,
