@@ -28,6 +28,7 @@ _COMMANDS = {
     "follow": "Follow a run in the terminal while it goes on.",
     "gc": "Remove what is in the trash for good.",
     "keys": "Make, list, rotate and revoke keys of a persistence service.",
+    "logs": "Print what a run has printed, also while it goes on.",
     "mcp": "Serve runs as tools of the Model Context Protocol.",
     "mirror": "Say what a run's mirrors have, compare them, fill them.",
     "report": "Write one HTML file about runs.",

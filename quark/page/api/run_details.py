@@ -21,6 +21,7 @@ from quark_core.records import (
     ParameterSummaryRecord,
     SystemTelemetryRecord,
 )
+from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
 
@@ -56,6 +57,7 @@ _CONTENTS = (
     ArtifactRecord.KIND,
     BatchDiagnosticRecord.KIND,
     SystemTelemetryRecord.KIND,
+    ConsoleRecord.KIND,
 )
 _DIGITS = re.compile(r"(\d+)")
 _FIRST = {"train": 0, "val": 1, "system": 3, "quark": 3}
