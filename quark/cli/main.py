@@ -32,6 +32,7 @@ _COMMANDS = {
     "gc": "Remove what is in the trash for good.",
     "import": "Take in runs of TensorBoard, W&B, MLflow and others.",
     "keys": "Make, list, rotate and revoke keys of a persistence service.",
+    "logs": "Print what a run has printed, also while it goes on.",
     "mcp": "Serve runs as tools of the Model Context Protocol.",
     "mirror": "Say what a run's mirrors have, compare them, fill them.",
     "report": "Write one HTML file about runs.",

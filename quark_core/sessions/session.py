@@ -31,8 +31,8 @@ from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
 from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
-from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
 from quark_core.sessions.notifying import attach_notifier_of_environment, tell_end
+from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
 from quark_core.writers.default_steps import StepScope
