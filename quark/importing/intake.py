@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections import Counter
@@ -55,6 +56,8 @@ __all__ = ["ImportOptions", "RunImport", "RunIntake", "open_intake"]
 
 IMPORTED = "run_imported"
 """Type of the event that says what an import has brought."""
+
+_log = logging.getLogger("quark")
 
 _TRIES = 8
 _PATIENCE_S = 30.0
@@ -189,6 +192,9 @@ class RunIntake:
             losses.add("run", outcome.identity, str(error))
         except QuarkError as error:
             outcome.failure = str(error)
+        except Exception as error:  # noqa: BLE001 - what is read is anybody's: the others come
+            _log.debug("a run cannot be imported", exc_info=error)
+            outcome.failure = f"it cannot be read: {type(error).__name__}: {error}"
         outcome.losses = losses.list()
         return outcome
 
