@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from quark.cli.completion import complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -23,7 +24,7 @@ __all__ = ["artifacts", "make_artifact_table"]
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("key", required=False)
 @click.option("-t", "--type", "artifact_type", help="Only artifacts of this type.")
 @click.option(

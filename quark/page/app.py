@@ -32,6 +32,7 @@ from quark.page.api.parameters import Parameters
 from quark.page.api.records import Payload, list_artifacts, list_events, open_payload
 from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
+from quark.page.api.samples import list_samples, tell_sample
 from quark.page.api.sides import describe_sides, pack_group_curves
 from quark.page.api.system import pack_system
 from quark.page.api.tables import TableDesk, read_text
@@ -399,6 +400,14 @@ def _system(page: PageApplication, request: Request, parameters: Parameters) -> 
     return _send_pack(pack_system(page.source, request.path_params["run_id"], parameters))
 
 
+def _samples(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_samples(page.source, request.path_params["run_id"], parameters))
+
+
+def _sample(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(tell_sample(page.source, request.path_params["run_id"], parameters))
+
+
 def _artifacts(page: PageApplication, request: Request, parameters: Parameters) -> Response:
     return _send_json(list_artifacts(page.source, request.path_params["run_id"], parameters))
 
@@ -481,6 +490,8 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/text": _text,
     "/api/runs/{run_id}/batches": _batches,
     "/api/runs/{run_id}/system": _system,
+    "/api/runs/{run_id}/samples": _samples,
+    "/api/runs/{run_id}/sample": _sample,
     "/artifacts/{run_id}/{sha256}": _payload,
 }
 

@@ -17,7 +17,7 @@ from quark_core.config import settings
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import FlushLevel, RunStream, StandInStream
 from quark_core.errors import InvalidRunStateError, SessionStoreError
-from quark_core.records import EventRecord, LifecycleRecord
+from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.times import now_us
@@ -54,6 +54,8 @@ class OpenRun:
 
     Attributes:
         context: The run as it is now; replaced when it changes.
+        config: Its configuration as it is kept, or None where there is none or nobody has
+            said; replaced when it changes.
         stream: Where records go.
         reader: Where they are read back, or None where nothing is kept.
         refusal: Why records are no longer taken, or None while they are; the text of a
@@ -67,6 +69,7 @@ class OpenRun:
         exit_code: Status with which the process ends where that ends the run, else None.
         stop_request: That somebody has asked this attempt to stop, once that is known here.
         raises_on_stop: Whether the next call that logs then raises `StopRequested`.
+        step: The step of calls that give none, set by `session.step`, or None.
         non_finite: Metric key -> count of values in a row that were not finite.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
@@ -90,7 +93,9 @@ class OpenRun:
         self.exit_code: int | None = None
         self.stop_request: StopRequest | None = None
         self.raises_on_stop = False
+        self.step: int | None = None
         self.context = context
+        self.config: ConfigSnapshot | None = None
         self.stream = stream
         self.reader = reader
         self.refusal = refusal

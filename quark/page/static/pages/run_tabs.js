@@ -20,7 +20,7 @@ const LEVELS = ["debug", "info", "warning", "error", "critical"];
 /** @type {Tab[]} */
 export const TABS = [
   { name: "charts", title: "Charts" }, { name: "system", title: "System and ranks", kind: "telemetry" },
-  { name: "batches", title: "Batches", kind: "batch" }, { name: "events", title: "Events and logs" },
+  { name: "batches", title: "Batches", kind: "batch" }, { name: "samples", title: "Samples", kind: "sample" }, { name: "events", title: "Events and logs" },
   { name: "artifacts", title: "Artifacts" }, { name: "config", title: "Config" },
   { name: "delivery", title: "Delivery" },
 ];
