@@ -38,6 +38,9 @@ from quark_core.writers.default_steps import StepScope
 from quark_core.writers.events import LogLines
 from quark_core.writers.records import write_records
 
+if TYPE_CHECKING:
+    from quark_core.writers.used_artifacts import UsedArtifact
+
 __all__ = ["TrainingSession"]
 
 _log = logging.getLogger("quark")
@@ -350,6 +353,32 @@ class TrainingSession(LogLines):
             SessionStoreError: The journal took too long; nothing is lost.
         """
         return write_records(self._run, records)
+
+    def use_artifact(
+        self, name: str, *, project: str | None = None, step: int | None = None
+    ) -> UsedArtifact:
+        """Find a version of an artifact that any run of the project has logged, to be read here.
+
+        That this run uses it becomes part of its lineage. Waits for the store, which reads the
+        artifacts of each run of the project.
+
+        Args:
+            name: `model:best` (an alias), `model:v3` (a number), or `model` (the newest).
+            project: Of another project.
+            step: From which step on it is used.
+
+        Returns:
+            A UsedArtifact, with `.path`, `.read()`, `.load()`, `.open()` and `.copy_to(folder)`.
+
+        Raises:
+            SchemaValidationError: A bad argument.
+            ArtifactNotFoundError: There is no such version; the message says which there are.
+            InvalidRunStateError: The run has ended.
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_core.writers.used_artifacts import use_artifact
+
+        return use_artifact(self._run, name, project, step)
 
     def end_run(self, status: RunStatus = "completed") -> RunContext:
         """End the run and return its last context.
