@@ -374,6 +374,8 @@ class WandbMirror:
             if tag and tag not in state.tags:
                 state.tags.append(tag)
             self._run.tags = tuple(describe_start(self._opening, state)["tags"])
+        elif record.action == "edit":
+            self._apply_edit(data.get("changes") or {})
         elif record.action == "config":
             state.config = dict(data.get("values", {}))
             self._tell_config()
@@ -382,6 +384,22 @@ class WandbMirror:
         elif record.action == "status" and record.attempt >= state.attempt:
             state.status = str(data.get("status", "running"))
             state.exit_code = data.get("exit_code")
+
+    def _apply_edit(self, changes: Mapping[str, Any]) -> None:
+        """Change what somebody has changed of the run meanwhile, or after its end."""
+        state = self._state
+        run = dict(state.start.get("run", {}))
+        for field in ("name", "notes"):
+            if changes.get(field):
+                run[field] = changes[field]["after"]
+                setattr(self._run, field, run[field] or "")
+        if changes.get("tags"):
+            gone = set(changes["tags"].get("removed", ()))
+            tags = [*run.get("tags", ()), *state.tags, *changes["tags"].get("added", ())]
+            run["tags"], state.tags = [tag for tag in tags if tag not in gone], []
+        state.start = {**state.start, "run": run}
+        if changes.get("tags"):
+            self._run.tags = tuple(describe_start(self._opening, state)["tags"])
 
     def _tell_run(self) -> None:
         """Name the run, and say in its configuration which run it mirrors."""
