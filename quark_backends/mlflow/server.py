@@ -269,6 +269,11 @@ class Server:
         with self._translated():
             self._client.update_run(run_id, status="RUNNING")
 
+    def rename_run(self, run_id: str, name: str) -> None:
+        """Give a run another name."""
+        with self._translated():
+            self._client.update_run(run_id, name=name)
+
     def set_ended(self, run_id: str, status: str, ended_ms: int) -> None:
         """Mark a run as ended."""
         with self._translated():

@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["HISTORY_KEY", "LogFile", "mark_artifact"]
 
 HISTORY_KEY = "quark/seq"
-"""Key of the row's own mark, `<writer>.<batch>.<row>`."""
+"""Key of the marks of a row's parts, `<writer>.<batch>.<part>`, with spaces between."""
 
 _BLOCK_BYTES = 32768
 _PIECE = struct.Struct("<IHB")
@@ -50,7 +50,7 @@ class LogFile:
         self.damage: str | None = None
 
     def read_marks(self) -> Iterator[str]:
-        """The marks of what has come to the file since the last call: rows and artifacts."""
+        """The marks of what has come to the file since the last call: rows' parts and artifacts."""
         for data in self.read_records():
             record = self._record_type()
             record.ParseFromString(data)
@@ -60,7 +60,7 @@ class LogFile:
                 continue
             for item in record.history.item:
                 if HISTORY_KEY in (item.key, "/".join(item.nested_key)):
-                    yield json.loads(item.value_json)
+                    yield from json.loads(item.value_json).split(" ")
 
     def read_records(self) -> Iterator[bytes]:
         """What has come to the file since the last call, as W&B's records, not decoded yet."""
