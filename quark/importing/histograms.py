@@ -11,6 +11,8 @@ from quark.importing.foreign import ForeignFile
 
 __all__ = ["make_histogram"]
 
+_MOST_BINS = 128
+
 
 def make_histogram(
     name: str,
@@ -26,11 +28,12 @@ def make_histogram(
         name: What the tool calls it.
         edges: One more than there are counts, ascending; those that do not ascend, or are not
             finite, are left out, and what lies between them counts with the next bin.
-        counts: How many values lie in each bin.
+        counts: How many values lie in each bin. Of many bins, narrow neighbours become one:
+            PyTorch's writer gives hundreds, most of them around 0, that no picture can show.
         step: Its step; None or a negative one where it has none.
         time_us: When it was logged.
     """
-    kept_edges, kept_counts = _clean(edges, counts)
+    kept_edges, kept_counts = _coarsen(*_clean(edges, counts))
     if not kept_counts:
         return None
     return ForeignFile(
@@ -66,4 +69,21 @@ def _clean(edges: Sequence[float], counts: Sequence[float]) -> tuple[list[float]
         middle = kept[0]
         width = abs(middle) * 1e-6 or 1e-6
         return [middle - width, middle + width], [waiting]
+    return kept, found
+
+
+def _coarsen(edges: list[float], counts: list[float]) -> tuple[list[float], list[float]]:
+    """At most so many bins, of the same edges: neighbours together until they are wide enough."""
+    if len(counts) <= _MOST_BINS:
+        return edges, counts
+    least = (edges[-1] - edges[0]) / _MOST_BINS
+    kept: list[float] = [edges[0]]
+    found: list[float] = []
+    waiting = 0.0
+    for edge, count in zip(edges[1:], counts, strict=True):
+        waiting += count
+        if edge - kept[-1] >= least or edge == edges[-1]:
+            kept.append(edge)
+            found.append(waiting)
+            waiting = 0.0
     return kept, found
