@@ -103,6 +103,17 @@ def mlflow(uri: str, experiments: tuple[str, ...], limit: int | None, **options:
 @import_runs.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @import_options
+def trackio(directory: Path, **options: Any) -> None:
+    """Trackio's databases in DIRECTORY, such as ~/.cache/huggingface/trackio."""
+    from quark.importing.sources.trackio import find_runs
+
+    project = options["project"]
+    run_import("trackio", lambda: find_runs(directory, project=project), **options)
+
+
+@import_runs.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@import_options
 def wandb(directory: Path, **options: Any) -> None:
     """The runs in W&B's own files under DIRECTORY, such as ./wandb, offline ones or not.
 

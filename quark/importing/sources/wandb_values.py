@@ -89,9 +89,7 @@ class WandbValues:
             for name, inner in value.items():
                 self.take(f"{key}.{name}", inner, step, time_s)
         elif value is not None and key != _OWN_KEY:
-            self._losses.add(
-                "value", key, f"a {type(value).__name__} is no metric, nor a type of W&B's"
-            )
+            self._losses.add("value", key, f"a {type(value).__name__} is no metric")
 
     def _add_point(self, key: str, step: int, value: float, time_s: float) -> None:
         try:
