@@ -67,6 +67,17 @@ def tensorboard(directory: Path, **options: Any) -> None:
     run_import("tensorboard", lambda: find_runs(directory, project=project), **options)
 
 
+@import_runs.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@import_options
+def aim(directory: Path, **options: Any) -> None:
+    """The repository of Aim's in DIRECTORY (where .aim is)."""
+    from quark.importing.sources.aim import find_runs
+
+    project = options["project"]
+    run_import("aim", lambda: find_runs(directory, project=project), **options)
+
+
 @import_runs.command("csv")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--step", help="Column of the step [default: found by its name].")

@@ -202,7 +202,8 @@ class RunIntake:
         self, run: ForeignRun, outcome: RunImport, losses: Losses, *, is_watched: bool
     ) -> None:
         facts = run.describe()
-        taken = take_facts(self._change(facts), self._tool, losses)
+        # What cannot be taken of them is told at the end.
+        taken = take_facts(self._change(facts), self._tool, Losses())
         run_id = outcome.run_id = facts.run_id or derive_run_id(self._tool, facts.identity)
         outcome.identity, outcome.name = facts.identity, taken.name
         outcome.project = taken.project
@@ -218,17 +219,43 @@ class RunIntake:
             outcome.is_new = True
         run.known = writing.count_points
         files = FileIntake(self._find_payload_folder(run_id), losses)
+        failure: Exception | None = None
+        try:
+            story = self._read_all(run, writing, story, files, outcome, losses)
+        except SessionStoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again when the run's end is told
+            failure, story = error, writing.reload()
+        facts = run.describe()
+        if failure is not None:
+            # What came is there; the rest may come later, and then the end is told again.
+            facts = replace(facts, status="running")
+        described = take_facts(self._change(facts), self._tool, losses)
+        writing.settle(story, described, outcome, is_watched=is_watched)
+        if failure is not None:
+            raise failure
+
+    def _read_all(
+        self,
+        run: ForeignRun,
+        writing: _RunWriting,
+        story: Story,
+        files: FileIntake,
+        outcome: RunImport,
+        losses: Losses,
+    ) -> Story:
+        """Read a run to its end, also where somebody else imports it at the same time.
+
+        Raises:
+            ImportFailure: The others are quicker again and again.
+        """
         for _ in range(_TRIES):
             found = self._read(run, writing, story, files, outcome, losses)
             if found is not None:
-                story = found
-                break
+                return found
             # Another import was quicker: what it has stored is not read again.
             story = writing.reload()
-        else:
-            raise ImportFailure("another import of this run is at work; import it again later")
-        described = take_facts(self._change(run.describe()), self._tool, losses)
-        writing.settle(story, described, outcome, is_watched=is_watched)
+        raise ImportFailure("another import of this run is at work; import it again later")
 
     def _read(
         self,

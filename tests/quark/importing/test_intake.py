@@ -61,6 +61,8 @@ def test_a_run_that_breaks_off_goes_on_behind_what_was_stored(intake, store):
     broken = intake.take(CountedRun(between=fail))
     assert broken.failure == "the source is gone"
     assert broken.points == 50
+    record = quark.open_run(broken.run_id, storage_dir=store).context.run
+    assert record.status == "interrupted"
     rest = intake.take(CountedRun())
     assert (rest.points, rest.is_new) == (50, False)
     assert steps(store, rest.run_id) == list(range(100))
