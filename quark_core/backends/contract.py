@@ -63,6 +63,7 @@ __all__ = [
     "Batch",
     "Capability",
     "Generation",
+    "HELD_FILE",
     "MirrorRun",
     "Payload",
     "RankPolicy",
@@ -81,6 +82,11 @@ __all__ = [
     "SupportsSeries",
     "TrackerForm",
 ]
+
+HELD_FILE = "held"
+"""A file in `mirrors/<backend>/<folder>/` of a run that is there while the mirror keeps
+something of acknowledged batches on this machine, to be passed on when it is opened next:
+an empty group is written then, and the mirror closed."""
 
 API_VERSION = 1
 """Version of this contract that this Quark speaks."""
