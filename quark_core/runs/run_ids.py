@@ -18,6 +18,7 @@ from quark_core.system.terminal_text import clean_line
 
 __all__ = [
     "LEAST_CHARACTERS",
+    "complete_id",
     "describe_near",
     "find_labels",
     "find_run",
@@ -65,6 +66,12 @@ def find_run(reader: SupportsRead, given: str, argument: str = "run_id") -> Stor
 def find_run_id(reader: SupportsRead, given: str, argument: str = "run_id") -> str:
     """The id of that run; see `find_run`."""
     return find_run(reader, given, argument).run.id or given
+
+
+def complete_id(reader: SupportsRead, given: str) -> str:
+    """The id that is meant; what was given where no run, or more than one, fits."""
+    found = [label.run_id for label in _list_beginnings(reader, given)]
+    return found[0] if len(found) == 1 and given not in found else given
 
 
 def find_labels(reader: SupportsRead, beginning: str, limit: int | None = None) -> list[RunLabel]:
