@@ -90,7 +90,8 @@ def find_labels(reader: SupportsRead, beginning: str, limit: int | None = None) 
         )
         stored: Iterable[StoredRun] = [summary.stored for summary in reader.search(search)]
     else:
-        stored = reader.list_runs(limit=None if beginning else limit)
+        # Of what can only list, such as another tool's server, the newest are looked at.
+        stored = reader.list_runs(limit=_CANDIDATES if beginning else limit)
     found = [_label(each) for each in stored if (each.run.id or "").startswith(beginning)]
     return found[:limit]
 
