@@ -8,13 +8,15 @@ beginning is only looked for where no run has it as its id.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
-from quark_core.backends.run_pages import RunLabel, SupportsLabels
 from quark_core.config.arguments import may_be_run_id
 from quark_core.errors import QuarkError, RunNotFoundError
-from quark_core.records.expression import Contains, Field, RunSearch, SearchSource
 from quark_core.system.terminal_text import clean_line
+
+if TYPE_CHECKING:
+    from quark_core.backends.run_pages import RunLabel
 
 __all__ = [
     "LEAST_CHARACTERS",
@@ -78,10 +80,15 @@ def find_labels(reader: SupportsRead, beginning: str, limit: int | None = None) 
     """Runs whose id begins so, newest first, by the store's own list where it has one."""
     if beginning and not may_be_run_id(beginning):
         return []
+    # Late: most runs begin without a look at others.
+    from quark_core.backends.run_pages import SupportsLabels
+
     store: object = reader
     if isinstance(store, SupportsLabels):
         return store.list_labels(beginning, limit)
     if beginning and isinstance(reader, SupportsSearch):
+        from quark_core.records.expression import Contains, Field, RunSearch, SearchSource
+
         text = f"'{beginning}' in run.id"
         search = RunSearch(
             where=Contains(Field("run", "id"), beginning),
@@ -142,6 +149,8 @@ def _find_near(given: str, labels: list[RunLabel]) -> list[RunLabel]:
 
 
 def _label(stored: StoredRun) -> RunLabel:
+    from quark_core.backends.run_pages import RunLabel
+
     run = stored.run
     return RunLabel(run.id or "", run.project_name, run.name, run.status)
 
