@@ -19,6 +19,7 @@ __all__ = [
     "explain_argument_errors",
     "explain_arguments",
     "explain_attribute",
+    "explain_item",
     "hide_refused",
 ]
 
@@ -146,6 +147,14 @@ def explain_attribute(owner: object, name: str, table: str, shown: str) -> Attri
     if known is not None:
         message = f"{message}. Write {known}"
     return AttributeError(message, name=name, obj=owner)
+
+
+def explain_item(key: object) -> TypeError:
+    """The error of `session[key]`, which some trackers log by."""
+    return TypeError(
+        f"a session holds no values by name. To log metrics, {_LOG}; "
+        f"a setting is session.config[{_show(key)}]"
+    )
 
 
 class _Habit:

@@ -15,7 +15,7 @@ from quark_core.backends.delivery_report import DeliveryReport
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
 from quark_core.config.arguments import check_tag
-from quark_core.config.habits import explain_argument_errors, explain_attribute
+from quark_core.config.habits import explain_argument_errors, explain_attribute, explain_item
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
@@ -453,6 +453,12 @@ class TrainingSession(LogLines):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise explain_attribute(self, name, "session", "'TrainingSession' object")
+
+        def __getitem__(self, key: object) -> NoReturn:
+            raise explain_item(key)
+
+        def __setitem__(self, key: object, value: object) -> NoReturn:
+            raise explain_item(key)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
