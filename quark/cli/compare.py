@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.analyze import FAILED_CHECK, show_warnings
+from quark.cli.completion import complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -22,8 +23,8 @@ __all__ = ["compare"]
 
 
 @click.command()
-@click.argument("primary", metavar="RUN")
-@click.argument("reference", metavar="RUN")
+@click.argument("primary", metavar="RUN", shell_complete=complete_runs)
+@click.argument("reference", metavar="RUN", shell_complete=complete_runs)
 @storage_option
 @backend_option
 @click.option(

@@ -270,6 +270,12 @@ class TrainingMonitor:
             self._closed = True
             self._thread = None
 
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return (
+            f"TrainingMonitor({self._run.context.describe()}, {len(self._alerts)} alerts{closed})"
+        )
+
     def __enter__(self) -> Self:
         return self
 

@@ -122,6 +122,9 @@ class OpenRun:
         self._open_writers = 0
         self._has_waited_in_vain = False
 
+    def __repr__(self) -> str:
+        return f"OpenRun({self.context.describe()})"
+
     @property
     def origin(self) -> Origin:
         """What all records of this process have in common."""
