@@ -60,7 +60,7 @@ _SESSION = {
     **dict.fromkeys(
         ("log_artifact", "log_artifacts", "log_image", "log_figure", "log_asset", "save",
          "upload", "upload_artifact", "add_image", "log_table", "log_model", "log_file",
-         "use_artifact", "add_figure", "log_histogram", "add_histogram", "log_confusion_matrix",
+         "add_figure", "log_histogram", "add_histogram", "log_confusion_matrix",
          "report_image", "upload_file"), _ARTIFACT,
     ),
     **dict.fromkeys(("finish", "end", "stop", "close", "terminate", "finalize"), _END),
