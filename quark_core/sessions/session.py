@@ -31,7 +31,7 @@ from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
 from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
-from quark_core.sessions.notifying import attach_notifier_of_environment, tell_end
+from quark_core.sessions.notifying import attach_notifier_of_environment, settle_notices, tell_end
 from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
@@ -409,6 +409,7 @@ class TrainingSession(LogLines):
                 raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
             open_runs.remove(self)
         run.settle_writers()
+        settle_notices(run)
         if run.children is not None:
             # What the run's other writers have logged comes before its end.
             half_s = max(0.0, (deadline - time.monotonic()) / 2)
@@ -428,8 +429,7 @@ class TrainingSession(LogLines):
         say_what_is_left(run, report)
         if self._introduction is not None:
             self._introduction.part(status)
-        if run.notifier is not None:
-            tell_end(run, status)
+        tell_end(run, status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 

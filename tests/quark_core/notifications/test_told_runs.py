@@ -23,6 +23,7 @@ def patient(monkeypatch):
     """What is waited for at the end is waited for however busy the machine is."""
     monkeypatch.setattr("quark_core.analysis.monitor._LAST_LOOK_S", 60.0)
     monkeypatch.setattr("quark_core.sessions.notifying._END_WAIT_S", 60.0)
+    monkeypatch.setattr("quark_core.sessions.notifying._NOTE_WAIT_S", 60.0)
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
 
 
