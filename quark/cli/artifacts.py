@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from quark.cli.artifact_versions import alias, get, lineage, versions
+from quark.cli.completion import complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -46,7 +47,7 @@ def artifacts() -> None:
 
 
 @artifacts.command(_LIST)
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("key", required=False)
 @click.option("-t", "--type", "artifact_type", help="Only artifacts of this type.")
 @click.option(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.completion import complete_runs
 from quark.cli.du import describe_bytes, measure, print_usages, shorten_ids
 from quark.cli.store_access import find_by_id, json_option, open_store, print_json, storage_option
 from quark.cli.trash import (
@@ -33,7 +34,7 @@ _SHOWN_IDS = 10
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="RUN...")
+@click.argument("runs", nargs=-1, metavar="RUN...", shell_complete=complete_runs)
 @storage_option
 @yes_option
 @click.option("--force", is_flag=True, help="Also with records that are not delivered yet.")

@@ -22,6 +22,7 @@ from quark.page.api.analyses import AnalysisDesk
 from quark.page.api.analysis_process import AnalysisProcess
 from quark.page.api.batches import describe_batches
 from quark.page.api.comparisons import ComparisonDesk
+from quark.page.api.console import list_console
 from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
 from quark.page.api.edits import ask_to_stop, change_run
 from quark.page.api.evidence import pack_evidence
@@ -40,6 +41,7 @@ from quark.page.api.records import (
 )
 from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
+from quark.page.api.samples import list_samples, tell_sample
 from quark.page.api.sides import describe_sides, pack_group_curves
 from quark.page.api.system import pack_system
 from quark.page.api.tables import TableDesk, read_text
@@ -404,12 +406,24 @@ def _lineage(page: PageApplication, request: Request, _: Parameters) -> Response
     return _send_json(tell_lineage(page.source, request.path_params["run_id"]))
 
 
+def _console(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_console(page.source, request.path_params["run_id"], parameters))
+
+
 def _batches(page: PageApplication, request: Request, _: Parameters) -> Response:
     return _send_json(describe_batches(page.source, request.path_params["run_id"]))
 
 
 def _system(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
     return _send_pack(pack_system(page.source, request.path_params["run_id"], parameters))
+
+
+def _samples(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_samples(page.source, request.path_params["run_id"], parameters))
+
+
+def _sample(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(tell_sample(page.source, request.path_params["run_id"], parameters))
 
 
 def _artifacts(page: PageApplication, request: Request, parameters: Parameters) -> Response:
@@ -512,6 +526,7 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/module": _module,
     "/api/runs/{run_id}/evidence": _evidence,
     "/api/runs/{run_id}/events": _events,
+    "/api/runs/{run_id}/console": _console,
     "/api/runs/{run_id}/artifacts": _artifacts,
     "/api/runs/{run_id}/images": _images,
     "/api/runs/{run_id}/table": _table,
@@ -519,6 +534,8 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/batches": _batches,
     "/api/runs/{run_id}/lineage": _lineage,
     "/api/runs/{run_id}/system": _system,
+    "/api/runs/{run_id}/samples": _samples,
+    "/api/runs/{run_id}/sample": _sample,
     "/artifacts/{run_id}/{sha256}": _payload,
 }
 

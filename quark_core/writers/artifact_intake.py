@@ -133,7 +133,7 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             call,
             checked_type,
             check_artifact_key(_hide(name), _hide(namespace), strict=self._run.strict),
-            check_index(step, "step"),
+            self._run.step if step is None else check_index(step, "step"),
             check_index(epoch, "epoch"),
             # Beside the payload lies what the record says, and is written before it.
             redact_object(normalize_object(metadata, "metadata")),

@@ -73,7 +73,7 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
             artifact_type: Such as `tensor_summary`: letters, digits, `.`, `_`, `-`.
             name: Its name, or its whole key (`layers/encoder/weights`).
             payload: JSON values, a str, or anything bytes-like.
-            step: Step counter, or None.
+            step: Step counter; by default what `session.step` has set, or None.
             epoch: Epoch counter, or None.
             namespace: What stands before the name, or None.
             payload_format: json, text or bytes; by default text for a str,

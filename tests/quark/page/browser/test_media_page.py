@@ -29,7 +29,8 @@ PAGE = """<!doctype html><html><head><title>mine</title>
 <link rel="preconnect" href="http://127.0.0.1:{1}/"><link rel="dns-prefetch" href="//a.example">
 <link rel="prefetch" href="{0}prefetched"><link rel="stylesheet" href="{0}style.css">
 <script src="{0}script.js"></script><script>
-new WebSocket("ws://127.0.0.1:{1}/"); window.ran = 1; try {{ parent.ran = 1; top.ran = 1 }} catch (error) {{}}
+new WebSocket("ws://127.0.0.1:{1}/"); window.ran = 1;
+try {{ parent.ran = 1; top.ran = 1 }} catch (error) {{}}
 try {{ top.location = "{0}top" }} catch (error) {{}}
 fetch("{0}fetched?" + document.cookie); new Image().src = "{0}image?" + document.cookie;
 navigator.sendBeacon("{0}beacon", "x");
@@ -167,7 +168,8 @@ def test_what_is_logged_is_drawn(visit, serve_shared, media):
     visitor.wait("document.querySelector('.picture canvas')?.dataset.painted")
     painted = """() => { const canvas = document.querySelector('.picture canvas');
         const copy = Object.assign(document.createElement('canvas'),
-            {width: canvas.width, height: canvas.height}).getContext('2d', {willReadFrequently: true});
+            {width: canvas.width, height: canvas.height}
+        ).getContext('2d', {willReadFrequently: true});
         copy.drawImage(canvas, 0, 0);
         const {data} = copy.getImageData(0, 0, canvas.width, canvas.height);
         return data.filter((value, i) => i % 4 === 3 && value).length }"""
