@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from quark_core.errors import TrainingHalted as TrainingHalted
     from quark_core.ranks.statistics import RankStatistics as RankStatistics
     from quark_core.records import AlertRecord as AlertRecord
+    from quark_core.records import ArtifactLinkRecord as ArtifactLinkRecord
     from quark_core.records import ArtifactRecord as ArtifactRecord
     from quark_core.records import BatchDiagnosticRecord as BatchDiagnosticRecord
     from quark_core.records import EventRecord as EventRecord
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from quark_core.records.schema import CURRENT_SCHEMA_VERSION as CURRENT_SCHEMA_VERSION
     from quark_core.records.schema import dump_record as dump_record
     from quark_core.records.schema import validate_record as validate_record
+    from quark_core.runs.artifact_versions import ArtifactVersion as ArtifactVersion
     from quark_core.runs.reading import series as series
     from quark_core.runs.run_editing import edit_run as edit_run
     from quark_core.runs.run_editing import stop_run as stop_run
@@ -106,6 +108,7 @@ if TYPE_CHECKING:
     from quark_core.sessions.shortcuts import resume_run as resume_run
     from quark_core.sessions.shortcuts import start_run as start_run
     from quark_core.version import __version__ as __version__
+    from quark_core.writers.artifact_background import PendingArtifact as PendingArtifact
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
     from quark_core.writers.batches import DataDiagnostics as DataDiagnostics
     from quark_core.writers.batches import DataDiagnosticsConfig as DataDiagnosticsConfig
@@ -116,6 +119,7 @@ if TYPE_CHECKING:
     from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
     from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
+    from quark_core.writers.used_artifacts import UsedArtifact as UsedArtifact
     from quark_torch.instruments.attention_entropy import AttentionEntropy as AttentionEntropy
     from quark_torch.instruments.instrument import Instrument as Instrument
     from quark_torch.instruments.router_load import RouterLoad as RouterLoad
@@ -141,8 +145,10 @@ _HOMES = {
     "AnalyzerThresholds": "quark_core.analysis.config",
     "ArtifactDamagedError": "quark_core.errors",
     "ArtifactNotFoundError": "quark_core.errors",
+    "ArtifactLinkRecord": "quark_core.records",
     "ArtifactRecord": "quark_core.records",
     "ArtifactStore": "quark_core.writers.artifacts",
+    "ArtifactVersion": "quark_core.runs.artifact_versions",
     "BatchDiagnosticRecord": "quark_core.records",
     "BatchMetadata": "quark_core.samples.metadata",
     "BatchMetadataAdapter": "quark_core.samples.metadata",
@@ -183,6 +189,7 @@ _HOMES = {
     "ParameterDiagnosticsConfig": "quark_torch.parameters.config",
     "ParameterDistributionRecord": "quark_core.records",
     "ParameterSummaryRecord": "quark_core.records",
+    "PendingArtifact": "quark_core.writers.artifact_background",
     "PhaseAnalysisResult": "quark_core.analysis.phases",
     "PhaseAnalyzer": "quark_core.analysis.phases",
     "PhaseAnalyzerConfig": "quark_core.analysis.config",
@@ -219,6 +226,7 @@ _HOMES = {
     "TrainingMonitor": "quark_core.analysis.monitor",
     "TrainingSession": "quark_core.sessions.session",
     "TrainingWatch": "quark_torch.watching",
+    "UsedArtifact": "quark_core.writers.used_artifacts",
     "WandbBackend": "quark.tracker.mirrors",
     "__version__": "quark_core.version",
     "add_log": "quark_core.sessions.shortcuts",

@@ -66,6 +66,7 @@ class TrainingWatch:
             hooks.follow(pace.probes)
             if parameters is not None:
                 parameters.finder.lead(hooks.finder)
+        self._run = run
         self._notices = InstrumentationNotices(run, "TrainingWatch")
         self._closed = False
         self._named: tuple[torch.optim.Optimizer, ...] | None = None
@@ -73,6 +74,10 @@ class TrainingWatch:
         self._epoch: int | None = None
         self._metadata: Mapping[str, Any] | None = None
         self._scope: StepTelemetryScope | None = None
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return f"TrainingWatch({self._run.context.describe()}{closed})"
 
     @property
     def optimizer(self) -> Any:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from quark_core.backends.edits import RunEdit, SupportsEdits, check_edit, check_reason
 from quark_core.backends.registry import default_registry
+from quark_core.config import settings
 from quark_core.config.arguments import check_label, check_run_id, check_tags, resolve_storage_dir
 from quark_core.errors import SchemaValidationError, SessionStoreError, StoreUnauthorizedError
 from quark_core.records import RunRecord
 from quark_core.records.runs import RunContext, StopRequest
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary, open_reader
+from quark_core.runs.mirrored_edits import mirror_newest_edit
 from quark_core.runs.run_ids import find_run_id
 
 __all__ = ["edit_run", "find_user", "open_editor", "stop_run"]
@@ -35,8 +37,9 @@ def edit_run(
     """Change what is said of a run, while it trains or after its end.
 
     Who changed what, when, and what was before is an event of the run (`run_edited`). Of two
-    edits at once the last one counts, and both are in the events. Mirrors keep the name, notes
-    and tags that they were told of while the run trained.
+    edits at once the last one counts, and both are in the events. The run's mirrors are told:
+    by its own process while it is open, else within QUARK_EXIT_TIMEOUT_SECONDS (10), or later
+    by `quark sync`.
 
     Args:
         run: Its id or the beginning of it, or a session or context of it.
@@ -66,7 +69,9 @@ def edit_run(
         )
     )
     with open_editor(root, run_id, "edits") as editor:
-        return editor.edit_run(run_id, edit, by=find_user()).run
+        stored = editor.edit_run(run_id, edit, by=find_user())
+        mirror_newest_edit(editor, run_id, root, stored.project.name, settings.exit_timeout_s())
+        return stored.run
 
 
 def stop_run(

@@ -31,12 +31,16 @@ from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
 from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
+from quark_core.sessions.notifying import attach_notifier_of_environment, tell_end
 from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
 from quark_core.writers.default_steps import StepScope
 from quark_core.writers.events import LogLines
 from quark_core.writers.records import write_records
+
+if TYPE_CHECKING:
+    from quark_core.writers.used_artifacts import UsedArtifact
 
 __all__ = ["TrainingSession"]
 
@@ -206,6 +210,7 @@ class TrainingSession(LogLines):
         session = cls(run)
         session._observers = observers
         open_runs.add(session)
+        attach_notifier_of_environment(run)
         note_cell(session)
         watch_process()
         session._introduction = Introduction(run)
@@ -246,7 +251,7 @@ class TrainingSession(LogLines):
 
     @property
     def config(self) -> RunConfig:
-        """The run's configuration as it is kept: read-only, with secrets redacted."""
+        """The run's configuration as it is kept, without secrets; `config.update(…)` changes it."""
         return RunConfig(self._run)
 
     @property
@@ -351,6 +356,32 @@ class TrainingSession(LogLines):
         """
         return write_records(self._run, records)
 
+    def use_artifact(
+        self, name: str, *, project: str | None = None, step: int | None = None
+    ) -> UsedArtifact:
+        """Find a version of an artifact that any run of the project has logged, to be read here.
+
+        That this run uses it becomes part of its lineage. Waits for the store, which reads the
+        artifacts of each run of the project.
+
+        Args:
+            name: `model:best` (an alias), `model:v3` (a number), or `model` (the newest).
+            project: Of another project.
+            step: From which step on it is used.
+
+        Returns:
+            A UsedArtifact, with `.path`, `.read()`, `.load()`, `.open()` and `.copy_to(folder)`.
+
+        Raises:
+            SchemaValidationError: A bad argument.
+            ArtifactNotFoundError: There is no such version; the message says which there are.
+            InvalidRunStateError: The run has ended.
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_core.writers.used_artifacts import use_artifact
+
+        return use_artifact(self._run, name, project, step)
+
     def end_run(self, status: RunStatus = "completed") -> RunContext:
         """End the run and return its last context.
 
@@ -397,6 +428,8 @@ class TrainingSession(LogLines):
         say_what_is_left(run, report)
         if self._introduction is not None:
             self._introduction.part(status)
+        if run.notifier is not None:
+            tell_end(run, status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
@@ -440,9 +473,7 @@ class TrainingSession(LogLines):
         return report_session(self, config=config, logs=logs)
 
     def __repr__(self) -> str:
-        run = self._run.context.run
-        name = f" {run.name!r}" if run.name else ""
-        return f"TrainingSession({self.run_id}{name}, {self.status})"
+        return f"TrainingSession({self._run.context.describe()})"
 
     def _repr_html_(self) -> str | None:
         return paint(self)
