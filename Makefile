@@ -7,6 +7,7 @@
 # make diagnosis  trains some hundred models, broken and healthy, and scores the analyzers by them
 # make faults kills, starves and cuts off for some minutes, and counts what is lost
 # make conformance  writes what each backend passes of the kit into docs/reference/conformance.md
+# make docs   builds the site of the docs into build/docs/site, and follows each of its links
 # make gpu    runs what needs a CUDA device, or says by name what was skipped without one
 # make clean  takes away what the set-up made
 
@@ -25,7 +26,7 @@ QUICK_VENV := .venv-$(VERSION)
 QUICK_TESTS ?= $(addprefix tests/quark_core/,analysis backends config delivery records runs search sessions system writers) tests/quark_backends/store
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test long test-all check bench diagnosis faults conformance gpu clean
+.PHONY: help demo quick test long test-all check bench diagnosis faults conformance docs gpu clean
 
 help:
 	@sed -n 's/^# \(make \)/\1/p' Makefile
@@ -81,6 +82,9 @@ conformance: $(VENV)/dev.stamp
 		tests/conformance/test_service.py tests/conformance/test_csv.py \
 		tests/quark_backends/*/test_*_conformance.py \
 		examples/third_party_backend/tests/test_jsonl_conformance.py
+
+docs: $(VENV)/dev.stamp
+	$(BIN)/python docs/site/build.py
 
 clean:
 	rm -rf $(VENV) .venv-3.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -20,10 +20,15 @@ __all__ = [
     "JOURNAL_MAX_BYTES",
     "JOURNAL_TIMEOUT",
     "LAUNCH_TIMEOUT",
+    "NOTIFY",
+    "NOTIFY_ON",
+    "NOTIFY_SECRET",
+    "NOTIFY_SECRET_FILE",
     "OBJECTIVE",
     "OFFLINE",
     "PERSISTENCE_TIMEOUT",
     "PERSISTENCE_URL",
+    "QUIET",
     "RANKS",
     "REQUIRE_SERVICE",
     "RUN_ID",
@@ -40,6 +45,7 @@ __all__ = [
     "capture_mode",
     "check_timeouts",
     "exit_timeout_s",
+    "is_quiet",
     "journal_capacity_bytes",
     "journal_timeout_s",
     "launch_timeout_s",
@@ -62,10 +68,15 @@ JOURNAL_DIR = "QUARK_JOURNAL_DIR"
 JOURNAL_MAX_BYTES = "QUARK_JOURNAL_MAX_BYTES"
 JOURNAL_TIMEOUT = "QUARK_JOURNAL_TIMEOUT_SECONDS"
 LAUNCH_TIMEOUT = "QUARK_LAUNCH_TIMEOUT_SECONDS"
+NOTIFY = "QUARK_NOTIFY"
+NOTIFY_ON = "QUARK_NOTIFY_ON"
+NOTIFY_SECRET = "QUARK_NOTIFY_SECRET"  # noqa: S105 - the name of a variable
+NOTIFY_SECRET_FILE = "QUARK_NOTIFY_SECRET_FILE"  # noqa: S105 - likewise
 OBJECTIVE = "QUARK_OBJECTIVE"
 OFFLINE = "QUARK_OFFLINE"
 PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
+QUIET = "QUARK_QUIET"
 RANKS = "QUARK_RANKS"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
 RUN_ID = "QUARK_RUN_ID"
@@ -155,6 +166,11 @@ def allows_offline() -> bool:
     if given not in ("", "allow"):
         raise SchemaValidationError(f'{OFFLINE} must be "allow" or not be set, got {given!r:.40}')
     return given == "allow"
+
+
+def is_quiet() -> bool:
+    """Whether runs say nothing when they begin and end; they do by default."""
+    return os.environ.get(QUIET, "").strip() not in ("", "0")
 
 
 def requires_service() -> bool:

@@ -47,7 +47,12 @@ ITEM_BYTES = 256
 _SAMPLES = 8
 _LIST_ITEM_BYTES = 6
 # Where a kind of record carries the one thing of it that may be large.
-_OBJECT_FIELDS = {"metric": "metadata", "event": "payload", "lifecycle": "data"}
+_OBJECT_FIELDS = {
+    "metric": "metadata",
+    "event": "payload",
+    "lifecycle": "data",
+    "sample": "columns",
+}
 
 
 class Channel:
@@ -232,9 +237,11 @@ def _measure_encoded(kind: str, item: Any) -> int:
 
 
 def _measure_objects(kind: str, item: Any) -> int:
-    """Length of the JSON object that an item carries, and about that of its lists."""
+    """Length of the JSON object that an item carries, and about that of its lists and texts."""
     value = getattr(item, _OBJECT_FIELDS.get(kind, "metadata"), None)
     size = 0 if value is None else len(value.encoded)
+    if kind == "sample":
+        size += len(item.prompt or "") + len(item.completion or "")
     if kind == "batch":
         size += _LIST_ITEM_BYTES * len(item.sample_ids or ())
         size += _LIST_ITEM_BYTES * len(item.sequence_lengths or ())
@@ -262,6 +269,7 @@ _DROP_ORDER = (
     "parameter",
     "telemetry",
     "batch",
+    "sample",
     "artifact",
     "metric",
     "event",
@@ -335,8 +343,10 @@ class MemoryBound:
 
 def choose_capacity() -> int:
     """Bytes that may wait for delivery: a sixteenth of the memory, from 64 MiB to 1 GiB."""
+    if not hasattr(os, "sysconf"):  # Windows has none
+        return _LEAST_CAPACITY_BYTES
     try:
-        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        memory_bytes: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
         return _LEAST_CAPACITY_BYTES
     return max(_LEAST_CAPACITY_BYTES, min(_MOST_CAPACITY_BYTES, memory_bytes // 16))

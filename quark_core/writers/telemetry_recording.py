@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from itertools import islice
 from time import monotonic, time_ns
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quark_core.delivery.metric_rows import MetricKey
 from quark_core.errors import SchemaValidationError
@@ -29,6 +29,10 @@ from quark_core.writers.device_timing import (
 from quark_core.writers.step_scope import StepTelemetryScope
 from quark_core.writers.telemetry_config import SystemTelemetryConfig
 
+if TYPE_CHECKING:
+    from quark_core.runs.open_run import OpenRun
+    from quark_core.writers.throughput import Throughput
+
 __all__ = [
     "MIRRORED_KEYS",
     "TelemetryRecording",
@@ -42,6 +46,8 @@ _AGE = "reading_age_ms"
 _SETTLE_TIMEOUT_S = 1.0
 _OLD_AFTER_S = 30.0
 _OLD_AFTER_INTERVALS = 10
+# Place of `gpu_index` among the machine's fields.
+_GPU_INDEX = 8
 
 
 class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
@@ -55,7 +61,9 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         *,
         config: SystemTelemetryConfig | None,
         batch_size: int,
+        throughput: Callable[[OpenRun], Throughput] | None = None,
     ) -> None:
+        self._throughput: Throughput | None = None
         if config is None:
             config = SystemTelemetryConfig()
         elif not isinstance(config, SystemTelemetryConfig):
@@ -73,6 +81,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         self._writer_id = ""
         super().__init__(session, batch_size=batch_size)
         run = self._run
+        if throughput is not None:
+            self._throughput = throughput(run)
         self._watch = Watch(
             config.sample_interval_s,
             processor=config.capture_cpu,
@@ -115,6 +125,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
             self._told: dict[str, str] | None = None
             self._pending: PendingSteps | None = None
             self._clock_is_open = not self._is_cuda
+            if self._throughput is not None:
+                self._throughput.begin()
 
     def _finish_step(
         self, scope: StepTelemetryScope, overflow: bool, skipped: bool, raised: str | None
@@ -122,6 +134,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         """Record what a scope has timed."""
         if self._closed or self._run.refusal is not None:
             self._check_open("finish")
+        if self._throughput is not None or scope.counts is not None:
+            self._count_throughput(scope.counts, scope.start_s, None)
         if not scope.sampled:
             if overflow or skipped:
                 self._count(overflow, skipped)
@@ -130,6 +144,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         wall = scope.measure_wall_times()
         counts = self._count(overflow, skipped)
         figures, items = self._find_figures()
+        if self._throughput is not None:
+            self._put_rates(scope.step, scope.epoch, time_us)
         if raised is not None:
             items["raised"] = raised
         if not self._is_cuda:
@@ -232,6 +248,18 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         keys = figures.choose_keys(
             (step_ms is not None, data_ms is not None, compute_ms is not None, is_new, is_counted)
         )
+        self._append_points(step, epoch, time_us, keys, values)
+
+    def _append_points(
+        self,
+        step: int | None,
+        epoch: int | None,
+        time_us: int,
+        keys: tuple[MetricKey, ...],
+        values: list[float],
+    ) -> None:
+        """Hand over a row of metrics."""
+        count = len(values)
         sequences = list(islice(self._metric_sequence, count))
         if sequences[-1] - sequences[0] == count - 1:
             self._append_row((sequences[0], time_us, step, epoch, keys, values))
@@ -239,6 +267,36 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         # Another thread drew numbers in between, which needs an interpreter without a GIL.
         for sequence, key, value in zip(sequences, keys, values, strict=True):
             self._append_row((sequence, time_us, step, epoch, (key,), [value]))
+
+    def _count_throughput(
+        self, counted: dict[str, float] | None, start_s: float | None, step_time_ms: float | None
+    ) -> None:
+        if self._throughput is None:
+            # A step has said what it does, without anybody having asked before.
+            from quark_core.writers.throughput import make_throughput
+
+            self._throughput = make_throughput(self._run)
+        self._throughput.count_step(counted, start_s, step_time_ms)
+
+    def _put_rates(self, step: int | None, epoch: int | None, time_us: int) -> None:
+        """The rates up to this step, as metrics: they stand in no record."""
+        assert self._throughput is not None
+        keys, values = self._throughput.take_rates(self._find_gpu_name)
+        if values:
+            self._append_points(step, epoch, time_us, tuple(keys), values)
+
+    def _find_gpu_name(self) -> str | None:
+        from quark_core.writers.throughput import find_cuda_name
+
+        name = find_cuda_name(self._device_index)
+        if name is not None:
+            return name
+        gpus = self._figures.gpus
+        chosen = self._figures.machine[_GPU_INDEX]
+        if gpus:
+            return next((gpu.name for gpu in gpus if gpu.index == chosen), None)
+        # Without a GPU there is nothing that the table knows.
+        return "no GPU" if self._figures.reading is not None or not self._captures else None
 
     def _find_figures(self) -> tuple[_RuntimeFigures, dict[str, Any]]:
         """The machine's figures as they are known now, and what metadata says of them."""

@@ -22,6 +22,7 @@ from quark_core.records import (
     SystemTelemetryRecord,
 )
 from quark_core.records.kinds.console import ConsoleRecord
+from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
 
@@ -57,6 +58,7 @@ _CONTENTS = (
     ArtifactRecord.KIND,
     BatchDiagnosticRecord.KIND,
     SystemTelemetryRecord.KIND,
+    SampleRecord.KIND,
     ConsoleRecord.KIND,
 )
 _DIGITS = re.compile(r"(\d+)")

@@ -15,7 +15,7 @@ _SCRIPT = str(Path(sys.executable).with_name("quark"))
 
 
 # What tests as a whole have turned off; see tests/conftest.py.
-_KEPT = ("QUARK_CAPTURE", "QUARK_SYSTEM_METRICS")
+_KEPT = ("QUARK_CAPTURE", "QUARK_QUIET", "QUARK_SYSTEM_METRICS")
 
 
 @pytest.fixture(autouse=True)

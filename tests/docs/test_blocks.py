@@ -1,0 +1,128 @@
+"""Every code block of the docs and the README is run, as a reader would run it."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from blocks import DOCS, ROOT, list_pages, parse_page, read_page
+from page_runner import BlockError, compare, replace_names
+
+API = DOCS / "reference" / "api"
+RUN = {"python", "console", "sh"}
+# Parsed below; configuration of other programs; what tests of their own read.
+READ = {"json", "toml"}
+LEFT = {"ini", "nginx", "js", "text", "yaml", "markdown"}
+OWN_TESTS = {"where", "order", "mistake"}  # tests/quark_core/search
+PAGE_TIMEOUT_S = 280
+
+
+def list_cases():
+    """A case for each page that runs something; of the API, for each subject."""
+    groups = {}
+    for path in list_pages():
+        page = read_page(path)
+        if any(b.language in RUN and not b.not_run for b in page.blocks):
+            key = path.parent if API in path.parents else path
+            groups.setdefault((key.relative_to(ROOT).as_posix(), page.is_long), []).append(page)
+    for (name, is_long), pages in groups.items():
+        marks = [pytest.mark.long] if is_long else []
+        yield pytest.param(pages, id=f"{name} long" if is_long else name, marks=marks)
+
+
+def clean_environment(home):
+    """The environment of a reader who has set nothing yet."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("QUARK_", "WANDB_", "MLFLOW_", "SLURM_", "PYTEST_", "COVERAGE_"))
+    }
+    here = [str(ROOT), str(Path(__file__).parent)]
+    # No terminal's width, so that a table is the same everywhere.
+    return {
+        **kept,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*here, kept.get("PYTHONPATH", "")]),
+        "HOME": str(home),
+        "COLUMNS": "160",
+        "NO_COLOR": "1",
+        "OMP_NUM_THREADS": "2",
+        "WANDB_MODE": "offline",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+@pytest.mark.parametrize("pages", list_cases())
+def test_the_blocks_of_a_page_run_as_they_stand(pages, tmp_path):
+    missing = {need for page in pages for need in page.needs if not is_installed(need)}
+    if missing:
+        pytest.skip(f"needs {', '.join(sorted(missing))}")
+    home = tmp_path / "home"
+    home.mkdir()
+    ran = subprocess.run(
+        [sys.executable, "-m", "page_runner", tmp_path / "pages", *(p.path for p in pages)],
+        cwd=tmp_path,
+        env=clean_environment(home),
+        capture_output=True,
+        text=True,
+        timeout=PAGE_TIMEOUT_S,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def is_installed(module):
+    return importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.parametrize("path", list_pages(), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_blocks_say_what_they_are_and_are_well_formed(path):
+    for block in read_page(path).blocks:
+        where = f"{path}:{block.line}"
+        assert block.language in RUN | READ | LEFT | OWN_TESTS, f"{where}: {block.language!r}"
+        if block.language == "python":
+            compile(block.text, where, "exec", dont_inherit=True)
+        elif block.language == "sh":
+            checked = subprocess.run(
+                ["bash", "-n", "-c", block.text], capture_output=True, text=True
+            )
+            assert checked.returncode == 0, f"{where}: {checked.stderr}"
+        elif block.language == "console":
+            assert block.text.startswith("$ "), f"{where}: a console block begins with $"
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        assert block.not_run is None or block.language in RUN | READ, f"{where}: nothing to run"
+
+
+def test_a_page_is_read_with_what_its_comments_say():
+    page = parse_page(
+        ROOT / "README.md",
+        "<!-- page: long, needs torch -->\n<!-- hidden\nx = 1\n-->\n\n"
+        "<!-- not run: needs a cluster -->\n```python\nx\n```\n"
+        "<!-- exit status 3 -->\n\n```console\n$ quark\n```\nText.\n```text\nit\n```\n",
+    )
+    assert page.is_long
+    assert page.needs == ("torch",)
+    assert [(b.language, b.line, b.hidden, b.not_run, b.status) for b in page.blocks] == [
+        ("python", 3, True, None, 0),
+        ("python", 8, False, "needs a cluster", 0),
+        ("console", 13, False, None, 3),
+        ("text", 17, False, None, 0),
+    ]
+
+
+def test_what_a_page_shows_must_be_printed_but_for_figures():
+    compare("loss 0.31 falls, in 3.2 s", "the loss 0.29 falls", "here")
+    with pytest.raises(BlockError, match="rises"):
+        compare("loss rises", "loss falls", "here")
+
+
+def test_placeholders_are_what_the_page_names():
+    names = {"RUN": "a1b2", "REPLACE": {"/srv": "/tmp/x y"}, "DIR": 3}
+    assert replace_names("quark show RUN -d DIR --RUN", names) == "quark show a1b2 -d DIR --RUN"
+    assert replace_names("cp /srv RUN", names) == "cp /tmp/x y a1b2"
