@@ -277,7 +277,7 @@ class _Writing:
         if is_end or self.files.is_due:
             self._send_files(final=is_end)
         elif batch.kind == ArtifactRecord.KIND:
-            self.files.send(self.run_id, folder="artifacts")
+            self.files.send(self.run_id, only_payloads=True)
 
     def _write_together(self, part: Sequence[tuple[Batch, Any]]) -> bool:
         """Send a writer's small batches of metrics as one; whether MLflow took every point."""
@@ -344,7 +344,8 @@ class _Writing:
         elif kind == ArtifactRecord.KIND:
             # Makes sure of the run, which the files of a batch need.
             self._run.load()
-            self.files.keep_artifacts(records)
+            shown = self.files.keep_artifacts(records, keeps_all=self._run.keeps_all)
+            self._lifecycle.show(shown)
         return writer
 
     def _send_points(

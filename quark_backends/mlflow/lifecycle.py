@@ -15,6 +15,8 @@ from typing import Any
 
 from quark_backends.mlflow.errors import Missing, Refused, RefusedRecords
 from quark_backends.mlflow.files import MirrorFiles
+from quark_backends.mlflow.flavours import describe_models
+from quark_backends.mlflow.media import Shown, extend_tables
 from quark_backends.mlflow.names import NameMap
 from quark_backends.mlflow.points import chunk
 from quark_backends.mlflow.run import PARENT_TAG, MirroredRun
@@ -94,6 +96,8 @@ OLD_USER_TAG = "quark.tag."
 """What tags began with that an earlier version made of a run's."""
 _OWN = ("mlflow.", "quark.")
 _NOTES = "mlflow.note.content"
+_TABLES = "mlflow.loggedArtifacts"
+_MODELS = "mlflow.log-model.history"
 # A time, a Windows path and an address have no key before their colon.
 _PAIR = re.compile(
     r"(?P<key>[^=:/\\]*[^\W\d][^=:/\\]*?)\s*(?:=|:(?!//|\\|\d\d\b))\s*(?P<text>\S.*)", re.DOTALL
@@ -234,6 +238,22 @@ class Lifecycle:
         new = {k: v for k, v in tags.items() if v and self._tags.get(k) != v}
         self._send("tag", list(new.items()), self._server.set_tags, TAG_LIMITS)
         self._tags.update(new)
+
+    def show(self, shown: Shown) -> None:
+        """Tell MLflow's page of images, tables and models among the artifacts."""
+        if shown.has_images:
+            self.set_tags({"mlflow.loggedImages": "True"})
+        if not shown.tables and not shown.models:
+            return
+        found = self._run.load()
+        if shown.tables:
+            told = extend_tables(found.tags.get(_TABLES, ""), shown.tables)
+            if told is not None:
+                self.set_tags({_TABLES: told})
+        if shown.models:
+            told = describe_models(found.tags.get(_MODELS, ""), shown.models, found.id)
+            if len(told) <= TAG_LIMITS[0]:
+                self.set_tags({_MODELS: told})
 
     def set_named_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags whose names may hold what MLflow does not take."""

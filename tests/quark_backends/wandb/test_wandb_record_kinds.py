@@ -92,7 +92,7 @@ def test_telemetry(written):
     assert mirrored.points("system_quark/host/gpu.1/power_watts") == [(3, 300)]
     assert mirrored.points("system_quark/host/ram/used_bytes") == [(None, 7)]
     axes = {each.name: each.step_metric for each in mirrored.of("metric")}
-    assert axes["system_quark/host/ram/used_bytes"] == "quark/time"
+    assert axes["system_quark/host/ram/used_bytes"] == "quark/telemetry_time"
 
 
 @pytest.mark.long
