@@ -72,6 +72,7 @@ from quark_core.records import (
     PhaseRecord,
 )
 from quark_core.records.codec import encode_records
+from quark_core.records.kinds.samples import SampleRecord
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -276,7 +277,7 @@ class _Writing:
         is_end = batch.kind == LifecycleRecord.KIND and any(r.action == "status" for r in records)
         if is_end or self.files.is_due:
             self._send_files(final=is_end)
-        elif batch.kind == ArtifactRecord.KIND:
+        elif batch.kind in (ArtifactRecord.KIND, SampleRecord.KIND):
             self.files.send(self.run_id, only_payloads=True)
 
     def _write_together(self, part: Sequence[tuple[Batch, Any]]) -> bool:
@@ -341,6 +342,9 @@ class _Writing:
                 self._lifecycle.set_named_tags(tags)
                 if kind == PhaseRecord.KIND:
                     self.files.put_text("phases.json", [record.to_dict() for record in records])
+        elif kind == SampleRecord.KIND:
+            self._run.load()
+            self._lifecycle.show(self.files.keep_samples(batch, records))
         elif kind == ArtifactRecord.KIND:
             # Makes sure of the run, which the files of a batch need.
             self._run.load()

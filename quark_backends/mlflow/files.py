@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quark_backends.mirroring.saved_state import keep_payload, make_file_name
-from quark_backends.mlflow.media import Shown, list_native
+from quark_backends.mlflow.media import Shown, list_native, list_sample_tables
 from quark_backends.mlflow.outbox import Outbox, write_at
 from quark_backends.mlflow.segments import SUFFIX, SegmentFiles, read_segment
 from quark_backends.mlflow.state import MlflowWriter
@@ -47,6 +47,7 @@ from quark_core.records.artifact_layout import (
     object_path,
     split_path,
 )
+from quark_core.records.kinds.samples import SampleRecord
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -232,6 +233,14 @@ class MirrorFiles:
             self._outbox.put(described_at, text.encode("utf-8", "replace"))
         for source in taken:
             source.unlink(missing_ok=True)
+        return shown
+
+    def keep_samples(self, batch: Batch, records: Sequence[SampleRecord]) -> Shown:
+        """Keep text samples as tables, one for each set and step of a batch."""
+        shown = Shown()
+        for file in list_sample_tables(batch, records, shown):
+            assert isinstance(file.content, bytes)
+            self._outbox.put(file.name, file.content)
         return shown
 
     def forget(self) -> None:

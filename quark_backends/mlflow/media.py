@@ -20,12 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from quark_backends.mirroring.sample_rows import tabulate_samples
 from quark_backends.mlflow.flavours import find_flavour, make_model_files
 from quark_backends.mlflow.names import encode_name
+from quark_core.backends.contract import Batch
 from quark_core.records import ArtifactRecord
+from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 
-__all__ = ["NativeFile", "Shown", "extend_tables", "list_native"]
+__all__ = ["NativeFile", "Shown", "extend_tables", "list_native", "list_sample_tables"]
 
 _log = logging.getLogger("quark")
 _THUMBNAIL_SIZE = 256
@@ -86,6 +89,27 @@ def list_native(
         _log.debug("backend mlflow: %s stays a file: %s", record.artifact_key, error)
     if not only_own_forms:
         yield NativeFile(_name_file(record, key), source)
+
+
+def list_sample_tables(
+    batch: Batch, records: Sequence[SampleRecord], shown: Shown
+) -> Iterator[NativeFile]:
+    """The rows of a batch of text samples as tables, one for each set, step and rank."""
+    found: dict[tuple[str, int | None, int | None, int], list[SampleRecord]] = {}
+    for record in records:
+        place = record.set_name, record.step, record.epoch, record.rank
+        found.setdefault(place, []).append(record)
+    for (name, step, epoch, rank), rows in found.items():
+        columns, data = tabulate_samples(rows)
+        key = encode_name(decode_name(name))
+        key = f"artifacts/{key}" if key.startswith("quark/") else key
+        at = f"step-{step:08d}" if step is not None else f"epoch-{epoch or 0:06d}"
+        # Rows of one step may come in several batches.
+        unique = f"{batch.writer_id[:8]}-{batch.number}"
+        path = f"{f'rank{rank}/' if rank else ''}{key}/{at}-{encode_name(unique)}.json"
+        text = json.dumps({"columns": columns, "data": data}, ensure_ascii=False)
+        shown.tables.append(path)
+        yield NativeFile(path, text.encode("utf-8", "replace"))
 
 
 def extend_tables(known: str, names: Sequence[str]) -> str | None:

@@ -140,9 +140,8 @@ def test_a_whole_module_is_a_model_of_pytorchs_flavour(begin, tmp_path, find_run
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
 def test_a_directory_that_mlflow_saved_is_a_model(begin, tmp_path, find_runs, mlflow):
-    from sklearn.linear_model import LinearRegression
-
     import mlflow.sklearn
+    from sklearn.linear_model import LinearRegression
 
     model = LinearRegression().fit([[0.0], [1.0]], [1.0, 3.0])
     mlflow.sklearn.save_model(model, tmp_path / "saved")
@@ -153,6 +152,22 @@ def test_a_directory_that_mlflow_saved_is_a_model(begin, tmp_path, find_runs, ml
     assert loaded.predict([[2.0]])[0] == pytest.approx(5.0)
     history = json.loads(run.data.tags["mlflow.log-model.history"])
     assert [one["artifact_path"] for one in history] == ["model"]
+
+
+def test_samples_are_tables(begin, find_runs, fetch):
+    with begin() as session:
+        samples = quark.SampleLogger(session, "eval/generations")
+        samples.log_many(
+            [{"prompt": "p", "completion": "c", "reward": 0.5}, {"prompt": "q", "note": [1]}],
+            step=4,
+        )
+    (run,) = find_runs()
+    (told,) = json.loads(run.data.tags["mlflow.loggedArtifacts"])
+    assert told["path"].startswith("eval/generations/step-00000004-")
+    assert json.loads(fetch(told["path"])) == {
+        "columns": ["prompt", "completion", "reward", "note"],
+        "data": [["p", "c", 0.5, None], ["q", None, None, "[1]"]],
+    }
 
 
 def test_a_broken_image_stays_a_file(begin, tmp_path, list_paths):
