@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from quark_backends.mirroring.tags import split_tag
 from quark_backends.mlflow.errors import Missing, Refused, RefusedRecords
 from quark_backends.mlflow.files import MirrorFiles
 from quark_backends.mlflow.flavours import describe_models
@@ -81,8 +81,7 @@ def make_user_tags(tags: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, list[str]] = {}
     for tag in tags:
-        match = _PAIR.fullmatch(tag)
-        key, text = (match["key"], match["text"]) if match else (tag, "")
+        key, text = split_tag(tag)
         if key.lower().startswith(_OWN):
             key, text = f"{OLD_USER_TAG}{tag}", "1"
         values = found.setdefault(key, [])
@@ -98,10 +97,6 @@ _OWN = ("mlflow.", "quark.")
 _NOTES = "mlflow.note.content"
 _TABLES = "mlflow.loggedArtifacts"
 _MODELS = "mlflow.log-model.history"
-# A time, a Windows path and an address have no key before their colon.
-_PAIR = re.compile(
-    r"(?P<key>[^=:/\\]*[^\W\d][^=:/\\]*?)\s*(?:=|:(?!//|\\|\d\d\b))\s*(?P<text>\S.*)", re.DOTALL
-)
 _MAX_TEXTS = 100
 _NON_FINITE = "quark.nonfinite."
 # Readers of other hosts take a run for lost after a minute without one.
