@@ -120,6 +120,10 @@ if TYPE_CHECKING:
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
     from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
     from quark_core.writers.used_artifacts import UsedArtifact as UsedArtifact
+    from quark_torch.instruments.attention_entropy import AttentionEntropy as AttentionEntropy
+    from quark_torch.instruments.instrument import Instrument as Instrument
+    from quark_torch.instruments.router_load import RouterLoad as RouterLoad
+    from quark_torch.instruments.router_load import Routing as Routing
     from quark_torch.layer_filter import LayerFilterConfig as LayerFilterConfig
     from quark_torch.layers.config import HookEngineConfig as HookEngineConfig
     from quark_torch.layers.hook_engine import HookEngine as HookEngine
@@ -128,6 +132,7 @@ if TYPE_CHECKING:
     )
     from quark_torch.parameters.diagnostics import ParameterDiagnostics as ParameterDiagnostics
     from quark_torch.schedule import HookScheduleConfig as HookScheduleConfig
+    from quark_torch.step_flops import count_flops as count_flops
     from quark_torch.watching import TrainingWatch as TrainingWatch
     from quark_torch.watching import watch as watch
 
@@ -242,6 +247,11 @@ _HOMES = {
     "start_run": "quark_core.sessions.shortcuts",
     "stop_run": "quark_core.runs.run_editing",
     "validate_record": "quark_core.records.schema",
+    "AttentionEntropy": "quark_torch.instruments.attention_entropy",
+    "Instrument": "quark_torch.instruments.instrument",
+    "RouterLoad": "quark_torch.instruments.router_load",
+    "Routing": "quark_torch.instruments.router_load",
+    "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
 }
 

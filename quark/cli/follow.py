@@ -23,6 +23,7 @@ from quark.cli.waiting import Waiting
 if TYPE_CHECKING:
     from quark.cli.followed_run import FollowedRun, Look
     from quark.cli.texts import Console
+    from quark_core.backends.run_summary import RunSummary
 
 __all__ = ["follow"]
 
@@ -96,6 +97,7 @@ def follow(
     try:
         source = open_source(storage_dir, backend)
         run_id = str(find_run(source.reader, run).run.id)
+        _check_metrics(source.summarize(run_id), metrics)
         followed = FollowedRun(source, run_id, names=metrics, analyze=not no_analyze)
         console = Console(highlight=False)
         try:
@@ -113,6 +115,20 @@ def follow(
         sys.exit(_INTERRUPTED)
     status = EXIT_STATUSES.get(look.summary.state, 0)
     sys.exit(status if look.has_ended or once else _INTERRUPTED)
+
+
+def _check_metrics(summary: RunSummary, names: tuple[str, ...]) -> None:
+    """Refuse a metric that a run has not, where a name is near it; one that goes on may get it."""
+    from quark_core.runs.near_names import describe_unknown_metric
+    from quark_core.runs.reading import encode_key
+
+    for name in names:
+        said = describe_unknown_metric(name, summary.metrics)
+        if said is None or encode_key(name, "--metric") in summary.metrics:
+            continue
+        if summary.state != "running":
+            raise click.UsageError(f"--metric: the run {said}")
+        click.echo(f"quark: --metric: the run {said}, so far", err=True)
 
 
 def _show_once(followed: FollowedRun, console: Console, *, as_json: bool) -> Look:

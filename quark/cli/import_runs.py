@@ -67,6 +67,53 @@ def tensorboard(directory: Path, **options: Any) -> None:
     run_import("tensorboard", lambda: find_runs(directory, project=project), **options)
 
 
+@import_runs.command("csv")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--step", help="Column of the step [default: found by its name].")
+@click.option("--time", "moment", help="Column of the time [default: found by its name].")
+@click.option("--run-column", help="Column that tells runs apart [default: found by its name].")
+@import_options
+def csv_files(
+    path: Path, step: str | None, moment: str | None, run_column: str | None, **options: Any
+) -> None:
+    """Tables of metrics: the CSV file PATH, or those under the folder PATH.
+
+    One point a row or one metric a column; exports of W&B, TensorBoard and MLflow, logs of
+    Lightning and Keras, and Quark's own mirror are known.
+    """
+    from quark.importing.sources.csv import find_runs
+    from quark.importing.sources.csv_forms import ColumnChoice
+
+    choice, project = ColumnChoice(step, moment, run_column), options["project"]
+    run_import("csv", lambda: find_runs(path, choice, project=project), **options)
+
+
+@import_runs.command()
+@click.argument("uri")
+@click.option("-e", "--experiment", "experiments", multiple=True, help="Only this one; repeat.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), help="Only the newest N runs.")
+@import_options
+def mlflow(uri: str, experiments: tuple[str, ...], limit: int | None, **options: Any) -> None:
+    """The runs of MLflow at URI: http://…, sqlite:///…, or a folder of MLflow's."""
+    from quark.importing.sources.mlflow import find_runs
+
+    run_import("mlflow", lambda: find_runs(uri, experiments=experiments, limit=limit), **options)
+
+
+@import_runs.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@import_options
+def wandb(directory: Path, **options: Any) -> None:
+    """The runs in W&B's own files under DIRECTORY, such as ./wandb, offline ones or not.
+
+    Tables that W&B lets one download (.csv) are taken as well.
+    """
+    from quark.importing.sources.wandb import find_runs
+
+    project = options["project"]
+    run_import("wandb", lambda: find_runs(directory, project=project), **options)
+
+
 def run_import(
     tool: str,
     find: Callable[[], Iterable[ForeignRun]],

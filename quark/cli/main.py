@@ -19,7 +19,7 @@ __all__ = ["cli", "main"]
 
 _COMMANDS = {
     "analyze": "Say what is wrong with a run, and how well it does.",
-    "artifacts": "List the artifacts of a run, or copy them out.",
+    "artifacts": "List the artifacts of a run, their versions and lineage, or copy them out.",
     "backends": "List the storage backends and plugins, or begin one.",
     "backup": "Copy a store with all that is in it, or check a copy.",
     "compare": "Say what differs between runs, and whether it matters.",
@@ -32,6 +32,7 @@ _COMMANDS = {
     "gc": "Remove what is in the trash for good.",
     "import": "Take in runs of TensorBoard, W&B, MLflow and others.",
     "keys": "Make, list, rotate and revoke keys of a persistence service.",
+    "logs": "Print what a run has printed, also while it goes on.",
     "mcp": "Serve runs as tools of the Model Context Protocol.",
     "mirror": "Say what a run's mirrors have, compare them, fill them.",
     "report": "Write one HTML file about runs.",

@@ -47,6 +47,7 @@ class Taken:
     config: Mapping[str, Any] | None
     config_digest: str
     environment: Mapping[str, Any]
+    environment_digest: str
     status: str
     is_told: bool
     started_us: int | None
@@ -61,7 +62,11 @@ def take_facts(facts: RunFacts, tool: str, losses: Losses) -> Taken:
     if facts.config:
         snapshot = snapshot_config(dict(facts.config))
         config = {"values": dict(snapshot.values), "notes": list(snapshot.notes)}
-    known = {"imported": {"from": tool, "run": redact_text(facts.identity)}, **facts.environment}
+    environment = {
+        "imported": {"from": tool, "run": redact_text(facts.identity)},
+        **facts.environment,
+    }
+    known = _take_environment(environment, losses)
     return Taken(
         project=_cut_label(facts.project, "project", losses) or tool,
         name=_cut_label(facts.name, "name", losses),
@@ -69,7 +74,8 @@ def take_facts(facts: RunFacts, tool: str, losses: Losses) -> Taken:
         tags=_take_tags(facts.tags, losses),
         config=config,
         config_digest="" if config is None else _digest(config),
-        environment=_take_environment(known, losses),
+        environment=known,
+        environment_digest=_digest(known),
         status=facts.status if facts.status in TERMINAL_STATUSES else "running",
         is_told=facts.is_told,
         started_us=_take_time(facts.started_us),
@@ -155,6 +161,9 @@ def find_changes(said: Mapping[str, Any], taken: Taken, *, is_watched: bool) -> 
     if taken.config is not None and taken.config_digest != said.get("config"):
         changes.records.append(("config", taken.config, now))
         changes.said["config"] = taken.config_digest
+    if taken.environment_digest != said.get("environment"):
+        changes.records.append(("environment", taken.environment, now))
+        changes.said["environment"] = taken.environment_digest
     if is_watched and (taken.status == "running" or not taken.is_told):
         return changes
     status = _STOPPED if taken.status == "running" else taken.status

@@ -30,7 +30,8 @@ wrong with a single run is an `ImportFailure`; the other runs are imported all t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ __all__ = [
     "ForeignFile",
     "ForeignRun",
     "ImportFailure",
+    "KnownPoints",
     "PointList",
     "Points",
     "Portion",
@@ -206,14 +208,21 @@ class Portion:
     from_step: int | None = None
 
 
+KnownPoints = Callable[[str], Counter[tuple[int, int, float]]]
+"""Name of a metric -> time in us, step and value of its points that are in our store, counted."""
+
+
 class ForeignRun(ABC):
     """One run of another tool.
 
     Attributes:
         key: Tells it from the other runs of the place, also before it can be described.
+        known: For a tool that gives points in no order that stays: those that were taken.
+            Set before `read` is called.
     """
 
     key: str
+    known: KnownPoints
 
     @abstractmethod
     def describe(self) -> RunFacts:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from quark.importing.columns import encode_points, keep_records, place_records
+from quark.importing.columns import encode_named, encode_points, keep_records, place_records
 from quark.importing.facts import (
     Taken,
     describe_process,
@@ -46,13 +46,12 @@ from quark_core.records import (
 from quark_core.records.base import start_fields
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
+from quark_core.records.query import Query
 from quark_core.records.times import now_us
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import find_payload_directory, open_primary
 
 __all__ = ["ImportOptions", "RunImport", "RunIntake", "open_intake"]
-
-_log = logging.getLogger("quark")
 
 IMPORTED = "run_imported"
 """Type of the event that says what an import has brought."""
@@ -60,6 +59,10 @@ IMPORTED = "run_imported"
 _TRIES = 8
 _PATIENCE_S = 30.0
 _FIRST_PAUSE_S = 0.05
+
+
+class AlreadyHere(ImportFailure):
+    """The store has a run of this id that is its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +185,8 @@ class RunIntake:
             self._take(run, outcome, losses, is_watched=is_watched)
         except SessionStoreError:
             raise
+        except AlreadyHere as error:
+            losses.add("run", outcome.identity, str(error))
         except QuarkError as error:
             outcome.failure = str(error)
         outcome.losses = losses.list()
@@ -205,6 +210,7 @@ class RunIntake:
         if story is None:
             story = writing.begin(taken)
             outcome.is_new = True
+        run.known = writing.count_points
         files = FileIntake(self._find_payload_folder(run_id), losses)
         for _ in range(_TRIES):
             found = self._read(run, writing, story, files, outcome, losses)
@@ -282,8 +288,8 @@ class _RunWriting:
         except RunNotFoundError:
             return None
         if story is None or story.tool != self._tool:
-            raise ImportFailure(
-                f"run {self._run_id} is in this store already, and was not imported from "
+            raise AlreadyHere(
+                f"it is run {self._run_id} of this store, which was not imported from "
                 f"{self._tool}: it is left as it is"
             )
         return story
@@ -298,7 +304,12 @@ class _RunWriting:
     def begin(self, taken: Taken) -> Story:
         """Begin the run, unless somebody else just has."""
         story = Story(tool=self._tool).copy()
-        story.said = {"tags": list(taken.tags), "name": taken.name, "notes": taken.notes}
+        story.said = {
+            "tags": list(taken.tags),
+            "name": taken.name,
+            "notes": taken.notes,
+            "environment": taken.environment_digest,
+        }
         place = self._primary.locate(self._run_id)
         start = describe_start(
             taken, self._run_id, place.run_path, self._storage_dir, self._primary
@@ -325,6 +336,13 @@ class _RunWriting:
                 f"run {self._run_id} was removed from this store for good, and is not taken again"
             )
         return known
+
+    def count_points(self, name: str) -> Counter[tuple[int, int, float]]:
+        """The points of a metric that are stored: see `KnownPoints`."""
+        query = Query(equals={"metric_key": encode_named(name)}, all_attempts=True)
+        columns = self._primary.read(self._run_id, MetricRecord.KIND, query)
+        fields = (columns[field].tolist() for field in ("time_us", "step", "value"))
+        return Counter(zip(*fields, strict=True))
 
     def make(self, story: Story, portion: Portion, files: FileIntake, losses: Losses) -> _Group:
         """The batches of a portion."""

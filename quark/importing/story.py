@@ -23,7 +23,7 @@ __all__ = ["ACTION", "Story", "derive_run_id", "load_story"]
 ACTION = "import"
 """The lifecycle action of the record."""
 
-_ID_DIGITS = 32
+_ID_DIGITS = 20
 _NEWEST = Query(equals={"action": ACTION}, all_attempts=True)
 
 

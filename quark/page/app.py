@@ -22,6 +22,7 @@ from quark.page.api.analyses import AnalysisDesk
 from quark.page.api.analysis_process import AnalysisProcess
 from quark.page.api.batches import describe_batches
 from quark.page.api.comparisons import ComparisonDesk
+from quark.page.api.console import list_console
 from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
 from quark.page.api.edits import ask_to_stop, change_run
 from quark.page.api.evidence import pack_evidence
@@ -405,6 +406,10 @@ def _lineage(page: PageApplication, request: Request, _: Parameters) -> Response
     return _send_json(tell_lineage(page.source, request.path_params["run_id"]))
 
 
+def _console(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_console(page.source, request.path_params["run_id"], parameters))
+
+
 def _batches(page: PageApplication, request: Request, _: Parameters) -> Response:
     return _send_json(describe_batches(page.source, request.path_params["run_id"]))
 
@@ -521,6 +526,7 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/module": _module,
     "/api/runs/{run_id}/evidence": _evidence,
     "/api/runs/{run_id}/events": _events,
+    "/api/runs/{run_id}/console": _console,
     "/api/runs/{run_id}/artifacts": _artifacts,
     "/api/runs/{run_id}/images": _images,
     "/api/runs/{run_id}/table": _table,

@@ -335,6 +335,26 @@ class Server:
         ]
         return sorted(files)
 
+    def list_tree(self, run_id: str, limit: int) -> list[ArtifactFile]:
+        """Files among a run's artifacts, in every folder, as far as `limit` of them."""
+        found: list[ArtifactFile] = []
+        folders = [""]
+        while folders and len(found) < limit:
+            folder = folders.pop(0)
+            try:
+                with self._translated():
+                    listed = list(self._client.list_artifacts(run_id, folder or None))
+            except Missing:
+                continue
+            for one in sorted(listed, key=lambda one: str(one.path)):
+                if split_path(one.path) is None or not one.path.startswith(folder):
+                    continue
+                if one.is_dir and len(one.path) > len(folder):
+                    folders.append(one.path)
+                elif not one.is_dir:
+                    found.append(ArtifactFile(one.path, int(one.file_size or 0)))
+        return found[:limit]
+
     def download(self, run_id: str, path: str, target: Path) -> None:
         """Copy one artifact to a file.
 

@@ -199,6 +199,10 @@ class StoredRun:
     exit_code: int | None = None
     stop: StopRequest | None = None
 
+    def __repr__(self) -> str:
+        name = f" {self.run.name!r}" if self.run.name else ""
+        return f"StoredRun({self.run.id}{name}, project {self.project.name!r}, {self.state})"
+
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""
         return {

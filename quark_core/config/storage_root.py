@@ -50,36 +50,33 @@ def find_storage_root(directory: Path) -> Path:
             return directory
         if status.st_dev != device:
             return directory
-        found = _find_marker(folder)
-        if found is not None and not _is_own(found, user):
+        found = _look_at_store(folder)
+        if not all(_is_own(each, user) for each in found):
             _tell_of_stranger(folder)
             return directory
         if not _is_own(status, user):
             return directory
-        if found is not None:
+        if found:
             return folder
 
 
-def _find_marker(folder: Path) -> os.stat_result | None:
-    """The state of a store's mark, or of the store where somebody else owns that; else None."""
+def _look_at_store(folder: Path) -> tuple[os.stat_result, ...]:
+    """The states of a store's folder, of what that leads to, and of its mark; none of no store."""
     store = folder / _STORE
     try:
         marker = os.lstat(store / _MARKER)
-        if not stat.S_ISREG(marker.st_mode):
-            return None
-        # The mark of one user in the folder of another one is the latter's to replace.
-        for status in (os.lstat(store), os.stat(store)):
-            if status.st_uid != marker.st_uid:
-                return status
+        found = os.lstat(store), os.stat(store), marker
     except OSError:
-        return None
-    return marker
+        return ()
+    return found if stat.S_ISREG(marker.st_mode) else ()
 
 
 def _is_own(status: os.stat_result, user: int | None) -> bool:
     if user is None:
         return True
-    return status.st_uid == user and not status.st_mode & stat.S_IWOTH
+    # The mode of a link is nobody's; what it leads to counts.
+    open_to_all = status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode)
+    return status.st_uid == user and not open_to_all
 
 
 def _exists(path: Path) -> bool:

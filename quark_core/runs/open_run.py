@@ -23,6 +23,7 @@ from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
+    from quark_core.notifications.notifier import Notifier
     from quark_core.ranks.claims import RunClaims
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
@@ -70,6 +71,9 @@ class OpenRun:
         stop_request: That somebody has asked this attempt to stop, once that is known here.
         raises_on_stop: Whether the next call that logs then raises `StopRequested`.
         step: The step of calls that give none, set by `session.step`, or None.
+        notifier: Tells people what goes wrong, or None.
+        last_error: The exception that ends the run, in one line without secrets, or None.
+        missed_metrics: Keys that were read in vain, of which is said once what is near.
         non_finite: Metric key -> count of values in a row that were not finite.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
@@ -94,6 +98,9 @@ class OpenRun:
         self.stop_request: StopRequest | None = None
         self.raises_on_stop = False
         self.step: int | None = None
+        self.missed_metrics: set[str] = set()
+        self.notifier: Notifier | None = None
+        self.last_error: str | None = None
         self.context = context
         self.config: ConfigSnapshot | None = None
         self.stream = stream
@@ -114,6 +121,9 @@ class OpenRun:
         self._spared_thread = 0
         self._open_writers = 0
         self._has_waited_in_vain = False
+
+    def __repr__(self) -> str:
+        return f"OpenRun({self.context.describe()})"
 
     @property
     def origin(self) -> Origin:
@@ -298,6 +308,7 @@ class OpenRun:
         self.forked = True
         self.non_finite = {}
         self.withdraw_halt()  # it is the parent's to raise
+        self.notifier = None  # its threads are the parent's
         self.stop_request = None
         parent = self.stream.origin
         origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)

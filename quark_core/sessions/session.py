@@ -31,6 +31,7 @@ from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
 from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
+from quark_core.sessions.notifying import attach_notifier_of_environment, tell_end
 from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
@@ -209,6 +210,7 @@ class TrainingSession(LogLines):
         session = cls(run)
         session._observers = observers
         open_runs.add(session)
+        attach_notifier_of_environment(run)
         note_cell(session)
         watch_process()
         session._introduction = Introduction(run)
@@ -249,7 +251,7 @@ class TrainingSession(LogLines):
 
     @property
     def config(self) -> RunConfig:
-        """The run's configuration as it is kept: read-only, with secrets redacted."""
+        """The run's configuration as it is kept, without secrets; `config.update(…)` changes it."""
         return RunConfig(self._run)
 
     @property
@@ -426,6 +428,8 @@ class TrainingSession(LogLines):
         say_what_is_left(run, report)
         if self._introduction is not None:
             self._introduction.part(status)
+        if run.notifier is not None:
+            tell_end(run, status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
@@ -469,9 +473,7 @@ class TrainingSession(LogLines):
         return report_session(self, config=config, logs=logs)
 
     def __repr__(self) -> str:
-        run = self._run.context.run
-        name = f" {run.name!r}" if run.name else ""
-        return f"TrainingSession({self.run_id}{name}, {self.status})"
+        return f"TrainingSession({self._run.context.describe()})"
 
     def _repr_html_(self) -> str | None:
         return paint(self)

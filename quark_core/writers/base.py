@@ -128,6 +128,10 @@ class BufferedWriter(Generic[R]):
             if error is None:
                 raise
 
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return f"{type(self).__name__}({self._run.context.describe()}{closed})"
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"a {type(self).__name__} belongs to its process and cannot be pickled or copied: give "

@@ -20,6 +20,7 @@ from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_name, check_text, encode_name, join_name, split_name
 from quark_core.records.query import MetricFilters, Query, check_index, spell_out
 from quark_core.records.times import check_timestamp, now_us
+from quark_core.runs.near_names import tell_unknown_metric
 from quark_core.runs.reading import encode_key, iterate_run, read_run_series
 from quark_core.writers.base import BufferedWriter
 from quark_core.writers.default_steps import StepCount, describe_missing_step, find_next_step
@@ -103,7 +104,7 @@ class MetricReading:
             epoch_max=epoch_max,
             all_attempts=all_attempts,
         )
-        return compare_ranks(self._run.read(MetricRecord.KIND, query), stored_key, axis)
+        return compare_ranks(_read(self._run, query), stored_key, axis)
 
     @spell_out(MetricFilters, before="include_non_finite")
     def iterate(
@@ -131,7 +132,8 @@ class MetricReading:
             SessionStoreError: The store cannot be read.
         """
         query = build_metric_query(include_non_finite=include_non_finite, **filters)
-        return iterate_run(self._run, MetricRecord.KIND, query, rows)
+        parts = iterate_run(self._run, MetricRecord.KIND, query, rows)
+        return _tell_if_empty(self._run, query, parts)
 
 
 def build_metric_query(
@@ -149,6 +151,22 @@ def build_metric_query(
         for name in (bounds.pop(argument, None),)
     }
     return Query.build(equals=equals, include_non_finite=include_non_finite, **bounds)
+
+
+def _read(run: OpenRun, query: Query) -> Columns:
+    found = run.read(MetricRecord.KIND, query)
+    if not found.count and "metric_key" in query.equals:
+        tell_unknown_metric(run, query.equals["metric_key"])
+    return found
+
+
+def _tell_if_empty(run: OpenRun, query: Query, parts: Iterator[Columns]) -> Iterator[Columns]:
+    count = 0
+    for part in parts:
+        count += part.count
+        yield part
+    if not count and "metric_key" in query.equals:
+        tell_unknown_metric(run, query.equals["metric_key"])
 
 
 _log = logging.getLogger("quark")
@@ -375,7 +393,8 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         """Flush, then return the run's metric records that fit, in persistence order.
 
         Args:
-            metric_key: Only this key, as it was logged or as it is stored.
+            metric_key: Only this key, as it was logged or as it is stored. Of one that the
+                run does not have nothing is returned, and the names near it are logged once.
             namespace: Only keys of exactly this namespace.
             metric_name: Only keys with this last segment.
             step, step_min, step_max: Bounds on the step, inclusive.
@@ -404,7 +423,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         the column `finite`. A missing step or epoch is -1.
         """
         query = build_metric_query(include_non_finite=include_non_finite, **filters)
-        return self._run.read(MetricRecord.KIND, query)
+        return _read(self._run, query)
 
     def _expand(self, item: Any) -> list[MetricRecord]:
         if type(item) is not tuple:

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from quark_core.delivery.metric_rows import MetricKey
 from quark_core.errors import SchemaValidationError
@@ -22,6 +22,7 @@ from quark_core.writers.scalars import to_float
 __all__ = [
     "THROUGHPUT_KEYS",
     "Amount",
+    "StepRates",
     "Throughput",
     "check_counts",
     "find_cuda_name",
@@ -32,6 +33,18 @@ _log = logging.getLogger("quark")
 
 Amount = float | Callable[[], float | None] | None
 """What a step does of something: a number, or a function that says it at the end of the step."""
+
+
+class StepRates(TypedDict, total=False):
+    """What `SystemTelemetry` takes of what steps do."""
+
+    tokens_per_step: Amount
+    samples_per_step: Amount
+    flops_per_step: Amount | Literal["model"]
+    flops_per_token: float | None
+    precision: object
+    peak_flops_per_s: float | None
+
 
 THROUGHPUT_KEYS = {
     "tokens": "system/runtime/tokens_per_s",
@@ -69,7 +82,7 @@ def make_throughput(
         if flops_per_step is not None:
             raise SchemaValidationError("give flops_per_step or flops_per_token, not both")
         flops_per_token = _check_amount(flops_per_token, "flops_per_token")
-    known = read_precision(precision)
+    known = read_precision("bf16" if precision is None else precision)
     if known is None:
         raise SchemaValidationError(
             f"precision must be one of {', '.join(PRECISIONS)}, or a torch dtype, "

@@ -59,9 +59,8 @@ class _Piece:
 
     @property
     def is_full(self) -> bool:
-        return len(self.files) + len(self.records) // 8 >= _PORTION_FILES or (
-            self.size_bytes >= _PORTION_BYTES
-        )
+        heavy = len(self.files) + len(self.records) // 8 >= _PORTION_FILES
+        return heavy or self.size_bytes >= _PORTION_BYTES or len(self.points) >= PORTION_POINTS
 
 
 @dataclass(slots=True)
@@ -239,7 +238,7 @@ class EventRun(ForeignRun):
 
         piece = _Piece()
         parse, points, read_value = Event.FromString, piece.points, values.read
-        first_s, last_s = float("inf"), 0.0
+        first_s, last_s, count, is_full = float("inf"), 0.0, 0, False
         for data, end in zip(frames, ends, strict=True):
             try:
                 event = parse(data)
@@ -255,17 +254,19 @@ class EventRun(ForeignRun):
             if is_start and step > 0:
                 if piece.end:
                     yield self._end_piece(piece, first_s, last_s)
-                piece = _Piece(from_step=step)
+                piece, count, is_full = _Piece(from_step=step), 0, False
                 points = piece.points
             for value in event.summary.value:
                 if value.WhichOneof("value") == "simple_value":
                     points.add(values.name(value.tag), step, value.simple_value, time_s)
+                    count += 1
                 else:
                     read_value(value, step, time_s, piece)
+                    is_full = piece.is_full
             piece.end = end
-            if len(points) >= PORTION_POINTS or piece.is_full:
+            if is_full or count >= PORTION_POINTS:
                 yield self._end_piece(piece, first_s, last_s)
-                piece = _Piece()
+                piece, count, is_full = _Piece(), 0, False
                 points = piece.points
         if piece.end:
             yield self._end_piece(piece, first_s, last_s)

@@ -50,7 +50,7 @@ _ENCODINGS = ("L", "RGB")
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 # What asks the network for something of its own, whatever a policy says of what it loads, or
 # changes how the rest is read.
-_LOADING = re.compile(rb"<(?=\s*/?\s*(?:link|meta|base|script|iframe|object|embed|frame)\b)", re.I)
+_LOADING = re.compile(rb"<(/?)(link|meta|base|iframe|frame|object|embed|portal)\b", re.I)
 
 
 def choose_view(record: ArtifactRecord, media_type: str | None) -> str | None:
@@ -122,7 +122,7 @@ def defuse_html(data: bytes) -> bytes:
     """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         data = data.decode("utf-16", "replace").encode()
-    return _LOADING.sub(b"&lt;", data)
+    return _LOADING.sub(rb"<\1x-\2", data)
 
 
 def _describe_version(version: ArtifactVersion) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from quark_core.records import (
     ParameterSummaryRecord,
     SystemTelemetryRecord,
 )
+from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
@@ -58,6 +59,7 @@ _CONTENTS = (
     BatchDiagnosticRecord.KIND,
     SystemTelemetryRecord.KIND,
     SampleRecord.KIND,
+    ConsoleRecord.KIND,
 )
 _DIGITS = re.compile(r"(\d+)")
 _FIRST = {"train": 0, "val": 1, "system": 3, "quark": 3}

@@ -83,6 +83,7 @@ class LineAssembler:
             return
         if not self._rest:
             self._began_s = now_s
+            self._show_at_s = now_s + _SHOW_EVERY_S
         lines = (self._rest + text).split("\n")
         rest = lines.pop()
         if lines:

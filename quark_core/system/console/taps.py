@@ -124,13 +124,10 @@ class _Tap:
 
         def write(text: str, /) -> Any:
             written = original(text)
-            if feed.is_on:
+            if feed.is_on and not current_thread().name.startswith(_OWN_THREADS):
+                queue.append(text)
                 if "\n" in text or "\r" in text or len(queue) > _MOST_QUEUED:
-                    if not current_thread().name.startswith(_OWN_THREADS):
-                        queue.append(text)
-                        drain()
-                else:
-                    queue.append(text)
+                    drain()
             return written
 
         return write

@@ -290,3 +290,43 @@ def test_a_type_error_of_an_object_that_was_given_stays_as_it_is(tmp_path):
 
     with pytest.raises(TypeError, match="of its own"):
         quark.start_run(project="p", storage_dir=tmp_path, tags=Odd())
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda metrics, key: metrics.read(metric_key=key),
+        lambda metrics, key: metrics.columns(metric_key=key).to_records(),
+        lambda metrics, key: list(metrics.iterate(metric_key=key)),
+        lambda metrics, key: metrics.series(key).step.tolist(),
+        lambda metrics, key: metrics.read_across_ranks(key).count.tolist(),
+    ],
+    ids=["read", "columns", "iterate", "series", "across_ranks"],
+)
+def test_a_read_of_an_unknown_metric_is_empty_and_says_once_which_names_are_near(
+    session, caplog, read
+):
+    metrics = MetricsLogger(session)
+    metrics.log({"train/loss": 1.0, "val/loss": 2.0, "accuracy": 0.5}, step=1)
+    with pytest.warns(RuntimeWarning, match="naming rule"):
+        metrics.log("mean@1", 3.0, step=1)
+
+    for _ in range(2):
+        assert not read(metrics, "los")
+    assert not read(metrics, "meen@1")
+    assert not read(metrics, "zebra")
+    assert read(metrics, "train/loss")
+
+    assert [each.getMessage() for each in caplog.records] == [
+        f"run {session.run_id} has no metric 'los'; near it: 'train/loss', 'val/loss'; "
+        "nothing was read",
+        f"run {session.run_id} has no metric 'meen@1'; near it: 'mean@1'; nothing was read",
+    ]
+
+
+def test_a_filter_that_leaves_nothing_of_a_known_metric_is_no_mistake(session, caplog):
+    metrics = MetricsLogger(session)
+    metrics.log("train/loss", 1.0, step=1)
+
+    assert metrics.read(metric_key="train/loss", step_min=5) == ()
+    assert not caplog.records

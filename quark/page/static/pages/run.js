@@ -8,6 +8,7 @@ import { CopyButton, StateBadge } from "./badges.js";
 import { Batches } from "./batches.js";
 import { ChartList, listFirst, readNames, writeNames } from "./chart_list.js";
 import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
+import { Console } from "./console.js";
 import { Controls } from "./controls.js";
 import { EditButtons, EditNotes } from "./edit_run.js";
 import { Findings, Health, isGrave } from "./findings.js";
@@ -24,7 +25,7 @@ import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
 
 const RUNNING_MS = 1000;
 const ENDED_MS = 5000;
-const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["artifacts", Artifacts], ["system", LateSystem], ["batches", Batches], ["samples", LateSamples]]));
+const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["console", Console], ["artifacts", Artifacts], ["system", LateSystem], ["batches", Batches], ["samples", LateSamples]]));
 const ENTRIES = 1000;
 const loadSystem = () => import("./system.js");
 const loadSamples = () => import("./samples.js");
@@ -147,12 +148,12 @@ function Run({ first, place }) {
       <p class="hidden" role="status" aria-live="polite" id="news">${news}</p>
       <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []}
         window=${chart.stepWindow} zoom=${(/** @type {number} */ from, /** @type {number} */ to) => chart.zoomSteps(from, to)} />
-      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, table: null, sort: null, rows: null, where: null, set: null, near: null, first: null })} />
+      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, stream: null, table: null, sort: null, rows: null, where: null, set: null, near: null, first: null })} />
       <div id="panel" role="tabpanel" aria-labelledby=${`tab-${view.tab}`}>
         ${view.tab === "charts" && html`<${Controls} view=${view} data=${data} metrics=${metrics} />
           <${LateNear} isShown=${hasSamples(data)} run=${id} query=${place.query} heard=${heard} />
           <${ChartList} metrics=${metrics} find=${view.find} turned=${turned} turn=${turn} chart=${chart} />`}
-        ${Panel && html`<${Panel} run=${id} query=${place.query} change=${narrow} version=${heard?.turn ?? 0} absent=${data.absent} />`}
+        ${Panel && html`<${Panel} run=${id} query=${place.query} change=${narrow} version=${heard?.turn ?? 0} absent=${data.absent} isRunning=${isRunning} />`}
         ${view.tab === "config" && html`<${Config} data=${data} />`}
         ${view.tab === "delivery" && html`<${Delivery} data=${data} />`}
       </div>

@@ -23,6 +23,7 @@ const LEVELS = ["debug", "info", "warning", "error", "critical"];
 export const TABS = [
   { name: "charts", title: "Charts" }, { name: "system", title: "System and ranks", kind: "telemetry" },
   { name: "batches", title: "Batches", kind: "batch" }, { name: "samples", title: "Samples", kind: "sample" }, { name: "events", title: "Events and logs" },
+  { name: "console", title: "Console", kind: "console" },
   { name: "artifacts", title: "Artifacts" }, { name: "config", title: "Config" },
   { name: "delivery", title: "Delivery" },
 ];
@@ -52,7 +53,7 @@ export function TabBar({ active, contents, absent, show }) {
  * @param {string} path @param {Record<string, unknown>} query @param {string} field
  * @param {string} cursorName @param {unknown} version
  */
-function usePages(path, query, field, cursorName, version) {
+export function usePages(path, query, field, cursorName, version) {
   const [pages, setPages] = useState(/** @type {{ rows: any[], next: string | null, mistake: string, isReady: boolean }} */ (
     { rows: [], next: null, mistake: "", isReady: false }));
   const isOlder = cursorName === "before";
