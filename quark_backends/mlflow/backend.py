@@ -257,6 +257,7 @@ class _Writing:
             if len(part) == 1 or not self._write_together(part):
                 for batch, records in part:
                     self._write_one(batch, records)
+        self.files.drop_taken()
 
     def _is_new(self, batch: Batch) -> bool:
         writer = self._state.load_writer(batch.writer_id)

@@ -108,6 +108,7 @@ class MirrorFiles:
         # What this opening has written: others of the run may be at their files.
         self._own: set[str] = set()
         self._attempt = 0
+        self._taken: set[Path] = set()
 
     @property
     def is_due(self) -> bool:
@@ -202,7 +203,7 @@ class MirrorFiles:
         Returns:
             What MLflow's page is to be told of them.
         """
-        taken = set()
+        taken = self._taken
         shown = Shown()
         for record in records:
             described = record.to_dict()
@@ -231,9 +232,16 @@ class MirrorFiles:
             if name == record.payload_relative_path and _is_shown(record.metadata_relative_path):
                 described_at = record.metadata_relative_path or described_at
             self._outbox.put(described_at, text.encode("utf-8", "replace"))
-        for source in taken:
-            source.unlink(missing_ok=True)
         return shown
+
+    def drop_taken(self) -> None:
+        """Remove what is staged of payloads that have their names.
+
+        Only when a group of batches is through: several of it may name one payload.
+        """
+        for source in self._taken:
+            source.unlink(missing_ok=True)
+        self._taken.clear()
 
     def keep_samples(self, batch: Batch, records: Sequence[SampleRecord]) -> Shown:
         """Keep text samples as tables, one for each set and step of a batch."""
@@ -293,6 +301,7 @@ class MirrorFiles:
             BackendUnavailable: Something cannot be uploaded; it stays here for the
                 next process that opens the mirror.
         """
+        self.drop_taken()
         for staged in sorted(self._staged.root.glob(_OBJECTS)):
             self._outbox.put_file(name_loose_payload(staged.name), staged)
         shutil.rmtree(self._staged.root, ignore_errors=True)

@@ -93,7 +93,7 @@ class RowMaker:
 
     def make(self, batch: Batch, records: Sequence[StreamRecord]) -> list[Part]:
         """The parts that rows are made of, in the order of their first records."""
-        if batch.kind == SampleRecord.KIND:
+        if records and isinstance(records[0], SampleRecord):
             return self._make_samples(batch, records)
         self._choose(records)
         parts: list[Part] = []
