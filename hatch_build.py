@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,11 @@ class KernelBuildHook(BuildHookInterface[Any]):
 
 
 def _platform_tag() -> str:
+    target = os.environ.get("MACOSX_DEPLOYMENT_TARGET", "")
+    if sys.platform == "darwin" and target:
+        # The oldest macOS that the compiler was told to make code for.
+        major, _, minor = target.partition(".")
+        return f"macosx_{major}_{minor or 0}_{platform.machine()}"
     from packaging.tags import sys_tags
 
     return next(

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from quark_core.errors import TrainingHalted as TrainingHalted
     from quark_core.ranks.statistics import RankStatistics as RankStatistics
     from quark_core.records import AlertRecord as AlertRecord
+    from quark_core.records import ArtifactLinkRecord as ArtifactLinkRecord
     from quark_core.records import ArtifactRecord as ArtifactRecord
     from quark_core.records import BatchDiagnosticRecord as BatchDiagnosticRecord
     from quark_core.records import EventRecord as EventRecord
@@ -74,14 +75,17 @@ if TYPE_CHECKING:
     from quark_core.records.artifact_layout import (
         ARTIFACT_STORAGE_LAYOUT as ARTIFACT_STORAGE_LAYOUT,
     )
+    from quark_core.records.kinds.samples import SampleRecord as SampleRecord
     from quark_core.records.runs import RunContext as RunContext
     from quark_core.records.runs import StopRequest as StopRequest
     from quark_core.records.schema import CURRENT_SCHEMA_VERSION as CURRENT_SCHEMA_VERSION
     from quark_core.records.schema import dump_record as dump_record
     from quark_core.records.schema import validate_record as validate_record
+    from quark_core.runs.artifact_versions import ArtifactVersion as ArtifactVersion
     from quark_core.runs.reading import series as series
     from quark_core.runs.run_editing import edit_run as edit_run
     from quark_core.runs.run_editing import stop_run as stop_run
+    from quark_core.runs.sample_search import find_samples as find_samples
     from quark_core.runs.searching import search_runs as search_runs
     from quark_core.samples.metadata import BatchMetadata as BatchMetadata
     from quark_core.samples.metadata import BatchMetadataAdapter as BatchMetadataAdapter
@@ -104,15 +108,22 @@ if TYPE_CHECKING:
     from quark_core.sessions.shortcuts import resume_run as resume_run
     from quark_core.sessions.shortcuts import start_run as start_run
     from quark_core.version import __version__ as __version__
+    from quark_core.writers.artifact_background import PendingArtifact as PendingArtifact
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
     from quark_core.writers.batches import DataDiagnostics as DataDiagnostics
     from quark_core.writers.batches import DataDiagnosticsConfig as DataDiagnosticsConfig
     from quark_core.writers.events import EventLogger as EventLogger
     from quark_core.writers.logging_handler import LoggingHandler as LoggingHandler
     from quark_core.writers.metrics import MetricsLogger as MetricsLogger
+    from quark_core.writers.samples import SampleLogger as SampleLogger
     from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
     from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
+    from quark_core.writers.used_artifacts import UsedArtifact as UsedArtifact
+    from quark_torch.instruments.attention_entropy import AttentionEntropy as AttentionEntropy
+    from quark_torch.instruments.instrument import Instrument as Instrument
+    from quark_torch.instruments.router_load import RouterLoad as RouterLoad
+    from quark_torch.instruments.router_load import Routing as Routing
     from quark_torch.layer_filter import LayerFilterConfig as LayerFilterConfig
     from quark_torch.layers.config import HookEngineConfig as HookEngineConfig
     from quark_torch.layers.hook_engine import HookEngine as HookEngine
@@ -121,6 +132,7 @@ if TYPE_CHECKING:
     )
     from quark_torch.parameters.diagnostics import ParameterDiagnostics as ParameterDiagnostics
     from quark_torch.schedule import HookScheduleConfig as HookScheduleConfig
+    from quark_torch.step_flops import count_flops as count_flops
     from quark_torch.watching import TrainingWatch as TrainingWatch
     from quark_torch.watching import watch as watch
 
@@ -133,8 +145,10 @@ _HOMES = {
     "AnalyzerThresholds": "quark_core.analysis.config",
     "ArtifactDamagedError": "quark_core.errors",
     "ArtifactNotFoundError": "quark_core.errors",
+    "ArtifactLinkRecord": "quark_core.records",
     "ArtifactRecord": "quark_core.records",
     "ArtifactStore": "quark_core.writers.artifacts",
+    "ArtifactVersion": "quark_core.runs.artifact_versions",
     "BatchDiagnosticRecord": "quark_core.records",
     "BatchMetadata": "quark_core.samples.metadata",
     "BatchMetadataAdapter": "quark_core.samples.metadata",
@@ -175,6 +189,7 @@ _HOMES = {
     "ParameterDiagnosticsConfig": "quark_torch.parameters.config",
     "ParameterDistributionRecord": "quark_core.records",
     "ParameterSummaryRecord": "quark_core.records",
+    "PendingArtifact": "quark_core.writers.artifact_background",
     "PhaseAnalysisResult": "quark_core.analysis.phases",
     "PhaseAnalyzer": "quark_core.analysis.phases",
     "PhaseAnalyzerConfig": "quark_core.analysis.config",
@@ -192,6 +207,8 @@ _HOMES = {
     "RunReport": "quark.page.report",
     "RunSummary": "quark_core.backends.run_summary",
     "SampleExposure": "quark_core.samples.summaries",
+    "SampleLogger": "quark_core.writers.samples",
+    "SampleRecord": "quark_core.records.kinds.samples",
     "SchemaMigrationError": "quark_core.errors",
     "SchemaValidationError": "quark_core.errors",
     "SequenceLengthSummary": "quark_core.samples.summaries",
@@ -209,6 +226,7 @@ _HOMES = {
     "TrainingMonitor": "quark_core.analysis.monitor",
     "TrainingSession": "quark_core.sessions.session",
     "TrainingWatch": "quark_torch.watching",
+    "UsedArtifact": "quark_core.writers.used_artifacts",
     "WandbBackend": "quark.tracker.mirrors",
     "__version__": "quark_core.version",
     "add_log": "quark_core.sessions.shortcuts",
@@ -216,6 +234,7 @@ _HOMES = {
     "dump_record": "quark_core.records.schema",
     "edit_run": "quark_core.runs.run_editing",
     "end_run": "quark_core.sessions.shortcuts",
+    "find_samples": "quark_core.runs.sample_search",
     "migrate_store": "quark_core.backends.migration",
     "monitor": "quark_core.analysis.monitor",
     "open_run": "quark_core.sessions.shortcuts",
@@ -228,6 +247,11 @@ _HOMES = {
     "start_run": "quark_core.sessions.shortcuts",
     "stop_run": "quark_core.runs.run_editing",
     "validate_record": "quark_core.records.schema",
+    "AttentionEntropy": "quark_torch.instruments.attention_entropy",
+    "Instrument": "quark_torch.instruments.instrument",
+    "RouterLoad": "quark_torch.instruments.router_load",
+    "Routing": "quark_torch.instruments.router_load",
+    "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
 }
 
@@ -239,7 +263,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         value = _find_record_type(name)
         if value is None:
-            raise AttributeError(f"module 'quark' has no attribute {name!r}")
+            habits = import_module("quark_core.config.habits")
+            raise habits.explain_attribute(import_module("quark"), name, "module", "module 'quark'")
     else:
         value = getattr(import_module(home), name)
         # The core's objects are shown in notebooks by what it does not know.

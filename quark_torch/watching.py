@@ -6,19 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import nn
 
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
-from quark_core.records.query import check_index
+from quark_core.records.query import check_index, spell_out
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.opening import resolve_target
 from quark_core.writers.step_scope import StepTelemetryScope
 from quark_core.writers.telemetry import SystemTelemetry
 from quark_core.writers.telemetry_config import SystemTelemetryConfig
+from quark_core.writers.throughput import StepRates
 from quark_torch.closing import do_each
+from quark_torch.instruments.instrument import Instrument
+from quark_torch.instruments.running import InstrumentSet
 from quark_torch.layer_filter import LayerFilterConfig
 from quark_torch.layers.config import HookEngineConfig
 from quark_torch.layers.hook_engine import HookEngine
@@ -29,6 +32,7 @@ from quark_torch.parameters.listing import list_optimizers
 from quark_torch.parameters.optimizer_pace import OptimizerPace
 from quark_torch.parameters.optimizers import list_foreign
 from quark_torch.schedule import HookScheduleConfig
+from quark_torch.step_flops import StepFlops
 
 __all__ = ["TrainingWatch", "watch"]
 
@@ -49,15 +53,20 @@ class TrainingWatch:
         parameters: ParameterDiagnostics | None,
         telemetry: SystemTelemetry | None,
         pace: OptimizerPace,
+        instruments: InstrumentSet | None = None,
+        flops: StepFlops | None = None,
     ) -> None:
         self.hooks = hooks
         self.parameters = parameters
         self.telemetry = telemetry
         self._pace = pace
+        self._instruments = instruments
+        self._flops = flops
         if hooks is not None:
             hooks.follow(pace.probes)
             if parameters is not None:
                 parameters.finder.lead(hooks.finder)
+        self._run = run
         self._notices = InstrumentationNotices(run, "TrainingWatch")
         self._closed = False
         self._named: tuple[torch.optim.Optimizer, ...] | None = None
@@ -65,6 +74,10 @@ class TrainingWatch:
         self._epoch: int | None = None
         self._metadata: Mapping[str, Any] | None = None
         self._scope: StepTelemetryScope | None = None
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return f"TrainingWatch({self._run.context.describe()}{closed})"
 
     @property
     def optimizer(self) -> Any:
@@ -116,8 +129,30 @@ class TrainingWatch:
         self._step, self._epoch, self._metadata = checked, epoch, metadata
         if self.telemetry is not None:
             self._scope = self.telemetry.start_step(checked, epoch=epoch, metadata=metadata)
+        is_probed = False
         if self.hooks is not None:
-            self.hooks.begin_step(checked, epoch=epoch)
+            is_probed = self.hooks.begin_step(checked, epoch=epoch)
+        elif self._instruments is not None or self._flops is not None:
+            is_probed = self._pace.probes(checked)
+        if self._instruments is not None and is_probed:
+            self._instruments.begin_step(checked, epoch)
+        if self._flops is not None:
+            self._flops.begin_step(is_probed=is_probed)
+
+    def count(
+        self,
+        *,
+        tokens: float | None = None,
+        samples: float | None = None,
+        flops: float | None = None,
+    ) -> None:
+        """Say what the step does in this process, for the rates of telemetry.
+
+        Raises:
+            SchemaValidationError: Not a finite number that is not negative; the message names it.
+        """
+        if self._scope is not None:
+            self._scope.count(tokens=tokens, samples=samples, flops=flops)
 
     def mark_data_ready(self) -> None:
         """Say that the step's batch is on its device; what came before was waiting for data."""
@@ -169,6 +204,15 @@ class TrainingWatch:
         step, self._step = self._step, None
         scope, self._scope = self._scope, None
         try:
+            if self._flops is not None:
+                self._flops.end_step()
+            if self._instruments is not None:
+                self._instruments.end_step()
+        finally:
+            self._end_parts(step, scope)
+
+    def _end_parts(self, step: int, scope: StepTelemetryScope | None) -> None:
+        try:
             if self.hooks is not None:
                 self.hooks.end_step()
         finally:
@@ -194,10 +238,12 @@ class TrainingWatch:
                 part.optimizer = named
 
     def _close_parts(self) -> list[Callable[[], object]]:
-        parts = (self.hooks, self.parameters, self.telemetry)
-        return [part.close for part in parts if part is not None]
+        parts = (self._instruments, self.hooks, self.parameters, self.telemetry)
+        ends = [] if self._flops is None else [self._flops.end_step]
+        return [*ends, *(part.close for part in parts if part is not None)]
 
 
+@spell_out(StepRates, before="extras")
 def watch(
     session: object,
     model: nn.Module,
@@ -212,6 +258,8 @@ def watch(
     include_name_patterns: Sequence[str] = (),
     include_eval: bool = False,
     grad_scaler: Any = None,
+    extras: Sequence[Instrument] = (),
+    **rates: Unpack[StepRates],
 ) -> TrainingWatch:
     """Watch layers, parameters and telemetry of a training loop with one line in it.
 
@@ -223,13 +271,11 @@ def watch(
     Args:
         session: A TrainingSession, or the RunContext of one.
         model: The model that is trained.
-        optimizer: Its optimizer, or several; those of other models are told of
-            by an event. One that is made anew later is
-            found by itself, or named by `watch.optimizer = …`.
-        every_n_steps: At which steps the machine is looked at: multiples of it.
-            Layers and parameters are there or, where the loop skips a multiple,
-            at the first step past it; they wait for a step in which the
-            optimizers step.
+        optimizer: Its optimizer, or several; those of other models are told of by an event. One
+            that is made anew later is found by itself, or named by `watch.optimizer = …`.
+        every_n_steps: At which steps the machine is looked at: multiples of it. Layers and
+            parameters are there or, where the loop skips a multiple, at the first step past
+            it; they wait for a step in which the optimizers step.
         layers: Whether activations and gradients of layers are summed up.
         parameters: Whether weights, gradients and updates are.
         distributions: Whether parameters also get histograms.
@@ -237,11 +283,14 @@ def watch(
         include_types, include_name_patterns: As of `LayerFilterConfig`.
         include_eval: Whether layers are also summed up where the model is not trained: in
             `eval()` mode, or without gradients.
-        grad_scaler: The GradScaler in use, or a function that returns its
-            scale. Gradients of layers and parameters are divided by it, and
-            `grad_scale` in their metadata says by what. A GradScaler is found
-            by itself when it first makes a step; an event `grad_scaler_found`
-            tells where layers were probed before.
+        grad_scaler: The GradScaler in use, or a function that returns its scale. Gradients of
+            layers and parameters are divided by it, and `grad_scale` in their metadata says by
+            what. A GradScaler is found by itself when it first makes a step; an event
+            `grad_scaler_found` tells where layers were probed before.
+        extras: Instruments for probed steps, such as `quark.RouterLoad()`, or your own.
+        tokens_per_step, samples_per_step, flops_per_token, precision, peak_flops_per_s: As of
+            `SystemTelemetry`; `watch.count(tokens=…)` says it step by step.
+        flops_per_step: Likewise; `"model"` counts them once, in an early step that is not probed.
 
     Raises:
         SchemaValidationError: A bad argument; the message names it.
@@ -249,34 +298,48 @@ def watch(
     _check_flags(layers=layers, parameters=parameters, distributions=distributions)
     _check_flags(telemetry=telemetry, include_eval=include_eval)
     schedule = HookScheduleConfig(every_n_steps=every_n_steps)
-    engine = diagnostics = sampled = None
+    engine = diagnostics = sampled = instruments = flops = None
     # What was made is closed where the next part cannot be made.
     with ExitStack() as made:
         if layers:
-            filters = LayerFilterConfig(
-                include_types=include_types,  # type: ignore[arg-type] # checked there
-                include_name_patterns=include_name_patterns,  # type: ignore[arg-type]
-            )
-            config = HookEngineConfig(
-                schedule=schedule,
-                filters=filters,
-                grad_scaler=grad_scaler,
-                include_eval=include_eval,
-            )
+            filters = _configure_filter(include_types, include_name_patterns)
+            config = _configure_layers(schedule, filters, grad_scaler, include_eval=include_eval)
             # Those of other models are told of once, by who looks at parameters.
             hooked = _list_own(model, optimizer) if parameters else optimizer
             engine = HookEngine(session, model, hooked, config=config)
             made.callback(engine.close)
         if parameters:
-            observed = _configure_parameters(schedule, grad_scaler, distributions=distributions)
-            diagnostics = ParameterDiagnostics(session, model, optimizer, config=observed)
+            seen = _configure_parameters(schedule, grad_scaler, distributions=distributions)
+            diagnostics = ParameterDiagnostics(session, model, optimizer, config=seen)
             made.callback(diagnostics.close)
         if telemetry:
             sampling = SystemTelemetryConfig(sample_every_n_steps=every_n_steps)
-            sampled = SystemTelemetry(session, config=sampling)
+            if rates.get("flops_per_step") == "model":
+                flops = rates["flops_per_step"] = _count_from(session, model)
+            sampled = SystemTelemetry(session, config=sampling, **rates)  # type: ignore[arg-type]
+            made.callback(sampled.close)
+        if extras:
+            instruments = InstrumentSet(session, model, extras)
         pace = OptimizerPace(every_n_steps)
         made.pop_all()
-    return TrainingWatch(resolve_target(session), engine, diagnostics, sampled, pace)
+    run = resolve_target(session)
+    return TrainingWatch(run, engine, diagnostics, sampled, pace, instruments, flops)
+
+
+def _count_from(session: object, model: nn.Module) -> StepFlops:
+    return StepFlops(model, InstrumentationNotices(resolve_target(session), "TrainingWatch"))
+
+
+def _configure_filter(types: Any, name_patterns: Any) -> LayerFilterConfig:
+    return LayerFilterConfig(include_types=types, include_name_patterns=name_patterns)
+
+
+def _configure_layers(
+    schedule: HookScheduleConfig, filters: LayerFilterConfig, scaler: Any, *, include_eval: bool
+) -> HookEngineConfig:
+    return HookEngineConfig(
+        schedule=schedule, filters=filters, grad_scaler=scaler, include_eval=include_eval
+    )
 
 
 def _configure_parameters(

@@ -33,6 +33,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _config_home = tempfile.TemporaryDirectory(prefix="quark-test-config-")
 os.environ["XDG_CONFIG_HOME"] = _config_home.name
 
+# Many tests look at what is on standard error; what runs say there has tests of its own.
+os.environ["QUARK_QUIET"] = "1"
+# Counts of records and threads are exact in many tests. What is on by default has tests of its own,
+# and all others run with it where these variables say so: QUARK_CAPTURE=sys QUARK_SYSTEM_METRICS=1.
+os.environ.setdefault("QUARK_CAPTURE", "none")
+os.environ.setdefault("QUARK_SYSTEM_METRICS", "0")
+
 # A job in the background of a shell ignores Ctrl-C, and so would the scripts that are tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,14 @@ def read_mlflow(_folder: Path, run_id: str, uri: str) -> Points:
     keys = {name: decode_name(key) for key, name in names["metrics"].items()}
     found: Points = Counter()
     for name in runs[0].data.metrics:
-        if name.startswith("quark/"):
+        if keys.get(name, name) not in KEYS:
             continue
         token = None
         while True:
             page = client._tracking_client.store.get_metric_history(
                 mlflow_id, name, max_results=1000, page_token=token
             )
-            key = keys[name]
+            key = keys.get(name, name)
             found.update((key, _axis(key), one.step, spell(one.value)) for one in page)
             token = page.token
             if not token:
@@ -84,14 +84,23 @@ def read_wandb(folder: Path, run_id: str, _uri: str) -> Points:
         for path in run_path.glob("mirrors/wandb/*/wandb/*run-*/*.wandb")
         if "latest" not in str(path)
     )
-    found: Points = Counter()
+    records = [record for path in paths for record in _read_records(path)]
+    axes = _find_axes(records)
     known = {f"key{key}" if key.startswith("_") else key: key for key in KEYS}
-    for row in (row for path in paths for row in _read_rows(path)):
-        step, epoch = row.get("quark/step"), row.get("quark/epoch")
+    found: Points = Counter()
+    for record in records:
+        if record.WhichOneof("record_type") != "history":
+            continue
+        row = {
+            item.key or "/".join(item.nested_key): _parse(item.value_json)
+            for item in record.history.item
+        }
         for name, value in row.items():
             if name in known:
-                place = ("epoch", epoch) if step is None else ("step", step)
-                found[known[name], place[0], int(place[1]), spell(value)] += 1
+                # Whatever else stands in the row: where W&B draws it, its definition says.
+                axis = axes.get(name) or axes.get("*") or "_step"
+                place = "epoch" if axis == "quark/epoch" else "step"
+                found[known[name], place, int(row.get(axis, -1)), spell(value)] += 1
     return found
 
 
@@ -153,8 +162,17 @@ def _axis(key: str) -> str:
     return "epoch" if key in EPOCH_KEYS else "step"
 
 
-def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of W&B's history in one of its files, which are logs in LevelDB's format."""
+def _find_axes(records: Sequence[Any]) -> dict[str, str]:
+    """Key or pattern -> its axis, as the newest definition has it."""
+    return {
+        record.metric.name or record.metric.glob_name: record.metric.step_metric
+        for record in records
+        if record.WhichOneof("record_type") == "metric" and record.metric.step_metric
+    }
+
+
+def _read_records(path: Path) -> Iterator[Any]:
+    """The records in one of W&B's files, which are logs in LevelDB's format."""
     from wandb.proto import wandb_internal_pb2
 
     data = path.read_bytes()
@@ -173,11 +191,7 @@ def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(parts)
             parts = b""
-            if record.WhichOneof("record_type") == "history":
-                yield {
-                    item.key or "/".join(item.nested_key): _parse(item.value_json)
-                    for item in record.history.item
-                }
+            yield record
 
 
 def _parse(text: str) -> Any:

@@ -17,6 +17,7 @@ from quark.cli.texts import Console, Text, describe_state
 from quark_core.analysis.curves import Curve
 from quark_core.analysis.health import is_note
 from quark_core.analysis.observations import format_number, say_steps
+from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -186,7 +187,8 @@ def _describe_judgement(overall: HealthScoreRecord) -> str:
         return f"Judged by alerts alone: {learning.get('reason')}."
     way = "lower" if learning["mode"] == "min" else "higher"
     named = "named as the objective" if learning["named"] else "recognised by its name"
-    return f"Judged by {learning['metric']} ({way} is better; {named}): {learning['reason']}."
+    metric = decode_name(str(learning["metric"]))
+    return f"Judged by {metric} ({way} is better; {named}): {learning['reason']}."
 
 
 def _count_alerts(result: AnalyzerResult) -> str:
@@ -275,7 +277,7 @@ def _alert_block(
 
 
 def _describe_place(alert: AlertRecord, metadata: dict[str, Any]) -> Text:
-    text = Text(alert.culprit or "the whole run", style="bold")
+    text = Text(decode_name(alert.culprit or "the whole run"), style="bold")
     if alert.step is not None:
         end = metadata.get("step_end")
         text.append(f", from step {alert.step} on", style="not bold")
@@ -302,7 +304,7 @@ def _evidence_lines(alert: AlertRecord) -> Iterator[Text]:
 
 
 def _describe_evidence(piece: EvidenceRecord, fact: str) -> Text:
-    text = Text(f"{piece.kind} {piece.source}")
+    text = Text(f"{piece.kind} {decode_name(piece.source)}")
     figures = []
     if piece.observed_value is not None:
         figures.append(f"observed {format_number(piece.observed_value)}")
@@ -453,7 +455,7 @@ def find_culprit_curve(case: Case, alert: AlertRecord) -> CulpritCurve | None:
         return None
     found = _find_metric(case, culprit)
     if found is not None:
-        return CulpritCurve(culprit, found) if len(found) > 1 else None
+        return CulpritCurve(decode_name(culprit), found) if len(found) > 1 else None
     kind = alert.evidence[0].kind if alert.evidence else ""
     places = _PLACES.get(alert.rule_id) or _KINDS.get(kind) or ()
     for place in dict.fromkeys((*places, *_ANY)):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
+from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -31,7 +32,7 @@ _MIRRORS_TIMEOUT_S = 30.0
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @storage_option
 @backend_option
 @click.option(
@@ -61,6 +62,7 @@ _MIRRORS_TIMEOUT_S = 30.0
 @click.option(
     "--objective",
     metavar="METRIC[:min|max]",
+    shell_complete=complete_metrics,
     help="Judge the run by this metric; by default what it was started with, else its loss.",
 )
 @click.option(
@@ -72,6 +74,7 @@ _MIRRORS_TIMEOUT_S = 30.0
     "--against",
     metavar="RUN",
     multiple=True,
+    shell_complete=complete_runs,
     help="Hold RUN against this one, which went well; repeat for several.",
 )
 @click.option(

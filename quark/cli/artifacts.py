@@ -8,6 +8,8 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from quark.cli.artifact_versions import alias, get, lineage, versions
+from quark.cli.completion import complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -22,8 +24,30 @@ if TYPE_CHECKING:
 __all__ = ["artifacts", "make_artifact_table"]
 
 
-@click.command()
-@click.argument("run")
+_LIST = "list"
+
+
+class _Artifacts(click.Group):
+    """A group of which `list` need not be said: `quark artifacts RUN` is as it was."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        said = args[0] if args else None
+        if said not in self.commands and said not in ctx.help_option_names:
+            args = [_LIST, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Artifacts, subcommand_metavar="RUN [KEY] | COMMAND [ARGS]...")
+def artifacts() -> None:
+    """List the artifacts of RUN, or see to their versions.
+
+    `quark artifacts RUN` is `quark artifacts list RUN`; a run that is called as one of the
+    commands needs the `list`.
+    """
+
+
+@artifacts.command(_LIST)
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("key", required=False)
 @click.option("-t", "--type", "artifact_type", help="Only artifacts of this type.")
 @click.option(
@@ -35,7 +59,7 @@ __all__ = ["artifacts", "make_artifact_table"]
 @storage_option
 @backend_option
 @json_option
-def artifacts(
+def list_artifacts(
     run: str,
     key: str | None,
     artifact_type: str | None,
@@ -53,12 +77,16 @@ def artifacts(
 
     from quark.cli.texts import Console
     from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT
+    from quark_core.runs.artifact_versions import HIDDEN_TYPES
     from quark_core.writers.artifacts import ArtifactStore
 
     source = RunSource(storage_dir, backend)
     session = source.open(str(source.find(run).run.id))
     store = ArtifactStore(session)
     found = store.read(artifact_key=key, artifact_type=artifact_type)
+    if artifact_type is None and key is None and output is None:
+        # Parts of others, which their type shows.
+        found = tuple(record for record in found if record.artifact_type not in HIDDEN_TYPES)
     if as_json:
         print_json([record.to_dict() for record in found])
     elif not found:
@@ -73,6 +101,10 @@ def artifacts(
             click.echo(f"They lie with {session.run_path}")
     if output is not None:
         _copy(store, found, output)
+
+
+for _command in (versions, get, lineage, alias):
+    artifacts.add_command(_command)
 
 
 def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:

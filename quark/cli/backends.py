@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from quark.cli.command_groups import SuggestingGroup
 from quark.cli.store_access import json_option, print_json
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["backends"]
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=SuggestingGroup, invoke_without_command=True)
 @json_option
 @click.pass_context
 def backends(context: click.Context, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.analyze import FAILED_CHECK, show_warnings
+from quark.cli.completion import complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -22,8 +23,8 @@ __all__ = ["compare"]
 
 
 @click.command()
-@click.argument("primary", metavar="RUN")
-@click.argument("reference", metavar="RUN")
+@click.argument("primary", metavar="RUN", shell_complete=complete_runs)
+@click.argument("reference", metavar="RUN", shell_complete=complete_runs)
 @storage_option
 @backend_option
 @click.option(
@@ -79,6 +80,7 @@ def compare(
     if reference_backend is not None:
         other = RunSource(storage_dir, reference_backend)
     first, second = _open_runs(source, sides[0]), _open_runs(other, sides[1])
+    _check_targets(targets, [*first, *second])
     with show_warnings():
         result = ComparisonEngine.compare_runs(first, second, baseline=baseline, config=config)
     if as_json:
@@ -89,6 +91,27 @@ def compare(
         print_comparison(result, config.metric_targets)
     if fail_on_worse and any(diff.verdict == "worse" for diff in result.metric_diffs):
         sys.exit(FAILED_CHECK)
+
+
+def _check_targets(
+    targets: Sequence[tuple[str, str, float]], runs: Sequence[TrainingSession]
+) -> None:
+    """Refuse a target of a metric that none of the runs has, where a name is near it."""
+    from quark_core.runs.near_names import describe_unknown_metric
+    from quark_core.runs.reading import encode_key
+    from quark_core.runs.searching import summarize_run
+
+    if not targets:
+        return
+    known: dict[str, None] = {}
+    for run in runs:
+        reader = run.open_run.reader
+        if reader is not None:
+            known.update(dict.fromkeys(summarize_run(reader, str(run.run_id)).metrics))
+    for key, _, _ in targets:
+        said = describe_unknown_metric(key, known)
+        if said is not None and encode_key(key, "--target") not in known:
+            raise click.UsageError(f"--target: none of the runs {said}".replace("has no", "has", 1))
 
 
 def _configure(targets: Sequence[tuple[str, str, float]]) -> ComparisonEngineConfig:

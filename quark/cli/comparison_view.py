@@ -14,6 +14,7 @@ from rich.table import Table
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES, print_trimmed
 from quark.cli.texts import Console, Text, describe_number, describe_state
 from quark_core.analysis.observations import format_number
+from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
     from quark_core.analysis.comparison.config import MetricTargetSpec
@@ -187,7 +188,7 @@ def _worst_first(sightings: Sequence[AlertSighting]) -> list[AlertSighting]:
 def _describe_sighting(sighting: AlertSighting, run_count: int) -> Text:
     text = Text(sighting.title)
     if sighting.culprit:
-        text.append(f" at {sighting.culprit}")
+        text.append(f" at {decode_name(sighting.culprit)}")
     if sighting.step is not None:
         text.append(f", step {sighting.step:g}")
     if run_count > 1:
@@ -431,7 +432,8 @@ def target_parts(
     yield Text("Time to target", style="bold")
     for target in targets:
         words = target.direction.replace("_", " ")
-        head = f"{target.metric_key} {words} {describe_number(float(target.target_value))}"
+        name = decode_name(target.metric_key)
+        head = f"{name} {words} {describe_number(float(target.target_value))}"
         found = next((diff for diff in diffs if _has_target(diff, target)), None)
         yield Text(f"  {head}")
         if found is None or found.time_to_target is None:
@@ -468,7 +470,8 @@ def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[Render
     style = _STYLES.get(diff.verdict or "", "")
     is_grey = not style
     verdict = diff.verdict.upper() if _differs(diff) and diff.verdict else diff.verdict
-    head = Text.assemble((diff.metric_key, "bold" if diff.headline else ""), "  ")
+    name = decode_name(diff.metric_key)
+    head = Text.assemble((name, "bold" if diff.headline else ""), "  ")
     head.append(verdict or _PRESENCES.get(diff.presence, "no verdict"), style=style or "dim")
     if detail := _describe_effect(diff):
         head.append(f"  {detail}", style="dim" if is_grey else "")

@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 
 from quark.cli.backup import describe_backup, keep_going_option, print_lacking
+from quark.cli.command_groups import SuggestingGroup
 from quark.cli.service_options import artifacts_option, open_deployment, store_option
 
 __all__ = ["db"]
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def db() -> None:
     """Migrate, back up or restore a persistence service, or tell its versions."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from quark.cli.completion import complete_runs, complete_tags
 from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
@@ -14,12 +15,23 @@ __all__ = ["edit"]
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @storage_option
 @click.option("--name", help='The new name; "" takes it away.')
 @click.option("--notes", help='The new notes; "" takes them away.')
-@click.option("-t", "--tag", multiple=True, help="Add this tag; repeat for several.")
-@click.option("--untag", multiple=True, help="Remove this tag; repeat for several.")
+@click.option(
+    "-t",
+    "--tag",
+    multiple=True,
+    shell_complete=complete_tags,
+    help="Add this tag; repeat for several.",
+)
+@click.option(
+    "--untag",
+    multiple=True,
+    shell_complete=complete_tags,
+    help="Remove this tag; repeat for several.",
+)
 @click.option(
     "--archive/--restore",
     "archived",

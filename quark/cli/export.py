@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from quark.cli.completion import complete_runs
 from quark.cli.export_files import FORMATS, FileSet, check_format
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import storage_option
@@ -33,7 +34,7 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option(
     "-f",
     "--format",

@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.run_source import backend_option
 from quark.cli.store_access import find_run, json_option, make_finite, storage_option
+from quark.cli.waiting import Waiting
 
 if TYPE_CHECKING:
     from quark.cli.followed_run import FollowedRun, Look
     from quark.cli.texts import Console
+    from quark_core.backends.run_summary import RunSummary
 
 __all__ = ["follow"]
 
@@ -31,7 +31,6 @@ EXIT_STATUSES = {"failed": 3, "interrupted": 4, "lost": 5}
 """By how a run has ended; 0 where it is completed, or goes on and --once was given."""
 
 _INTERRUPTED = 130  # as a shell says of Ctrl-C
-_TERMINATED = 128
 _SCREEN_S = 1.0
 _LINES_S = 5.0
 _ANALYSIS_S = 60.0
@@ -41,7 +40,7 @@ _NOTE = "Ctrl-C ends this; the run goes on"
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @storage_option
 @backend_option
 @click.option(
@@ -49,6 +48,7 @@ _NOTE = "Ctrl-C ends this; the run goes on"
     "--metric",
     "metrics",
     multiple=True,
+    shell_complete=complete_metrics,
     help="Show this metric; repeat for several [default: objective and loss first].",
 )
 @click.option(
@@ -97,6 +97,7 @@ def follow(
     try:
         source = open_source(storage_dir, backend)
         run_id = str(find_run(source.reader, run).run.id)
+        _check_metrics(source.summarize(run_id), metrics)
         followed = FollowedRun(source, run_id, names=metrics, analyze=not no_analyze)
         console = Console(highlight=False)
         try:
@@ -114,6 +115,20 @@ def follow(
         sys.exit(_INTERRUPTED)
     status = EXIT_STATUSES.get(look.summary.state, 0)
     sys.exit(status if look.has_ended or once else _INTERRUPTED)
+
+
+def _check_metrics(summary: RunSummary, names: tuple[str, ...]) -> None:
+    """Refuse a metric that a run has not, where a name is near it; one that goes on may get it."""
+    from quark_core.runs.near_names import describe_unknown_metric
+    from quark_core.runs.reading import encode_key
+
+    for name in names:
+        said = describe_unknown_metric(name, summary.metrics)
+        if said is None or encode_key(name, "--metric") in summary.metrics:
+            continue
+        if summary.state != "running":
+            raise click.UsageError(f"--metric: the run {said}")
+        click.echo(f"quark: --metric: the run {said}, so far", err=True)
 
 
 def _show_once(followed: FollowedRun, console: Console, *, as_json: bool) -> Look:
@@ -154,7 +169,7 @@ def _follow_in_lines(followed: FollowedRun, interval_s: float, *, as_json: bool)
             for line in teller.tell(look, followed.keys, now):
                 _print_line(line)
 
-    with _Waiting() as waiting:
+    with Waiting() as waiting:
         last = _look_until_end(followed, waiting, interval_s, show, repeats=False)
     if not as_json and last is not None:
         _print_line(describe_end(last))
@@ -194,7 +209,7 @@ def _follow_on_screen(followed: FollowedRun, console: Console, interval_s: float
     screen = _Screen(console)
     last: Look | None = None
     try:
-        with _Waiting(screen.suspend) as waiting:
+        with Waiting(screen.suspend) as waiting:
             try:
                 screen.enter()
                 last = _look_until_end(followed, waiting, interval_s, show, repeats=True)
@@ -222,7 +237,7 @@ def _need(look: Look | None) -> Look:
 
 def _look_until_end(
     followed: FollowedRun,
-    waiting: _Waiting,
+    waiting: Waiting,
     interval_s: float,
     show: Callable[[Look, str | None], None],
     *,
@@ -292,7 +307,9 @@ class _Screen:
         self._console.set_alt_screen(False)
 
     def suspend(self) -> None:
-        """Stop this process, with the terminal whole meanwhile."""
+        """Stop this process, with the terminal whole meanwhile; only where Ctrl-Z does so."""
+        if not hasattr(signal, "SIGTSTP"):
+            return
         self.leave()
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -307,81 +324,3 @@ class _LastWarning(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text = record.getMessage()
-
-
-class _Waiting:
-    """Waits between looks; a change of the window's size, or a reader who leaves, ends it early.
-
-    Used by the main thread. SIGTERM and SIGHUP end the command with what it has to do at its
-    end, as Ctrl-C does.
-
-    Args:
-        on_suspend: What Ctrl-Z does, at the next wait: a picture is not left half drawn. Without
-            it Ctrl-Z stops the process, as ever.
-    """
-
-    def __init__(self, on_suspend: Callable[[], None] | None = None) -> None:
-        self._on_suspend = on_suspend
-        self._suspended = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Waiting:
-        self._reading, self._writing = os.pipe()
-        for end in (self._reading, self._writing):
-            os.set_blocking(end, False)
-        self._before_fd = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        handlers: dict[int, Callable[[int, FrameType | None], Any]] = {
-            signal.SIGWINCH: lambda *_: None,
-            signal.SIGTERM: self._end,
-            signal.SIGHUP: self._end,
-        }
-        if self._on_suspend is not None:
-            handlers[signal.SIGTSTP] = self._suspend
-        for number, handler in handlers.items():
-            self._before[number] = signal.signal(number, handler)
-        self._poll = select.poll()
-        self._poll.register(self._reading, select.POLLIN)
-        self._stdout = -1
-        with suppress(OSError):  # what is printed to has no file
-            self._stdout = sys.stdout.fileno()
-            # Nothing is asked of it: that nobody reads any more is told unasked.
-            self._poll.register(self._stdout, 0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._before_fd)
-        os.close(self._reading)
-        os.close(self._writing)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for so long; True, and at once, where what is shown must be shown anew.
-
-        Raises:
-            BrokenPipeError: Nobody reads what is printed any more.
-        """
-        ready = dict(self._poll.poll(timeout_s * 1e3))
-        if self._stdout in ready:
-            raise BrokenPipeError("nobody reads what is printed")
-        if self._reading not in ready:
-            return False
-        with suppress(BlockingIOError):
-            while os.read(self._reading, 512):
-                pass
-        if self._suspended and self._on_suspend is not None:
-            self._suspended = False
-            self._on_suspend()
-        return True
-
-    def ignore_interrupts(self) -> None:
-        """Take no notice of Ctrl-C, and of whoever else wants an end, from now on."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before.setdefault(number, signal.getsignal(number))
-            signal.signal(number, signal.SIG_IGN)
-
-    def _suspend(self, *_: object) -> None:
-        self._suspended = True
-
-    def _end(self, number: int, _: FrameType | None) -> None:
-        sys.exit(_TERMINATED + number)

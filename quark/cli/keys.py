@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from quark.cli.command_groups import SuggestingGroup
 from quark.cli.service_options import open_deployment, store_option
 from quark.cli.store_access import json_option, print_json
 from quark_core.errors import SchemaValidationError, SessionStoreError
@@ -26,7 +27,7 @@ _LEAST_PREFIX = 4
 _SHOWN_KEYS = 10
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def keys() -> None:
     """Make, list, rotate and revoke keys of a persistence service.
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.command_groups import SuggestingGroup
+from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
     find_run,
     json_option,
@@ -35,13 +37,13 @@ _STYLES = {"delivered": "green", "delivering": "cyan", "waiting": "yellow", "beg
 _SHOWN = 20
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def mirror() -> None:
     """Say what a run's mirrors have, compare them with the primary, fill them."""
 
 
 @mirror.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @storage_option
 @json_option
 def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
@@ -69,7 +71,7 @@ def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
 
 
 @mirror.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option(
     "--with",
     "others",
@@ -119,7 +121,7 @@ def verify(
 
 
 @mirror.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option(
     "--to",
     "places",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from quark.cli.completion import complete_runs
 from quark.cli.run_source import backend_option
 from quark.cli.store_access import find_run, json_option, print_json, storage_option
 
@@ -25,7 +26,7 @@ def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_runs)
 @storage_option
 @backend_option
 @click.option(

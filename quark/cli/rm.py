@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.completion import complete_runs
 from quark.cli.du import describe_bytes, measure, print_usages, shorten_ids
 from quark.cli.store_access import find_by_id, json_option, open_store, print_json, storage_option
 from quark.cli.trash import (
@@ -20,7 +22,8 @@ from quark.cli.trash import (
     yes_option,
 )
 from quark_core.config.arguments import resolve_storage_dir
-from quark_core.errors import InvalidRunStateError
+from quark_core.errors import InvalidRunStateError, RunNotFoundError
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark_core.backends.removal import RunUsage
@@ -31,7 +34,7 @@ _SHOWN_IDS = 10
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="RUN...")
+@click.argument("runs", nargs=-1, metavar="RUN...", shell_complete=complete_runs)
 @storage_option
 @yes_option
 @click.option("--force", is_flag=True, help="Also with records that are not delivered yet.")
@@ -74,6 +77,8 @@ def rm(
     total_bytes = sum(usage.total_bytes for usage in usages)
     if not as_json:
         print_usages(usages, limit=SHOWN_RUNS)
+    if not as_json:
+        _tell_used(store, chosen)
     if not yes:
         question = f"Put {count_runs(len(usages))} into the trash ({describe_bytes(total_bytes)})?"
         click.confirm(question, abort=True, err=as_json)
@@ -87,6 +92,27 @@ def rm(
     click.echo(f"{count_runs(len(usages))} in the trash: {describe_bytes(total_bytes)}.")
     click.echo(f"Put back with: quark restore{_storage_words(storage_dir)} {shown}")
     click.echo(f"Free the space with: quark gc{_storage_words(storage_dir)}")
+
+
+def _tell_used(store: Any, chosen: Sequence[str]) -> None:
+    """Say which artifacts of these runs other runs use, or have aliases."""
+    from quark_core.records import ArtifactRecord
+    from quark_core.records.query import Query
+    from quark_core.runs.artifact_versions import list_versions
+
+    projects = set()
+    for run_id in chosen:
+        with suppress(RunNotFoundError):
+            if store.read(run_id, ArtifactRecord.KIND, Query(limit=1)).count:
+                projects.add(store.load_run(run_id).project.name)
+    for project in sorted(projects):
+        for version in list_versions(store, project):
+            others = [user for user in version.used_by if user not in chosen]
+            if version.record.run_id in chosen and others:
+                click.echo(
+                    f"{clean_line(version.name)} of {version.record.run_id} is used by "
+                    f"{', '.join(others[:SHOWN_RUNS])}: it goes with its run."
+                )
 
 
 def _refuse_living(usages: Sequence[RunUsage]) -> None:

@@ -18,6 +18,7 @@ from quark.cli.texts import (
     describe_state,
     find_duration_s,
 )
+from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
@@ -222,7 +223,8 @@ def _label(field: Field) -> str:
     if field.scope == "config":
         # Over two lines, since keys are long and values are short.
         return f"config.{'' if len(field.name) <= _NARROW else chr(10)}{field.name}"
-    return field.name if field.statistic == "last" else f"{field.statistic}({field.name})"
+    name = decode_name(field.name) if field.scope == "metric" else field.name
+    return name if field.statistic == "last" else f"{field.statistic}({name})"
 
 
 def _describe_field(field: Field, run: RunSummary) -> str:

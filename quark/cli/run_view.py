@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quark_core.runs.reading import read_series
+from quark_core.records.names import decode_name
+from quark_core.runs.rank_rates import measure_rates
+from quark_core.runs.reading import encode_key, read_series
+from quark_core.runs.searching import summarize_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,11 +30,13 @@ if TYPE_CHECKING:
         SystemTelemetryRecord,
     )
     from quark_core.runs.rank_paces import RankPace, RankPaces
+    from quark_core.runs.rank_rates import RunRates
 
 __all__ = [
     "MetricSummary",
     "describe_contents",
     "describe_late",
+    "describe_rates",
     "find_direction",
     "list_points",
     "print_contents",
@@ -43,6 +48,8 @@ __all__ = [
 _CURVE_POINTS = 500
 # The points of so many are read batch by batch, as often as there are curves.
 _MANY_METRICS = 10_000
+# Rates from here on are written without decimals.
+_WHOLE = 10_000
 _WORDS = re.compile(r"[a-z]+[0-9]*")
 _DOWN = frozenset("loss error err perplexity ppl mse mae rmse nll wer cer fid".split())
 _UP = frozenset(
@@ -56,7 +63,7 @@ class MetricSummary:
     """One metric of a run.
 
     Attributes:
-        key: Metric key.
+        key: Its stored key.
         count: Number of values.
         first, last: The values that came first and last, None if not finite.
         best: The least or greatest finite value, None where it is not known
@@ -82,9 +89,14 @@ class MetricSummary:
     x: NDArray[Any]
     y: NDArray[Any]
 
+    @property
+    def name(self) -> str:
+        """The metric as it was logged."""
+        return decode_name(self.key)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-like values, without the points."""
-        values = asdict(self)
+        values = {"name": self.name, **asdict(self)}
         del values["x"], values["y"]
         return values
 
@@ -112,7 +124,7 @@ def summarize_metrics(
         limit: At most so many.
     """
     keys = list(run.metrics)
-    start = 0 if after is None else bisect_right(keys, after)
+    start = 0 if after is None else bisect_right(keys, encode_key(after, "after"))
     chosen = keys[start : None if limit is None else start + limit]
     with_curves = len(keys) <= _MANY_METRICS
     return [
@@ -282,8 +294,10 @@ _ARTIFACTS = 8
 def describe_contents(reader: SupportsRead, run_id: str) -> dict[str, Any]:
     """Newest telemetry and newest artifacts of a run, as JSON values."""
     telemetry = _read_newest_telemetry(reader, run_id)
+    rates = measure_rates(reader, summarize_run(reader, run_id))
     return {
         "telemetry": None if telemetry is None else telemetry.to_dict(),
+        "throughput": None if rates is None else rates.to_dict(),
         "artifacts": [record.to_dict() for record in _read_artifacts(reader, run_id)],
     }
 
@@ -298,6 +312,9 @@ def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
         line = _describe_hardware(telemetry)
         if line:
             console.print(Text.assemble(("hardware  ", "bold"), line))
+    rates = measure_rates(reader, summarize_run(reader, run_id))
+    if rates is not None:
+        console.print(Text.assemble(("throughput  ", "bold"), describe_rates(rates)))
     batch = _read_newest_batch(reader, run_id)
     if batch is not None:
         console.print(Text.assemble(("newest batch  ", "bold"), _describe_batch(batch)))
@@ -306,6 +323,23 @@ def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
         console.print(make_artifact_table(records))
         if len(records) == _ARTIFACTS:
             console.print(f"The newest {_ARTIFACTS}; `quark artifacts` lists all.", style="dim")
+
+
+def describe_rates(rates: RunRates) -> str:
+    """What a run gets done each second, in one line."""
+    told = []
+    for value, unit in ((rates.tokens_per_s, "tokens/s"), (rates.samples_per_s, "samples/s")):
+        if value is not None:
+            told.append(f"{value:,.4g} {unit}" if value < _WHOLE else f"{value:,.0f} {unit}")
+    if rates.flops_per_s is not None:
+        told.append(f"{rates.flops_per_s / 1e12:.4g} TFLOP/s")
+    if rates.mfu_percent is not None:
+        told.append(f"MFU {rates.mfu_percent:.1f} %")
+    if rates.ranks < rates.world_size:
+        told.append(f"of {rates.ranks} of {rates.world_size} processes")
+    elif rates.ranks > 1:
+        told.append(f"of {rates.ranks} ranks together")
+    return ", ".join(told)
 
 
 def _read_newest_telemetry(reader: SupportsRead, run_id: str) -> SystemTelemetryRecord | None:

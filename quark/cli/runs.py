@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.completion import complete_metrics, complete_projects, complete_tags
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -33,9 +34,17 @@ class _SearchMistake(click.ClickException):
 @click.command()
 @storage_option
 @backend_option
-@click.option("-p", "--project", help="Only runs of this project.")
+@click.option(
+    "-p", "--project", shell_complete=complete_projects, help="Only runs of this project."
+)
 @click.option("-s", "--status", type=click.Choice(_STATES), help="Only runs in this state.")
-@click.option("-t", "--tag", multiple=True, help="Only runs with this tag; repeat for several.")
+@click.option(
+    "-t",
+    "--tag",
+    multiple=True,
+    shell_complete=complete_tags,
+    help="Only runs with this tag; repeat for several.",
+)
 @click.option(
     "-w",
     "--where",
@@ -47,6 +56,7 @@ class _SearchMistake(click.ClickException):
     "--sort",
     metavar="EXPR",
     multiple=True,
+    shell_complete=complete_metrics,
     help='Sort by a metric, a config.KEY or a field of the run, such as "val/loss" or, '
     'descending, "-min(val/loss)"; repeat for ties.',
 )

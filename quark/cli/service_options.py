@@ -56,11 +56,17 @@ def artifacts_option(command: F) -> F:
 
 
 def require_service() -> None:
-    """Refuse to go on where the service's packages are missing.
+    """Refuse to go on where the service's packages are missing, or this system cannot run it.
 
     Raises:
-        SessionStoreError: They are; it says how to install them.
+        SessionStoreError: It says what to do.
     """
+    if os.open not in os.supports_dir_fd:
+        raise SessionStoreError(
+            "the persistence service runs on Linux and macOS, not on this system, which cannot "
+            "keep payloads from being led elsewhere by links. Trainings here can log to a "
+            "service that runs there: set QUARK_PERSISTENCE_URL"
+        )
     try:
         import httptools  # noqa: F401
         import starlette  # noqa: F401

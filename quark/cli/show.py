@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -34,7 +35,7 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @storage_option
 @backend_option
 @click.option(
@@ -51,7 +52,12 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
     show_default=True,
     help="Metrics to show, sorted by name.",
 )
-@click.option("--after", metavar="NAME", help="Only metrics whose names come after this one.")
+@click.option(
+    "--after",
+    metavar="NAME",
+    shell_complete=complete_metrics,
+    help="Only metrics whose names come after this one.",
+)
 @json_option
 def show(
     run: str,
@@ -286,7 +292,7 @@ def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
     for header in ("points", "first", "last", "best", "at"):
         table.add_column(header, justify="right", no_wrap=True)
     for item in summaries:
-        key = Text(item.key)
+        key = Text(item.name)
         if item.non_finite:
             key.append(f"  {item.non_finite} not finite", style="red")
         arrow = {"min": "↓ ", "max": "↑ "}.get(item.direction or "", "")
@@ -314,7 +320,7 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
     chosen.sort(key=lambda summary: summary.direction is None)
     blocks = []
     for item in chosen[:_PLOTS]:
-        text = Text(item.key, style="bold", no_wrap=True)
+        text = Text(item.name, style="bold", no_wrap=True)
         curve = draw_curve(item.x, item.y)
         text.append(f"\n{curve}", style="not bold cyan", lines=True)
         text.append(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from quark.cli.completion import complete_runs
 from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
@@ -25,7 +26,7 @@ _WAIT_S = 30.0
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @storage_option
 @click.option("--reason", help="Why, for who looks at the run.")
 @click.option(

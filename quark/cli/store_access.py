@@ -20,6 +20,7 @@ from quark_core.backends.removal import SupportsRemoval
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.runs.composition import open_reader
+from quark_core.runs.run_ids import describe_near, find_labels
 from quark_core.system.terminal_text import escape_json
 
 __all__ = [
@@ -48,7 +49,7 @@ def storage_option(command: F) -> F:
         "--storage-dir",
         type=click.Path(path_type=Path),
         default=None,
-        help="Storage root that the runs lie under [default: the working directory].",
+        help="Storage root of the runs [default: the working directory, or a store above it].",
     )(command)
 
 
@@ -87,10 +88,10 @@ def find_run(store: SupportsRead, prefix: str) -> StoredRun:
         known = find_by_id(store, prefix)
         if known is not None:
             return known
-    runs = store.list_runs()
-    found = [stored for stored in runs if prefix in (stored.run.id, stored.run.name)]
+    runs = find_labels(store, "")
+    found = [label.run_id for label in runs if prefix in (label.run_id, label.name)]
     if not found:
-        found = [stored for stored in runs if (stored.run.id or "").startswith(prefix)]
+        found = [label.run_id for label in runs if label.run_id.startswith(prefix)]
     if not found and (elsewhere := find_by_id(store, prefix)) is not None:
         return elsewhere
     if not found:
@@ -99,12 +100,13 @@ def find_run(store: SupportsRead, prefix: str) -> StoredRun:
                 f"{prefix!r} is in the trash ({', '.join(trashed[:5])}): "
                 f"`quark restore {prefix}` puts it back"
             )
-        raise RunNotFoundError(f"no run begins with {prefix!r}; `quark runs` lists them")
+        near = describe_near(store, prefix) if prefix else ""
+        raise RunNotFoundError(f"no run begins with {prefix!r}; `quark runs` lists them{near}")
     if len(found) > 1:
-        ids = ", ".join(str(stored.run.id) for stored in found[:5])
+        ids = ", ".join(found[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise RunNotFoundError(f"{prefix!r} fits {len(found)} runs: {ids}{more}; give more of it")
-    return found[0]
+    return store.load_run(found[0])
 
 
 def describe_unstored(store: SupportsRead, storage_dir: Path | None, run_id: str) -> str | None:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -22,16 +22,26 @@ from quark.page.api.analyses import AnalysisDesk
 from quark.page.api.analysis_process import AnalysisProcess
 from quark.page.api.batches import describe_batches
 from quark.page.api.comparisons import ComparisonDesk
+from quark.page.api.console import list_console
 from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
 from quark.page.api.edits import ask_to_stop, change_run
 from quark.page.api.evidence import pack_evidence
 from quark.page.api.grid import GridDesk
 from quark.page.api.images import list_images
+from quark.page.api.media import AUDIO, VIDEO, defuse_html, read_range, tell_lineage
 from quark.page.api.modules import pack_module
 from quark.page.api.parameters import Parameters
-from quark.page.api.records import Payload, list_artifacts, list_events, open_payload
+from quark.page.api.records import (
+    IMAGES,
+    Payload,
+    iterate_payload,
+    list_artifacts,
+    list_events,
+    open_payload,
+)
 from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
+from quark.page.api.samples import list_samples, tell_sample
 from quark.page.api.sides import describe_sides, pack_group_curves
 from quark.page.api.system import pack_system
 from quark.page.api.tables import TableDesk, read_text
@@ -63,6 +73,7 @@ _THREADS = 16
 _RETRY_S = 2
 _MOST_SESSIONS = 64
 _MOST_BODY = 2**20
+_MOST_PAGE_BYTES = 8 * 2**20
 # Of the list, as its page asks.
 _LISTED = 200
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]+")
@@ -391,12 +402,28 @@ def _events(page: PageApplication, request: Request, parameters: Parameters) -> 
     return _send_json(list_events(page.source, request.path_params["run_id"], parameters))
 
 
+def _lineage(page: PageApplication, request: Request, _: Parameters) -> Response:
+    return _send_json(tell_lineage(page.source, request.path_params["run_id"]))
+
+
+def _console(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_console(page.source, request.path_params["run_id"], parameters))
+
+
 def _batches(page: PageApplication, request: Request, _: Parameters) -> Response:
     return _send_json(describe_batches(page.source, request.path_params["run_id"]))
 
 
 def _system(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
     return _send_pack(pack_system(page.source, request.path_params["run_id"], parameters))
+
+
+def _samples(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_samples(page.source, request.path_params["run_id"], parameters))
+
+
+def _sample(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(tell_sample(page.source, request.path_params["run_id"], parameters))
 
 
 def _artifacts(page: PageApplication, request: Request, parameters: Parameters) -> Response:
@@ -419,25 +446,55 @@ def _payload(page: PageApplication, request: Request, parameters: Parameters) ->
     """A payload, which may be anybody's: it is looked at in a sandbox, or saved."""
     place = request.path_params
     payload = open_payload(page.source, place["run_id"], place["sha256"])
+    try:
+        return _serve_payload(request, parameters, payload)
+    except BaseException:
+        payload.close()
+        raise
+
+
+def _serve_payload(request: Request, parameters: Parameters, payload: Payload) -> Response:
     plain = payload.media_type.partition(";")[0]
-    saves = parameters.get_flag("download") or plain not in _SHOWN_TYPES
+    is_saved = parameters.get_flag("download")
+    is_page = parameters.get_flag("page") and not is_saved and _is_page(payload, plain)
+    saves = is_saved or not (is_page or plain in _SHOWN_TYPES)
     name = quote(payload.name, safe="")
     disposition = "attachment" if saves else "inline"
     headers = {
         "content-security-policy": SANDBOX_POLICY,
         "content-disposition": f"{disposition}; filename*=UTF-8''{name}",
-        "content-length": str(payload.size_bytes),
         "cache-control": "private, no-store",
+        "x-dns-prefetch-control": "off",
+        "accept-ranges": "bytes",
     }
+    if is_page:
+        body = defuse_html(payload.file.read())
+        payload.close()
+        return Response(body, media_type="text/html; charset=utf-8", headers=headers)
+    asked = read_range(request.headers.get("range"), payload.size_bytes)
+    first, end = asked or (0, payload.size_bytes)
+    headers["content-length"] = str(end - first)
+    if asked is not None:
+        headers["content-range"] = f"bytes {first}-{end - 1}/{payload.size_bytes}"
     media_type = f"{plain}; charset=utf-8" if plain.startswith("text/") else plain
-    return _PayloadResponse(payload, media_type=media_type, headers=headers)
+    parts = iterate_payload(payload, first, end)
+    status = 200 if asked is None else 206
+    return _PayloadResponse(
+        payload, parts, status_code=status, media_type=media_type, headers=headers
+    )
+
+
+def _is_page(payload: Payload, media_type: str) -> bool:
+    """Whether a payload was logged as HTML, and may be shown as that."""
+    is_text = media_type in ("text/html", "text/plain", "application/xml")
+    return payload.artifact_type == "html" and is_text and payload.size_bytes <= _MOST_PAGE_BYTES
 
 
 class _PayloadResponse(StreamingResponse):
     """Sends a payload, and gives up its file also where nobody takes it."""
 
-    def __init__(self, payload: Payload, **settings: Any) -> None:
-        super().__init__(payload.parts, **settings)
+    def __init__(self, payload: Payload, parts: Iterator[bytes], **settings: Any) -> None:
+        super().__init__(parts, **settings)
         self._payload = payload
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -447,14 +504,8 @@ class _PayloadResponse(StreamingResponse):
             self._payload.close()
 
 
-_SHOWN_TYPES = (
-    "image/png",
-    "image/jpeg",
-    "image/gif",
-    "image/webp",
-    "image/svg+xml",
-    "text/plain",
-    "application/json",
+_SHOWN_TYPES = frozenset(
+    {*IMAGES, *AUDIO, *VIDEO, "text/plain", "application/json"}  # what a browser shows by itself
 )
 
 _ANSWERS: dict[str, Answer] = {
@@ -475,12 +526,16 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/module": _module,
     "/api/runs/{run_id}/evidence": _evidence,
     "/api/runs/{run_id}/events": _events,
+    "/api/runs/{run_id}/console": _console,
     "/api/runs/{run_id}/artifacts": _artifacts,
     "/api/runs/{run_id}/images": _images,
     "/api/runs/{run_id}/table": _table,
     "/api/runs/{run_id}/text": _text,
     "/api/runs/{run_id}/batches": _batches,
+    "/api/runs/{run_id}/lineage": _lineage,
     "/api/runs/{run_id}/system": _system,
+    "/api/runs/{run_id}/samples": _samples,
+    "/api/runs/{run_id}/sample": _sample,
     "/artifacts/{run_id}/{sha256}": _payload,
 }
 

@@ -80,7 +80,7 @@ def list_findings(findings: Sequence[Mapping[str, Any]], count: int | None = Non
 
 
 def _show_finding(finding: Mapping[str, Any]) -> str:
-    at = f" in {finding['culprit']}" if finding["culprit"] else ""
+    at = f" in {decode_name(finding['culprit'])}" if finding["culprit"] else ""
     since = "" if finding["step"] is None else f", since step {finding['step']:,}"
     glyph = GLYPHS.get(finding["severity"], "")
     title = f"{glyph} {finding['severity']}: {finding['title']}{at}{since}"

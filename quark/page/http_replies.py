@@ -36,7 +36,8 @@ Headers = list[tuple[bytes, bytes]]
 
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data: blob:; frame-src 'self'; base-uri 'none'; form-action 'self'; "
+    "img-src 'self' data: blob:; media-src 'self'; frame-src 'self'; base-uri 'none'; "
+    "form-action 'self'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """What the page may do: run its own scripts, and read from where it came."""

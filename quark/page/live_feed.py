@@ -320,7 +320,7 @@ def _list_findings(alerts: Sequence[AlertRecord]) -> list[dict[str, Any]]:
         {
             "severity": alert.severity,
             "title": alert.title,
-            "culprit": alert.culprit,
+            "culprit": alert.culprit and decode_name(alert.culprit),
             "step": alert.step,
             "fact": (alert.fact or alert.summary)[:_MOST_TEXT],
         }

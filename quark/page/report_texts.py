@@ -113,7 +113,7 @@ def tell_run_in_words(data: Mapping[str, Any]) -> str:
     if not grave:
         lines.append(_tell_nothing(data))
     for finding in grave[:_MOST_FINDINGS]:
-        at = f" in {finding['culprit']}" if finding["culprit"] else ""
+        at = f" in {decode_name(finding['culprit'])}" if finding["culprit"] else ""
         margin = "  " * (1 + min(3, finding["depth"]))
         glyph = GLYPHS.get(finding["severity"], " ")
         lines += [
@@ -185,7 +185,7 @@ def write_run(data: Mapping[str, Any]) -> str:
         follows = "↳ " if finding["depth"] else ""
         lines.append(
             f"| {follows}{glyph} **{_mark(finding['severity'])}** {_mark(finding['title'])}: "
-            f"{_mark(finding['fact'])} | {_mark(finding['culprit'] or '')} | "
+            f"{_mark(finding['fact'])} | {_mark(decode_name(finding['culprit'] or ''))} | "
             f"{_tell_place(finding)} | {_mark(finding['advice'] or '')} |"
         )
     if len(grave) > _MOST_FINDINGS:
@@ -256,7 +256,7 @@ def show_run(contents: RunContents) -> str:
 
 
 def _show_finding(finding: Mapping[str, Any], contents: RunContents) -> str:
-    at = f" in {finding['culprit']}" if finding["culprit"] else ""
+    at = f" in {decode_name(finding['culprit'])}" if finding["culprit"] else ""
     glyph = GLYPHS.get(finding["severity"], "")
     title = f"{glyph} {finding['severity']}: {finding['title']}{at}, {_tell_place(finding)}"
     advice = f"<p>→ {escape(finding['advice'])}</p>" if finding["advice"] else ""

@@ -83,6 +83,10 @@ class Tracker:
         tracker._assemble(session, mirrors, lanes)
         return tracker
 
+    def __repr__(self) -> str:
+        run = "no run" if self._session is None else self._session.context.describe()
+        return f"{type(self).__name__}({run})"
+
     def _assemble(
         self,
         session: TrainingSession | None,

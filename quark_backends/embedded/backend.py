@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from quark_core.backends.edits import RunEdit
     from quark_core.backends.grids import Grid, GridQuery
-    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.backends.run_pages import PageSearch, RunLabel, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
@@ -380,6 +380,11 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         with self._readers.take() as reader:
             runs = reader.list_runs(project=project, limit=limit)
         return [self._layout.place(stored) for stored in runs]
+
+    def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
+        """See `SupportsLabels`."""
+        with self._readers.take() as reader:
+            return reader.list_labels(beginning, limit)
 
 
 def _find_helper(layout: StoreLayout, start: bool) -> bool:

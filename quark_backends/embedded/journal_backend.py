@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         RunHeads,
     )
     from quark_core.backends.grids import Grid, GridQuery
-    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.backends.run_pages import PageSearch, RunLabel, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
@@ -363,6 +363,10 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         """See `SupportsRead`."""
         runs = self._read(None, lambda: self._reader.list_runs(project=project, limit=limit))
         return [self._layout.place(stored) for stored in runs]
+
+    def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
+        """See `SupportsLabels`."""
+        return self._read(None, lambda: self._reader.list_labels(beginning, limit))
 
     def _read(self, run_id: str | None, read: Callable[[], T]) -> T:
         """Read of the journals of a run, or of all, as they are now."""

@@ -13,6 +13,8 @@ Options, as in `mlflow:http://127.0.0.1:5000?on_deleted=restore`:
     on_deleted      `new` (default) or `restore`: what to do where the run or its
                     experiment was deleted in MLflow
     max_params      how many params the server takes; further ones are left out
+    quark           `minimal` (default): only what MLflow has a place for; or `full`: also
+                    every record exactly, what analyzers found, and events
     layers          how many layers and parameters of a step become curves (20)
     max_payload_mb  payloads of artifacts that are larger are left out
     sample_ids      `hashed` (default) or `plain`: how ids of samples are kept
@@ -60,9 +62,11 @@ from quark_core.backends.contract import BackendConfig, Batch, Payload, StoredRu
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
 from quark_core.records import (
     RECORD_TYPES,
+    AlertRecord,
     ArtifactRecord,
     BatchDiagnosticRecord,
     EventRecord,
+    HealthScoreRecord,
     LifecycleRecord,
     MetricRecord,
     PhaseRecord,
@@ -186,6 +190,7 @@ class _Writing:
                 self._project,
                 options.experiment or self._project,
                 restore=options.restore,
+                keeps_all=options.keeps_all,
             )
         except OSError as error:
             raise unavailable(f"the mirror's files cannot be read: {error}") from error
@@ -234,7 +239,7 @@ class _Writing:
             if self._run.known.mlflow_run_id is None:
                 return
             try:
-                self.files.put_text("name_map.json", self._names.to_dict())
+                self._keep_names()
                 self.files.close(self.run_id, self._run.known.first_writer)
             except BackendUnavailable as error:
                 raise unavailable(
@@ -265,7 +270,8 @@ class _Writing:
             batch, records = hash_sample_ids(batch, records, self._project)
         writer = self._deliver(batch, writer, records)
         self._lifecycle.catch_up()
-        self.files.keep_batch(batch, self.run_id)
+        if self._run.keeps_all:
+            self.files.keep_batch(batch, self.run_id)
         self._acknowledge(batch, digest, writer)
         is_end = batch.kind == LifecycleRecord.KIND and any(r.action == "status" for r in records)
         if is_end or self.files.is_due:
@@ -285,7 +291,7 @@ class _Writing:
         self._lifecycle.note_infinities(infinite)
         self._describe(record for _, records in part for record in records)
         self._lifecycle.catch_up()
-        for batch, _ in part:
+        for batch, _ in part if self._run.keeps_all else ():
             self.files.keep_batch(batch, self.run_id)
         self._acknowledge(newest, digest_batch(newest), writer)
         if self.files.is_due:
@@ -299,6 +305,8 @@ class _Writing:
         self._state.save_writer(batch.writer_id, done)
 
     def _describe(self, records: Iterable[MetricRecord]) -> None:
+        if not self._run.keeps_all:
+            return
         names = self._names.find("metrics", ())
         self.files.describe_metrics(
             (names[key_and_text(record)[0]], record.metric_key, record.description)
@@ -314,6 +322,8 @@ class _Writing:
         elif kind == LifecycleRecord.KIND:
             for record in records:
                 writer = self._apply(batch.writer_id, writer, record)
+        elif kind in _QUARKS_OWN and not self._run.keeps_all:
+            pass
         elif kind == EventRecord.KIND:
             counts = dict(writer.events)
             counted = chain(count_events(records, counts), list_raised_alerts(records))
@@ -355,8 +365,12 @@ class _Writing:
         self._lifecycle.note_missing(writer_id, missing)
         return msgspec.structs.replace(writer, missing=missing)
 
+    def _keep_names(self) -> None:
+        if self._run.keeps_all or self._names.has_changes:
+            self.files.put_text("name_map.json", self._names.to_dict())
+
     def _send_files(self, *, final: bool = False) -> None:
-        self.files.put_text("name_map.json", self._names.to_dict())
+        self._keep_names()
         self.files.send(self.run_id, final=final)
 
     def _upload(self, path: Path, folder: str) -> None:
@@ -372,6 +386,10 @@ class _Writing:
         return [file.path for file in files]
 
 
+# What MLflow has no place for: it would stand among the user's own as `quark/…`.
+_QUARKS_OWN = frozenset(
+    {EventRecord.KIND, AlertRecord.KIND, HealthScoreRecord.KIND, PhaseRecord.KIND}
+)
 _LENGTH = 16
 
 

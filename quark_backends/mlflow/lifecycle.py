@@ -8,20 +8,30 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from quark_backends.mlflow.errors import Missing, Refused, RefusedRecords
 from quark_backends.mlflow.files import MirrorFiles
-from quark_backends.mlflow.names import NAME_MAP_VERSION, NameMap
+from quark_backends.mlflow.names import NameMap
 from quark_backends.mlflow.points import chunk
 from quark_backends.mlflow.run import PARENT_TAG, MirroredRun
 from quark_backends.mlflow.server import Server
 from quark_core.records import LifecycleRecord
 from quark_core.records.json_object import encode_json
 
-__all__ = ["PARAM_LIMITS", "TAG_LIMITS", "Lifecycle", "fit", "flatten", "is_same"]
+__all__ = [
+    "OLD_USER_TAG",
+    "PARAM_LIMITS",
+    "TAG_LIMITS",
+    "Lifecycle",
+    "fit",
+    "flatten",
+    "is_same",
+    "make_user_tags",
+]
 
 PARAM_LIMITS = (6000, 500, 250)
 """Longest value of a param: today's servers, and what older ones still ask for."""
@@ -60,7 +70,34 @@ def is_same(stored: str, text: str) -> bool:
     return any(stored == fit(text, limit) for limit in PARAM_LIMITS)
 
 
+def make_user_tags(tags: Iterable[str]) -> dict[str, str]:
+    """A run's tags as MLflow's, which have values: those who search for them know the key.
+
+    `key=value` and `key:value` are what they say, and anything else is `true`; values of
+    one key stand beside each other. What would pass for MLflow's own or Quark's, which
+    readers believe, stands behind `quark.tag.`.
+    """
+    found: dict[str, list[str]] = {}
+    for tag in tags:
+        match = _PAIR.fullmatch(tag)
+        key, text = (match["key"], match["text"]) if match else (tag, "")
+        if key.lower().startswith(_OWN):
+            key, text = f"{OLD_USER_TAG}{tag}", "1"
+        values = found.setdefault(key, [])
+        if text:
+            values.append(text)
+    return {key: ", ".join(values) or "true" for key, values in found.items()}
+
+
 _log = logging.getLogger("quark")
+OLD_USER_TAG = "quark.tag."
+"""What tags began with that an earlier version made of a run's."""
+_OWN = ("mlflow.", "quark.")
+_NOTES = "mlflow.note.content"
+# A time, a Windows path and an address have no key before their colon.
+_PAIR = re.compile(
+    r"(?P<key>[^=:/\\]*[^\W\d][^=:/\\]*?)\s*(?:=|:(?!//|\\|\d\d\b))\s*(?P<text>\S.*)", re.DOTALL
+)
 _MAX_TEXTS = 100
 _NON_FINITE = "quark.nonfinite."
 # Readers of other hosts take a run for lost after a minute without one.
@@ -112,33 +149,43 @@ class Lifecycle:
             if record.attempt == known.attempt and not self.catch_up():
                 self._describe()
         elif record.action == "tag":
-            self.set_tags(self._name_tags([data["tag"]]))
+            self._edit_tags([data["tag"]], [])
+        elif record.action == "edit":
+            self._apply_edit(data.get("changes") or {})
         elif record.attempt != known.attempt:
             if record.action == "config" and known.config is None:
                 self._send_params(data.get("values", {}))
         elif record.action == "config":
-            self._files.put_text("config.json", dict(data))
+            if self._run.keeps_all:
+                self._files.put_text("config.json", dict(data))
             self._run.keep_config(data.get("values", {}))
             self._send_params(data.get("values", {}))
         elif record.action == "heartbeat":
             if record.time_us - self._beat_us >= _HEARTBEAT_EVERY_US:
-                self.set_tags({"quark.heartbeat_at": record.timestamp, **self._find_parent_tag()})
+                beat = {"quark.heartbeat_at": record.timestamp} if self._run.keeps_all else {}
+                self.set_tags({**beat, **self._find_parent_tag()})
                 self._beat_us = record.time_us
         elif record.action == "environment":
-            self._files.put_text("environment.json", dict(data))
+            if self._run.keeps_all:
+                self._files.put_text("environment.json", dict(data))
             arguments = data.get("process", {}).get("argv") or [""]
             self.set_tags({"mlflow.source.name": arguments[0]})
         elif record.action == "status":
-            # Tags keep what MLflow's statuses cannot say.
-            code = data.get("exit_code")
-            status = {
-                "quark.status": str(data["status"]),
-                "quark.exit_code": None if code is None else str(code),
-            }
-            self.set_tags({**status, **self._find_parent_tag()})
-            if self.catch_up():
-                self.set_tags(status)
-            self._run.end(data["status"], record.time_us // 1000)
+            self._apply_end(record)
+
+    def _apply_end(self, record: LifecycleRecord) -> None:
+        data: Mapping[str, Any] = record.data or {}
+        # Tags keep what MLflow's statuses cannot say.
+        code = data.get("exit_code")
+        status = {
+            "quark.status": str(data["status"]),
+            "quark.exit_code": None if code is None else str(code),
+        }
+        status = status if self._run.keeps_all else {}
+        self.set_tags({**status, **self._find_parent_tag()})
+        if self.catch_up():
+            self.set_tags(status)
+        self._run.end(data["status"], record.time_us // 1000)
 
     def note_infinities(self, found: Mapping[str, Mapping[str, int]]) -> None:
         """Say in a tag at which step a metric first became infinite, which MLflow shows as NaN.
@@ -176,7 +223,8 @@ class Lifecycle:
         ended = self._run.known.ended
         if ended is not None:
             # What comes after a run's end must not leave another one that runs for ever.
-            self.set_tags({"quark.status": ended[0]})
+            if self._run.keeps_all:
+                self.set_tags({"quark.status": ended[0]})
             self._run.end(*ended)
         self._run.is_new = False
         return True
@@ -207,15 +255,59 @@ class Lifecycle:
         self._infinite.clear()
         self.set_tags(
             {
-                "quark.attempt": str(max(0, known.attempt)),
-                "quark.status": "running",
-                "quark.name_map_version": str(NAME_MAP_VERSION),
-                "quark.from_steps": json.dumps(known.from_steps) if known.from_steps else None,
                 "mlflow.source.git.commit": run.get("git_commit"),
-                "mlflow.note.content": run.get("notes"),
-                **self._name_tags(run.get("tags", [])),
+                _NOTES: run.get("notes"),
             }
         )
+        if self._run.keeps_all:
+            self.set_tags(
+                {
+                    "quark.attempt": str(max(0, known.attempt)),
+                    "quark.status": "running",
+                    "quark.from_steps": json.dumps(known.from_steps) if known.from_steps else None,
+                }
+            )
+        self._tell_name(run)
+        self._tell_tags(run)
+
+    def _tell_name(self, run: Mapping[str, Any]) -> None:
+        name = run.get("name")
+        if name and self._run.load().name != name:
+            self._run.call(lambda run_id: self._server.rename_run(run_id, name))
+
+    def _tell_tags(self, run: Mapping[str, Any]) -> None:
+        """Bring the tags in MLflow that stand for the run's to what these are."""
+        wanted = make_user_tags(run.get("tags", ()))
+        names = self._names.find("user_tags", [(key, key) for key in wanted])
+        self.set_tags({names[key]: text for key, text in wanted.items()})
+        shown = [names[key] for key in wanted]
+        self.drop_tags(set(self._run.known.shown_tags) - set(shown))
+        self._run.keep_shown_tags(shown)
+
+    def _edit_tags(self, added: Sequence[str], removed: Sequence[str]) -> None:
+        run: Mapping[str, Any] = (self._run.known.start or {}).get("run", {})
+        tags = [tag for tag in dict.fromkeys([*run.get("tags", ()), *added]) if tag not in removed]
+        self._run.keep_description({"tags": tags})
+        if removed:
+            # As an earlier version has shown them.
+            stored = self._run.load().tags
+            self.drop_tags({f"{OLD_USER_TAG}{tag}" for tag in removed} & stored.keys())
+        self._tell_tags({"tags": tags})
+
+    def _apply_edit(self, changes: Mapping[str, Any]) -> None:
+        """Change what somebody has changed of the run meanwhile, or after its end."""
+        if changes.get("tags"):
+            self._edit_tags(changes["tags"].get("added", ()), changes["tags"].get("removed", ()))
+        if changes.get("name"):
+            name = changes["name"]["after"]
+            self._run.keep_description({"name": name})
+            self._tell_name({"name": name or self._run.run_id})
+        if changes.get("notes"):
+            notes = changes["notes"]["after"]
+            self._run.keep_description({"notes": notes})
+            self.set_tags({_NOTES: notes})
+            if not notes:
+                self.drop_tags([_NOTES])
 
     def _find_parent_tag(self) -> dict[str, str | None]:
         """The parent, which may have been mirrored after this run was."""
@@ -224,11 +316,6 @@ class Lifecycle:
     def note_missing(self, writer_id: str, counts: Mapping[str, int]) -> None:
         """Say how many records of each kind a writer could not keep."""
         self.set_named_tags({f"quark.gap.{writer_id}": json.dumps(counts)})
-
-    def _name_tags(self, tags: Iterable[str]) -> dict[str, str]:
-        tags = list(tags)
-        names = self._names.find("tags", [(tag, f"quark.tag.{tag}") for tag in tags])
-        return {names[tag]: "1" for tag in tags}
 
     def _send_params(self, values: Mapping[str, Any]) -> None:
         # Paths as JSON are the keys: {"a.b": 1} and {"a": {"b": 1}} read the same with dots.

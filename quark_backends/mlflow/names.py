@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from quark_backends.mirroring.saved_state import replace_file
+from quark_core.records.names import decode_name
 
 __all__ = ["MAX_NAME_LENGTH", "NAME_MAP_VERSION", "NameMap", "encode_name"]
 
@@ -77,6 +78,12 @@ class NameMap:
                     names[key] = self._choose(key, text, taken)
             replace_file(self._path, msgspec.json.encode(self._names))
         return names
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether a metric has another name in MLflow than the user gave it."""
+        names = self._names.get("metrics", {})
+        return any(decode_name(key.removeprefix("=")) != name for key, name in names.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Every group's keys and names, and the version of this form."""

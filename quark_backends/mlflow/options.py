@@ -11,7 +11,11 @@ __all__ = ["Options"]
 
 _NUMBERS = ("layers", "max_params", "max_payload_mb")
 _TEXTS = ("experiment",)
-_CHOICES = {"on_deleted": ("new", "restore"), "sample_ids": ("hashed", "plain")}
+_CHOICES = {
+    "on_deleted": ("new", "restore"),
+    "quark": ("minimal", "full"),
+    "sample_ids": ("hashed", "plain"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,7 @@ class Options:
         hash_sample_ids: Whether ids of samples are hashed.
         layers: How many layers, and parameters, of a step become curves.
         max_params: How many params the server takes, or None for any number.
+        keeps_all: Whether MLflow gets all that Quark knows, and not only what it has a place for.
         max_payload_bytes: Larger payloads of artifacts are left out; None for no limit.
     """
 
@@ -33,6 +38,7 @@ class Options:
     layers: int = 20
     max_params: int | None = None
     max_payload_bytes: int | None = None
+    keeps_all: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
@@ -57,6 +63,7 @@ class Options:
             experiment=options.get("experiment", "").strip() or None,
             restore=options.get("on_deleted") == "restore",
             hash_sample_ids=options.get("sample_ids") != "plain",
+            keeps_all=options.get("quark") == "full",
             layers=numbers.get("layers", 20),
             max_params=numbers.get("max_params"),
             max_payload_bytes=None if size_mb is None else size_mb * 1024 * 1024,

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quark_backends.mlflow.lifecycle import OLD_USER_TAG
 from quark_backends.mlflow.server import MlflowRun
 from quark_core.backends.contract import StoredRun
 from quark_core.records import (
@@ -46,7 +47,6 @@ _STATUSES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?P<rest>\.\d+)?(?P<power>[eE][+-]?\d+)?")
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _INT64_MAX = 2**63 - 1
-_USER_TAG = "quark.tag."
 
 
 def describe_run(
@@ -215,9 +215,13 @@ def name_series(names: Sequence[str], name_map: Mapping[str, str]) -> list[Serie
 
 
 def _list_tags(tags: Mapping[str, str], *, own: bool) -> tuple[str, ...]:
+    hidden = ("mlflow.", "quark.") if own else ("mlflow.",)
+    shown = [item for item in tags.items() if not item[0].startswith(hidden)]
     if own:
-        return tuple(sorted(k.removeprefix(_USER_TAG) for k in tags if k.startswith(_USER_TAG)))
-    shown = (item for item in tags.items() if not item[0].startswith("mlflow."))
+        old = [key.removeprefix(OLD_USER_TAG) for key in tags if key.startswith(OLD_USER_TAG)]
+        # A tag without a value is `true` there.
+        found = [key if text in ("", "true") else f"{key}={text}" for key, text in shown]
+        return tuple(sorted({*old, *found}))
     return tuple(sorted(f"{key}={text}" if text else key for key, text in shown))
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from quark_backends.mlflow.errors import Missing, Refused
 from quark_backends.mlflow.files import name_loose_payload, name_payload
@@ -132,7 +132,11 @@ class MlflowReader:
                         if self._has_artifact(found.id, name):
                             raise SessionStoreError(f"{name} cannot be read: {error}") from error
                         continue
-                    copy = tempfile.TemporaryFile(prefix="quark-mlflow-")  # noqa: SIM115 - the caller closes it
+                    # The caller closes it.
+                    copy: BinaryIO = cast(
+                        BinaryIO,
+                        tempfile.TemporaryFile(prefix="quark-mlflow-"),  # noqa: SIM115
+                    )
                     with target.open("rb") as file:
                         while piece := file.read(1024 * 1024):
                             copy.write(piece)

@@ -6,16 +6,17 @@ import getpass
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from quark_backends.mlflow.errors import Missing, Refused, unavailable
+from quark_backends.mlflow.names import NAME_MAP_VERSION
 from quark_backends.mlflow.server import MlflowRun, Server
 from quark_backends.mlflow.state import MlflowFolder, RunState
 from quark_core.records import LifecycleRecord
 
-__all__ = ["PARENT_TAG", "STATUSES", "MirroredRun"]
+__all__ = ["PARENT_TAG", "STATUSES", "WHOLE_TAG", "MirroredRun"]
 
 _log = logging.getLogger("quark")
 
@@ -28,6 +29,8 @@ STATUSES: Mapping[str, str] = {
 }
 PARENT_TAG = "mlflow.parentRunId"
 """By which MLflow nests runs."""
+WHOLE_TAG = "quark.name_map_version"
+"""What an MLflow run has from its first moment on that gets all that Quark knows."""
 
 _START_WAIT_S = 30.0
 _ALIVE_S = 1.0
@@ -51,6 +54,7 @@ class MirroredRun:
         experiment: Name of the experiment that it goes to.
         restore: Whether a deleted run or experiment is taken back; otherwise
             a new one is made beside it.
+        keeps_all: Whether an MLflow run that is made here gets all that Quark knows.
 
     Attributes:
         is_new: Whether an MLflow run was made that nothing was put into yet;
@@ -67,6 +71,7 @@ class MirroredRun:
         experiment: str,
         *,
         restore: bool,
+        keeps_all: bool,
     ) -> None:
         self._server = server
         self._state = state
@@ -74,6 +79,7 @@ class MirroredRun:
         self._project = project
         self._experiment = experiment
         self._restore = restore
+        self._makes_all = keeps_all
         self._known = state.load_run()
         self._found: MlflowRun | None = None
         self._asked_since: float | None = None
@@ -85,6 +91,30 @@ class MirroredRun:
     def known(self) -> RunState:
         """What is remembered of the run."""
         return self._known
+
+    @property
+    def run_id(self) -> str:
+        """The run that is mirrored."""
+        return self._run_id
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the MLflow run has all that Quark knows: it goes on as it was made."""
+        self._ensure()
+        assert self._found is not None
+        return WHOLE_TAG in self._found.tags
+
+    def keep_description(self, changed: Mapping[str, Any]) -> None:
+        """Remember another name, other notes or tags than the start has told of."""
+        start = self._known.start or {}
+        self._known.start = {**start, "run": {**start.get("run", {}), **changed}}
+        self._save()
+
+    def keep_shown_tags(self, names: Sequence[str]) -> None:
+        """Remember which of its tags in MLflow stand for tags of the run."""
+        if list(names) != self._known.shown_tags:
+            self._known.shown_tags = list(names)
+            self._save()
 
     def keep_config(self, values: Mapping[str, Any]) -> None:
         """Remember the configuration, for an MLflow run that must be made anew."""
@@ -259,12 +289,15 @@ class MirroredRun:
         run: Mapping[str, Any] = (start or {}).get("run", {})
         tags = {
             "quark.run_id": self._run_id,
-            "quark.project": self._project,
-            "quark.attempt": str(max(0, self._known.attempt)),
             "mlflow.source.type": "LOCAL",
             "mlflow.user": _find_user(),
             "mlflow.source.git.commit": run.get("git_commit"),
         }
+        if self._makes_all or self._experiment != self._project:
+            tags["quark.project"] = self._project
+        if self._makes_all:
+            tags["quark.attempt"] = str(max(0, self._known.attempt))
+            tags[WHOLE_TAG] = str(NAME_MAP_VERSION)
         parent = run.get("parent_run_id")
         if parent:
             tags["quark.parent_run_id"] = parent

@@ -269,6 +269,11 @@ class Server:
         with self._translated():
             self._client.update_run(run_id, status="RUNNING")
 
+    def rename_run(self, run_id: str, name: str) -> None:
+        """Give a run another name."""
+        with self._translated():
+            self._client.update_run(run_id, name=name)
+
     def set_ended(self, run_id: str, status: str, ended_ms: int) -> None:
         """Mark a run as ended."""
         with self._translated():
@@ -329,6 +334,26 @@ class Server:
             if not one.is_dir and split_path(one.path) is not None
         ]
         return sorted(files)
+
+    def list_tree(self, run_id: str, limit: int) -> list[ArtifactFile]:
+        """Files among a run's artifacts, in every folder, as far as `limit` of them."""
+        found: list[ArtifactFile] = []
+        folders = [""]
+        while folders and len(found) < limit:
+            folder = folders.pop(0)
+            try:
+                with self._translated():
+                    listed = list(self._client.list_artifacts(run_id, folder or None))
+            except Missing:
+                continue
+            for one in sorted(listed, key=lambda one: str(one.path)):
+                if split_path(one.path) is None or not one.path.startswith(folder):
+                    continue
+                if one.is_dir and len(one.path) > len(folder):
+                    folders.append(one.path)
+                elif not one.is_dir:
+                    found.append(ArtifactFile(one.path, int(one.file_size or 0)))
+        return found[:limit]
 
     def download(self, run_id: str, path: str, target: Path) -> None:
         """Copy one artifact to a file.

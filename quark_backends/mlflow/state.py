@@ -49,6 +49,7 @@ class RunState(msgspec.Struct):
         first_writer: The writer that began the run, or None where another machine saw that.
         from_steps: Attempt -> the step that it was resumed from.
         ended: Status and time in ms with which the newest attempt ended, or None.
+        shown_tags: Names of the tags in MLflow that stand for tags of the run.
     """
 
     mlflow_run_id: str | None = None
@@ -60,6 +61,7 @@ class RunState(msgspec.Struct):
     first_writer: str | None = None
     from_steps: dict[str, int] = {}
     ended: tuple[str, int] | None = None
+    shown_tags: list[str] = []
 
 
 class MlflowWriter(msgspec.Struct):

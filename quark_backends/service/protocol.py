@@ -640,11 +640,10 @@ class WorkspaceReply(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         workspace: Name of the key's workspace.
-        key_id: The key, without its secret.
-        scopes: What the key may do.
-        protocol: Newest version of the protocol that the server speaks.
-        server: Version of the server.
+        key_id, scopes: The key, without its secret, and what it may do.
+        protocol, server: Newest version of the protocol that it speaks, and its own.
         limits: Name -> bound, as the server was set up.
+        page: Whether the server shows runs to people too, at its own address.
     """
 
     workspace: str
@@ -653,6 +652,7 @@ class WorkspaceReply(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int
     server: str
     limits: dict[str, int]
+    page: bool = False
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ from quark_backends.wandb.process import (
     WorkerProcess,
 )
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.contract import BackendConfig, Batch, Payload
+from quark_core.backends.contract import HELD_FILE, BackendConfig, Batch, Payload
 from quark_core.config import settings
 from quark_core.delivery.lane_files import Lease
 from quark_core.errors import (
@@ -144,6 +144,7 @@ class _SharedWorker:
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
         self._page = ""
+        self._was_used = False
 
     @classmethod
     def share(cls, opening: OpenRun) -> _SharedWorker:
@@ -165,6 +166,7 @@ class _SharedWorker:
         """See `WandbBackend.write_group`."""
         with self._lock:
             self._lease.beat()
+            self._was_used = True
             process = self._process or self._start()
             count = sum(batch.count for batch in batches)
             timeout_s = _APPLY_TIMEOUT_S + count / _RECORDS_PER_S
@@ -179,12 +181,28 @@ class _SharedWorker:
             self._shared.pop(self._opening.folder, None)
         with self._lock:
             try:
-                if self._process is not None:
-                    self._finish(self._process)
+                # Without a process, the one that there was has died.
+                process = self._process
+                was_ended = not self._was_used if process is None else self._finish(process)
+                if not was_ended:
+                    self._finish_again()
             finally:
                 self._lease.release()
 
-    def _finish(self, process: WorkerProcess) -> None:
+    def _finish_again(self) -> None:
+        """Have another process send what the one that died has held of what was acknowledged."""
+        if not (self._folder / HELD_FILE).exists():
+            return
+        try:
+            process = self._start()
+            self._check(self._ask(process, Apply(()), _APPLY_TIMEOUT_S))
+        except BackendError as error:
+            _log.warning("backend wandb: run %s: %s", self._opening.run_id, error)
+            return
+        self._finish(process)
+
+    def _finish(self, process: WorkerProcess) -> bool:
+        """End the W&B run; whether its process could."""
         self._process = None
         try:
             # The process bounds the end itself; what is beyond that is its own end.
@@ -197,11 +215,12 @@ class _SharedWorker:
                 error,
                 self._folder / "wandb",
             )
-            return
+            return False
         process.end()
         if reply.text:
             level = logging.INFO if reply.outcome == "ok" else logging.WARNING
             _log.log(level, "backend wandb: run %s: %s", self._opening.run_id, reply.text)
+        return True
 
     def _start(self) -> WorkerProcess:
         spec = importlib.util.find_spec("wandb")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 __all__ = ["HISTORY_KEY", "LogFile", "mark_artifact"]
 
 HISTORY_KEY = "quark/seq"
-"""Key of the row's own mark, `<writer>.<batch>.<row>`."""
+"""Key of the marks of a row's parts, `<writer>.<batch>.<part>`, with spaces between."""
 
 _BLOCK_BYTES = 32768
 _PIECE = struct.Struct("<IHB")
@@ -39,16 +40,18 @@ class LogFile:
 
     Attributes:
         offset: After the last whole record that was read.
+        damage: Why the last call could not read on, where that is no record half written.
     """
 
     def __init__(self, path: Path, record_type: Any, offset: int = 0) -> None:
         self.path = path
         self._record_type = record_type
         self.offset = max(offset, _HEADER_BYTES)
+        self.damage: str | None = None
 
     def read_marks(self) -> Iterator[str]:
-        """The marks of what has come to the file since the last call: rows and artifacts."""
-        for data in self._read_records():
+        """The marks of what has come to the file since the last call: rows' parts and artifacts."""
+        for data in self.read_records():
             record = self._record_type()
             record.ParseFromString(data)
             if record.WhichOneof("record_type") == "artifact":
@@ -57,9 +60,11 @@ class LogFile:
                 continue
             for item in record.history.item:
                 if HISTORY_KEY in (item.key, "/".join(item.nested_key)):
-                    yield json.loads(item.value_json)
+                    yield from json.loads(item.value_json).split(" ")
 
-    def _read_records(self) -> Iterator[bytes]:
+    def read_records(self) -> Iterator[bytes]:
+        """What has come to the file since the last call, as W&B's records, not decoded yet."""
+        self.damage = None
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -73,11 +78,14 @@ class LogFile:
                 # The rest of a block that holds no piece is padding.
                 position += left
                 continue
-            _, size_bytes, kind = _PIECE.unpack_from(data, position)
+            checksum, size_bytes, kind = _PIECE.unpack_from(data, position)
             end = position + _PIECE.size + size_bytes
             if end > len(data) or kind == 0:
                 return
             piece = data[position + _PIECE.size : end]
+            if zlib.crc32(piece, zlib.crc32(bytes([kind]))) != checksum:
+                self.damage = f"the record at byte {start + position} is damaged"
+                return
             parts = piece if kind in (_FULL, _FIRST) else parts + piece
             position = end
             if kind in (_FULL, _LAST):

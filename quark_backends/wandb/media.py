@@ -10,7 +10,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.records import ArtifactRecord
@@ -23,7 +25,7 @@ _MAX_TABLE_ROWS = 10_000
 _MAX_BYTES = 25_000_000
 
 
-class Media(NamedTuple):
+class Media(msgspec.Struct, frozen=True, tag="media"):
     """An image or a table on its way to W&B.
 
     Attributes:

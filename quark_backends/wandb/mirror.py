@@ -13,14 +13,21 @@ from typing import Any
 from quark_backends.mirroring.curves import ALERT_LEVELS
 from quark_backends.mirroring.saved_state import digest_batch, is_new, load_state, save_state
 from quark_backends.wandb.attachments import Attachments
-from quark_backends.wandb.log_file import HISTORY_KEY, LogFile
+from quark_backends.wandb.log_file import LogFile
 from quark_backends.wandb.media import showing
 from quark_backends.wandb.process import OpenRun
-from quark_backends.wandb.rows import Histogram, Row, RowMaker
-from quark_backends.wandb.run import describe_start, find_exit_code, init_run, note_page
+from quark_backends.wandb.rows import AXES, RowMaker
+from quark_backends.wandb.run import (
+    define_steps,
+    describe_start,
+    find_exit_code,
+    init_run,
+    note_page,
+)
 from quark_backends.wandb.state import STATE_NAME, WandbFile, WandbState, WriterHead
+from quark_backends.wandb.step_rows import Histogram, Part, StepRows, join_parts
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.contract import Batch
+from quark_core.backends.contract import HELD_FILE, Batch
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
 from quark_core.records import (
     AlertRecord,
@@ -60,7 +67,8 @@ class WandbMirror:
         self._rows = RowMaker(self._state, strict_names=options.strict_names, layers=options.layers)
         self._run: Any = None
         self._log: LogFile | None = None
-        self._found: dict[str, set[str]] = {}
+        self._steps = StepRows(self._state)
+        self._found: set[str] = set()
         self._sent: dict[str, WriterHead] = {}
         self._newest_mark: str | None = None
         self._defined: set[str] = set()
@@ -86,14 +94,19 @@ class WandbMirror:
             BackendUnavailable: W&B cannot take them now.
         """
         decoded = [(batch, self._decode(batch)) for batch in batches if self._is_new(batch)]
+        if not batches:
+            self._open()  # for what is held, which goes out at the end
         for batch, records in decoded:
             if batch.kind == LifecycleRecord.KIND:
                 self._note_lifecycle(records)
             self._open()
-            self._send_rows(batch, self._rows.make(batch, records))
+            self._take(self._rows.make(batch, records))
             self._send_rest(batch, records)
             head = WriterHead(batch.number, digest_batch(batch))
             self._sent[batch.writer_id] = head
+        if self._run is not None:
+            for row in self._steps.release():
+                self._send_row(row.parts, row.step)
         self._acknowledge()
         notes, self._notes = self._notes, []
         return "; ".join(notes)
@@ -116,14 +129,34 @@ class WandbMirror:
         if self._sent:
             self._state.writers.update(self._sent)
             self._sent = {}
-            if self._state.file is not None and self._log is not None:
-                self._state.file.offset = self._log.offset
-            save_state(self._folder / STATE_NAME, self._state)
+            self._save()
 
-    def finish(self) -> str:
-        """End the W&B run as the run ended; returns where what is left can be sent from."""
+    def _save(self) -> None:
+        """Note what is in W&B's file and what is held, which together is all that was taken."""
+        self._steps.save()
+        if self._state.file is not None and self._log is not None:
+            self._state.file.offset = self._log.offset
+        held = self._folder / HELD_FILE
+        if self._state.held:
+            held.touch()
+        save_state(self._folder / STATE_NAME, self._state)
+        if not self._state.held:
+            held.unlink(missing_ok=True)
+
+    def finish(self, *, is_last: bool = True) -> str:
+        """End the W&B run as the run ended; returns where what is left can be sent from.
+
+        Args:
+            is_last: Whether all that the run's process had has come. Else what is held
+                waits for the next process, which may have more for the same steps.
+        """
         if self._run is None:
             return ""
+        if is_last:
+            for row in self._steps.flush():
+                self._send_row(row.parts, row.step)
+            if self._newest_mark is not None:
+                self._wait_for(self._newest_mark)
         run, self._run = self._run, None
         for key, table in self._attachments.make_tables().items():
             run.log({key: table, "quark/time": time.time()})
@@ -138,7 +171,7 @@ class WandbMirror:
         run.finish(exit_code=code)
         if self._state.file is not None:
             self._state.file.synced = not offline
-        save_state(self._folder / STATE_NAME, self._state)
+        self._save()
         if offline and directory is not None:
             return f"W&B is offline; to send the run: wandb sync {directory}"
         return ""
@@ -152,6 +185,8 @@ class WandbMirror:
             last = None  # W&B writes nowhere else for this run
         if last is not None and not last.synced:
             self._find_rows(last)
+        if not state.steps:
+            state.steps = "counted" if state.wandb_id else "own"
         self._run = init_run(self._wandb, self._opening, state)
         if self._run.disabled:
             self._notes.append("WANDB_MODE is disabled, so W&B keeps nothing of it")
@@ -174,31 +209,63 @@ class WandbMirror:
         # Noted before the first row: whoever comes later must know where to look.
         save_state(self._folder / STATE_NAME, state)
         self._tell_run()
+        if state.steps == "own":
+            # Of a run that is taken up, W&B's server says how far it is.
+            state.sent_step = max(state.sent_step, int(self._run.step) - 1)
+        elif not self._steps.is_empty:
+            for part in self._steps.give_up():
+                self._send_row([part])
 
     def _find_rows(self, file: WandbFile) -> None:
         """Look up which rows beyond the acknowledged ones are in an earlier process's file."""
-        for mark in LogFile(
-            Path(file.path), _find_record_type(self._wandb), file.offset
-        ).read_marks():
-            writer_and_number = mark.rpartition(".")[0]
-            self._found.setdefault(writer_and_number, set()).add(mark)
+        log = LogFile(Path(file.path), _find_record_type(self._wandb), file.offset)
+        self._found.update(log.read_marks())
+        self._steps.drop_found(self._found)
 
-    def _send_rows(self, batch: Batch, rows: Sequence[Row]) -> None:
-        found = self._found.get(f"{batch.writer_id}.{batch.number}", set())
-        for row in rows:
-            mark = row.values[HISTORY_KEY]
-            if mark in found:
-                continue
-            if row.axis != "quark/step":
-                self._define(row)
-            with showing(self._wandb, self._payloads, row.values) as values:
-                self._run.log(
-                    {
-                        key: self._make_histogram(value) if isinstance(value, Histogram) else value
-                        for key, value in values.items()
-                    }
-                )
-            self._newest_mark = mark
+    def _take(self, parts: Sequence[Part]) -> None:
+        """Send parts, or hold them for the rows of their steps."""
+        if self._state.steps != "own":
+            for part in parts:
+                if part.mark not in self._found:
+                    self._send_row([part])
+            return
+        for part in parts:
+            if part.mark in self._found:
+                self._steps.note_found(part)
+        reason = self._steps.add([part for part in parts if part.mark not in self._found])
+        if reason is not None:
+            self._fall_back(reason)
+
+    def _fall_back(self, reason: str) -> None:
+        """From here on rows have numbers of their own, and metrics an axis beside them."""
+        state = self._state
+        state.steps = "kept"
+        # Before any row: who finds those in W&B's file must not go on by steps.
+        save_state(self._folder / STATE_NAME, state)
+        for row in self._steps.release():
+            self._send_row(row.parts, row.step)
+        define_steps(self._run, state)
+        for part in self._steps.give_up():
+            self._send_row([part])
+        self._notes.append(
+            f"its steps do not ascend ({reason}), so W&B's own step is no longer theirs; "
+            "its charts have the axis quark/step instead, and every point is there"
+        )
+
+    def _send_row(self, parts: Sequence[Part], step: int | None = None) -> None:
+        """Hand a row to W&B, at once: one that W&B would hold open might be lost."""
+        for part in parts:
+            self._define(part)
+        with showing(self._wandb, self._payloads, join_parts(parts)) as values:
+            made = {
+                key: self._make_histogram(value) if isinstance(value, Histogram) else value
+                for key, value in values.items()
+            }
+            if step is None:
+                self._run.log(made)
+            else:
+                self._run.log(made, step=step, commit=True)
+        self._newest_mark = parts[-1].mark
 
     def _wait_for(self, mark: str) -> None:
         """Wait until W&B's file has it: whatever is killed from then on, it is there."""
@@ -218,17 +285,29 @@ class WandbMirror:
                 )
             time.sleep(_POLL_S)
 
-    def _define(self, row: Row) -> None:
-        """Give keys that come without a step an x-axis of their own, at first sight."""
-        for key in row.values:
-            if key in self._defined or key in ("quark/time", "quark/attempt", HISTORY_KEY):
+    def _define(self, part: Part) -> None:
+        """Give keys whose axis is not W&B's own one of their own, at first sight."""
+        state = self._state
+        if not part.axis:
+            new = [key for key in part.values if key not in self._defined and key not in AXES]
+            self._defined.update(new)
+            state.metric_keys += [key for key in new if key not in state.metric_keys]
+            return
+        if part.axis == "quark/step":
+            return  # what all keys have that are not defined otherwise
+        for key in part.values:
+            if key in self._defined or key in ("quark/time", "quark/attempt"):
                 continue
             self._defined.add(key)
-            if key == row.axis:
-                continue
+            hidden = ("layers/", "params_stats/")
+            if key.startswith(hidden) and part.axis.endswith("_step"):
+                continue  # see `init_run`
             # W&B takes a star for a pattern, and refuses it in the middle.
             with contextlib.suppress(self._wandb.Error):
-                self._run.define_metric(key, step_metric=row.axis, step_sync=False)
+                if key != part.axis:
+                    self._run.define_metric(key, step_metric=part.axis, step_sync=False)
+                elif key not in AXES:
+                    self._run.define_metric(key, hidden=True, summary="none")
 
     def _make_histogram(self, histogram: Histogram) -> Any:
         return self._wandb.Histogram(np_histogram=(list(histogram.counts), list(histogram.edges)))
@@ -295,6 +374,8 @@ class WandbMirror:
             if tag and tag not in state.tags:
                 state.tags.append(tag)
             self._run.tags = tuple(describe_start(self._opening, state)["tags"])
+        elif record.action == "edit":
+            self._apply_edit(data.get("changes") or {})
         elif record.action == "config":
             state.config = dict(data.get("values", {}))
             self._tell_config()
@@ -303,6 +384,22 @@ class WandbMirror:
         elif record.action == "status" and record.attempt >= state.attempt:
             state.status = str(data.get("status", "running"))
             state.exit_code = data.get("exit_code")
+
+    def _apply_edit(self, changes: Mapping[str, Any]) -> None:
+        """Change what somebody has changed of the run meanwhile, or after its end."""
+        state = self._state
+        run = dict(state.start.get("run", {}))
+        for field in ("name", "notes"):
+            if changes.get(field):
+                run[field] = changes[field]["after"]
+                setattr(self._run, field, run[field] or "")
+        if changes.get("tags"):
+            gone = set(changes["tags"].get("removed", ()))
+            tags = [*run.get("tags", ()), *state.tags, *changes["tags"].get("added", ())]
+            run["tags"], state.tags = [tag for tag in tags if tag not in gone], []
+        state.start = {**state.start, "run": run}
+        if changes.get("tags"):
+            self._run.tags = tuple(describe_start(self._opening, state)["tags"])
 
     def _tell_run(self) -> None:
         """Name the run, and say in its configuration which run it mirrors."""

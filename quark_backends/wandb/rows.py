@@ -5,50 +5,35 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from quark_backends.mirroring.curves import Curves, Place, find_place, rank_prefix
 from quark_backends.wandb.log_file import HISTORY_KEY
 from quark_backends.wandb.media import describe_media
 from quark_backends.wandb.state import WandbState
+from quark_backends.wandb.step_rows import Histogram, Part
 from quark_core.backends.contract import Batch
 from quark_core.records import (
     AlertRecord,
     ArtifactRecord,
     EventRecord,
     LayerSummaryRecord,
+    MetricRecord,
     ParameterDistributionRecord,
     ParameterSummaryRecord,
     PhaseRecord,
     StreamRecord,
+    SystemTelemetryRecord,
 )
 
-__all__ = ["AXES", "Histogram", "KeyTable", "Row", "RowMaker"]
+__all__ = ["AXES", "KeyTable", "RowMaker"]
 
 AXES = ("quark/step", "quark/epoch", "quark/time", "quark/attempt", HISTORY_KEY)
 """What each row carries beside its values."""
 
 _PLAIN_KEY = re.compile(r"[_a-zA-Z][_a-zA-Z0-9]*")
 _MAX_BINS = 512
-
-
-class Histogram(NamedTuple):
-    """A histogram on its way to W&B, which takes 512 bins at most."""
-
-    counts: tuple[int, ...]
-    edges: tuple[float, ...]
-
-
-class Row(NamedTuple):
-    """One row of W&B's history.
-
-    Attributes:
-        values: Key -> value, axes included.
-        axis: The key that is the x-axis of the row's keys.
-    """
-
-    values: dict[str, Any]
-    axis: str
+_RUNTIME = "system/runtime/"
 
 
 class KeyTable:
@@ -103,11 +88,11 @@ class RowMaker:
         self._keys = KeyTable(state.names, strict=strict_names)
         self._limit = layers
 
-    def make(self, batch: Batch, records: Sequence[StreamRecord]) -> list[Row]:
-        """The rows of a batch, in the order of their first records."""
+    def make(self, batch: Batch, records: Sequence[StreamRecord]) -> list[Part]:
+        """The parts that rows are made of, in the order of their first records."""
         self._choose(records)
-        rows: list[Row] = []
-        newest: dict[tuple[Place, int], Row] = {}
+        parts: list[Part] = []
+        newest: dict[tuple[Place, int], Part] = {}
         phases = 0
         for record in records:
             place = find_place(record)
@@ -119,14 +104,14 @@ class RowMaker:
                 values = self._list(record)
             for name, value in values:
                 key = self._keys.find(name)
-                row = newest.get((place, record.rank))
-                if row is None or key in row.values:
-                    row = _begin_row(record, place)
-                    row.values[HISTORY_KEY] = f"{batch.writer_id}.{batch.number}.{len(rows)}"
-                    newest[place, record.rank] = row
-                    rows.append(row)
-                row.values[key] = value
-        return rows
+                part = newest.get((place, record.rank))
+                if part is None or key in part.values:
+                    mark = f"{batch.writer_id}.{batch.number}.{len(parts)}"
+                    part = _begin_part(record, place, mark, native=self._state.steps != "counted")
+                    newest[place, record.rank] = part
+                    parts.append(part)
+                part.values[key] = value
+        return parts
 
     def _list(self, record: StreamRecord) -> list[tuple[str, Any]]:
         state = self._state
@@ -142,7 +127,15 @@ class RowMaker:
                 return []
             name = self._curves.distribution(record)
             return [(name, shrink(Histogram(record.counts, record.bin_edges)))]
-        return list(self._curves.list_values(record))
+        values = self._curves.list_values(record)
+        if (
+            state.steps != "counted"
+            and isinstance(record, SystemTelemetryRecord)
+            and (record.step is not None or record.epoch is not None)
+        ):
+            # The writer mirrors these into metrics, whose rows have them.
+            return [pair for pair in values if _RUNTIME not in pair[0]]
+        return values
 
     def _choose(self, records: Sequence[StreamRecord]) -> None:
         """Choose which layers and parameters have curves: evenly spaced, once and for all."""
@@ -192,11 +185,37 @@ def shrink(histogram: Histogram) -> Histogram:
     return Histogram(tuple(counts), tuple(edges))
 
 
-def _begin_row(record: StreamRecord, place: Place) -> Row:
+def _begin_part(record: StreamRecord, place: Place, mark: str, *, native: bool) -> Part:
     values: dict[str, Any] = {"quark/time": record.time_us / 1e6, "quark/attempt": record.attempt}
-    if place.step is not None:
-        values["quark/step"] = place.step
-    if place.epoch is not None:
-        values["quark/epoch"] = place.epoch
-    axis = next((key for key in ("quark/step", "quark/epoch") if key in values), "quark/time")
-    return Row(values, axis)
+    is_metric = isinstance(record, MetricRecord)
+    is_main = is_metric and not record.rank
+    if is_main or not native:
+        if place.step is not None:
+            values["quark/step"] = place.step
+        if place.epoch is not None:
+            values["quark/epoch"] = place.epoch
+        axis = next((key for key in ("quark/step", "quark/epoch") if key in values), "quark/time")
+        if native and axis == "quark/step":
+            axis = ""
+    else:
+        # Of its own: what rides in a step's row stands at another place than that.
+        names = [f"rank{record.rank}"] * bool(record.rank) + [record.KIND] * (not is_metric)
+        stem = f"quark/{'_'.join(names)}"
+        axis, at = next(
+            (
+                pair
+                for pair in ((f"{stem}_step", place.step), (f"{stem}_epoch", place.epoch))
+                if pair[1] is not None
+            ),
+            (f"{stem}_time", record.time_us / 1e6),
+        )
+        values[axis] = at
+    return Part(
+        mark,
+        values,
+        axis,
+        step=None if is_metric and not is_main else place.step,
+        is_metric=is_metric,
+        replaces=isinstance(record, (EventRecord, SystemTelemetryRecord)),
+        epoch=place.epoch if is_main else None,
+    )

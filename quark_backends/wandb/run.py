@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -16,7 +17,14 @@ from quark_core.config.redaction import redact_text
 from quark_core.errors import BackendUnauthorized, BackendUnavailable
 from quark_core.hosting.endpoint import lower_started
 
-__all__ = ["describe_start", "find_exit_code", "init_run", "make_wandb_id", "note_page"]
+__all__ = [
+    "define_steps",
+    "describe_start",
+    "find_exit_code",
+    "init_run",
+    "make_wandb_id",
+    "note_page",
+]
 
 FLUSH_INTERVAL_S = 0.02
 """How often W&B writes its file: the mirror waits for that at each batch."""
@@ -61,14 +69,26 @@ def init_run(wandb: Any, opening: OpenRun, state: WandbState) -> Any:
         lower_started()  # W&B's own process, which does about half of the work
         for key in AXES:
             run.define_metric(key, hidden=True, summary="none")
-        # Otherwise W&B would add the newest step to rows that have none.
-        run.define_metric("*", step_metric="quark/step", step_sync=False)
-        for pattern in ("layers/*", "params_stats/*"):
-            run.define_metric(pattern, step_metric="quark/step", step_sync=False, hidden=True)
+        define_steps(run, state)
+        native = state.steps != "counted"
+        for pattern, kind in (("layers/*", "layer"), ("params_stats/*", "parameter")):
+            axis = f"quark/{kind}_step" if native else "quark/step"
+            run.define_metric(pattern, step_metric=axis, step_sync=False, hidden=True)
         return run
     raise BackendUnavailable(
         f"the W&B runs {opening.run_id} to {wandb_id} were all deleted", backend="wandb"
     )
+
+
+def define_steps(run: Any, state: WandbState) -> None:
+    """Give metrics the axis `quark/step` where W&B's own step is not the run's."""
+    if state.steps == "own":
+        return
+    # Otherwise W&B would add the newest step to rows that have none.
+    run.define_metric("*", step_metric="quark/step", step_sync=False)
+    for key in state.metric_keys:
+        with contextlib.suppress(Exception):  # a star in the middle, which W&B refuses
+            run.define_metric(key, step_metric="quark/step", step_sync=False)
 
 
 def describe_start(opening: OpenRun, state: WandbState) -> dict[str, Any]:

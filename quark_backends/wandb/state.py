@@ -57,6 +57,13 @@ class WandbState(msgspec.Struct):
         layers: Layers that have curves, in the order they were chosen.
         parameters: Likewise parameters.
         left_out: Kind -> records that have no curve.
+        steps: What W&B's own `_step` is: `own`, the run's steps; `kept`, those until they
+            no longer ascended; `counted`, the number of the row. "" before that is known.
+        sent_step: The newest `_step` of a row that W&B has.
+        has_steps: Whether a metric has come with a step.
+        newest_steps: The lowest step of each of the newest two batches of metrics.
+        metric_keys: Keys of metrics whose axis is W&B's own.
+        held: What `StepRows` holds.
     """
 
     wandb_id: str = ""
@@ -77,3 +84,9 @@ class WandbState(msgspec.Struct):
     layers: list[str] = []
     parameters: list[str] = []
     left_out: dict[str, int] = {}
+    steps: str = ""
+    sent_step: int = -1
+    has_steps: bool = False
+    newest_steps: list[int] = []
+    metric_keys: list[str] = []
+    held: bytes = b""

@@ -76,7 +76,7 @@ class _Worker:
             if last:
                 return 0
         if self._mirror is not None:
-            self._mirror.finish()
+            self._mirror.finish(is_last=False)
         return 1
 
     def _read(self) -> None:

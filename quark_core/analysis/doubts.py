@@ -18,6 +18,7 @@ from quark_core.analysis.case import Case, is_zero_throughout
 from quark_core.analysis.histories import LayerHistory
 from quark_core.analysis.observations import format_number
 from quark_core.analysis.outcome import PERCENT_FROM, Outcome, Progress
+from quark_core.records.names import decode_name
 
 __all__ = ["find_doubt"]
 
@@ -102,7 +103,8 @@ def _find_little_learned(case: Case, metric: str | None) -> str | None:
     if kept <= (_KEPT_OF_FEW if _has_few_classes(case, main.start) else _KEPT_LOSS) or knew:
         return None
     return (
-        f"{key} is still {format_number(100.0 * kept)} % of what {main.key} was at the start: how "
+        f"{decode_name(key)} is still {format_number(100.0 * kept)} % of what "
+        f"{decode_name(main.key)} was at the start: how "
         "low it can go is not known; log a score, or hold it against a run that went well"
     )
 
@@ -127,7 +129,8 @@ def _find_foreseen(case: Case) -> str | None:
     if validation.final > _FORESEEN * among:
         return None
     return (
-        f"{validation.key} ends at {format_number(validation.final)}, a guess among {symbols} "
+        f"{decode_name(validation.key)} ends at {format_number(validation.final)}, a guess "
+        f"among {symbols} "
         f"symbols has {format_number(among)}: make sure that no place sees the symbol that it is "
         "to say"
     )
@@ -192,7 +195,8 @@ def _find_empty_score(case: Case) -> str | None:
         last = values[-max(_LEAST_SCORES, len(values) // 3) :]
         if float(np.abs(last).max()) <= _NO_SCORE:
             return (
-                f"{key} ends at {format_number(float(last[-1]))}: nothing is found of what it "
+                f"{decode_name(key)} ends at {format_number(float(last[-1]))}: nothing is found "
+                "of what it "
                 "counts, as where one answer is given to everything; weight or sample what is "
                 "rare, or look at the threshold"
             )
@@ -209,7 +213,8 @@ def _find_lost_spread(case: Case) -> str | None:
         last = float(np.median(values[-_SPREAD_POINTS:]))
         if 0.0 <= last <= _LEFT_SPREAD * first:
             return (
-                f"{key} went from {format_number(first)} to {format_number(last)}: what samples "
+                f"{decode_name(key)} went from {format_number(first)} to {format_number(last)}: "
+                "what samples "
                 "are mapped to hardly differs any more"
             )
     return None
@@ -231,8 +236,10 @@ def _find_majority(case: Case) -> str | None:
     if abs(validation.final / alone - 1.0) > _LIKE_SHARES:
         return None
     return (
-        f"{curve.key} is {format_number(float(last[-1]))} in each of the last {len(last)} "
-        f"validations, and {validation.key} ends at {format_number(validation.final)}: who always "
+        f"{decode_name(curve.key)} is {format_number(float(last[-1]))} in each of the last "
+        f"{len(last)} "
+        f"validations, and {decode_name(validation.key)} ends at "
+        f"{format_number(validation.final)}: who always "
         f"says the more frequent class has {format_number(alone)}"
     )
 
@@ -249,7 +256,8 @@ def _find_worse_than_guesses(case: Case) -> str | None:
     if validation.final - guesses <= _ERRORS * validation.error:
         return None
     return (
-        f"{validation.key} ends at {format_number(validation.final)}, and guesses have "
+        f"{decode_name(validation.key)} ends at {format_number(validation.final)}, and guesses "
+        "have "
         f"{format_number(guesses)}: what is held out is said wrongly with confidence"
     )
 
@@ -274,7 +282,7 @@ def _find_loss(outcome: Outcome) -> str | None:
         lost = item.final - item.best - 2.0 * item.error
         if lost > _LOST * item.fall:
             return (
-                f"{item.key} was {format_number(item.best)} at its best, and ends at "
+                f"{decode_name(item.key)} was {format_number(item.best)} at its best, and ends at "
                 f"{format_number(item.final)}"
             )
     return None
@@ -308,7 +316,8 @@ def _find_harder_training(case: Case, metric: str | None) -> str | None:
     ):  # fmt: skip
         return None
     return (
-        f"{train.key} ends at {format_number(train.final)}, and {validation.key} at "
+        f"{decode_name(train.key)} ends at {format_number(train.final)}, and "
+        f"{decode_name(validation.key)} at "
         f"{format_number(validation.final)}: what is trained on is harder than what is held out, "
         "as with strong augmentation, or with labels of which a part is wrong; look at the samples "
         "with the highest losses, or name the augmentation in the configuration"
@@ -329,8 +338,9 @@ def _find_gap(outcome: Outcome) -> str | None:
     if won <= 0 or shared >= _SHARED * won or validation.final <= train.final + train.error:
         return None
     return (
-        f"{train.key} went from {format_number(train.start)} to {format_number(train.final)}, and "
-        f"{validation.key} ends at {format_number(validation.final)}: "
+        f"{decode_name(train.key)} went from {format_number(train.start)} to "
+        f"{format_number(train.final)}, and "
+        f"{decode_name(validation.key)} ends at {format_number(validation.final)}: "
         f"{format_number(100.0 * shared / won)} % of what was won holds for what is held out"
     )
 
@@ -345,8 +355,9 @@ def _find_other_measure(train: Progress, validation: Progress) -> str | None:
     if validation.final * train.start <= train.final * validation.start:
         return None  # another measure, by which as large a share was won
     return (
-        f"{validation.key} goes from {format_number(validation.start)} to "
-        f"{format_number(validation.final)}, and {train.key} from {format_number(train.start)} to "
+        f"{decode_name(validation.key)} goes from {format_number(validation.start)} to "
+        f"{format_number(validation.final)}, and {decode_name(train.key)} from "
+        f"{format_number(train.start)} to "
         f"{format_number(train.final)}: inputs, targets or the loss are not made in one way for "
         "both"
     )

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from quark_core.analysis.curves import estimate_noise
 from quark_core.analysis.histories import History, as_floats
 from quark_core.analysis.observations import format_number
+from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
     from quark_core.analysis.run_data import RunData
@@ -212,6 +213,9 @@ def say(template: str, **parts: Figure | Text | str) -> Text:
         if field is None:
             continue
         part = parts[field]
+        if type(part) is str:
+            # People know a metric by the name that they gave it.
+            part = decode_name(part)
         shown.append(str(part))
         if isinstance(part, Figure):
             figures.append(part)

@@ -18,6 +18,7 @@ from quark_core.analysis.doubts import find_doubt
 from quark_core.analysis.metric_roles import is_held_out, is_loss, is_player_loss
 from quark_core.analysis.observations import format_number
 from quark_core.analysis.outcome import PERCENT_FROM, Progress, measure_progress, negate
+from quark_core.records.names import decode_name
 
 __all__ = ["Learning", "judge_learning"]
 
@@ -139,26 +140,31 @@ def _judge_curve(curve: Curve, mode: Literal["min", "max"]) -> Learning:
     downwards = curve if mode == "min" else negate(curve)
     key = curve.key
     if len(curve) and not len(curve.finite):
-        return Learning(state="not_learned", metric=key, mode=mode, reason=f"{key} is never finite")
+        return Learning(
+            state="not_learned", metric=key, mode=mode, reason=f"{decode_name(key)} is never finite"
+        )
     progress = measure_progress(downwards)
     if progress is None or not _is_long_enough(curve):
         points = len(curve.merged)
         kind = "point" if len(curve.finite) == len(curve) else "finite point"
-        reason = f"{points} {kind}{'' if points == 1 else 's'} of {key} are too few to judge by"
+        plural = "" if points == 1 else "s"
+        reason = f"{points} {kind}{plural} of {decode_name(key)} are too few to judge by"
         return Learning(state="unknown", metric=key, mode=mode, reason=reason)
     start, end = sign * progress.start, sign * progress.final
     said = f"{format_number(start)} to {format_number(end)}"
     made = Learning(
-        state="learned", metric=key, mode=mode, reason=f"{key} went from {said}",
+        state="learned", metric=key, mode=mode, reason=f"{decode_name(key)} went from {said}",
         start=start, end=end,
     )  # fmt: skip
     if not np.isfinite(curve.value[-1]):
-        return _refuse(made, f"{key} ends as {format_number(float(curve.value[-1]))}")
+        return _refuse(made, f"{decode_name(key)} ends as {format_number(float(curve.value[-1]))}")
     if not _has_improved(progress):
-        return _refuse(made, f"{key} did not get better: {said}")
+        return _refuse(made, f"{decode_name(key)} did not get better: {said}")
     if progress.final - progress.best > (1.0 - _KEPT) * progress.fall + 2.0 * progress.error:
         best = format_number(sign * progress.best)
-        return _refuse(made, f"{key} has lost what it won: {said}, and was {best} at its best")
+        return _refuse(
+            made, f"{decode_name(key)} has lost what it won: {said}, and was {best} at its best"
+        )
     return made
 
 
@@ -193,19 +199,21 @@ def _hold_against(judged: Learning, train: Curve, validation: Curve) -> Learning
     """Whether the validation has won what the training has."""
     key = validation.key
     if len(validation) and not len(validation.finite):
-        return _refuse_held_out(judged, f"{key} is never finite")
+        return _refuse_held_out(judged, f"{decode_name(key)} is never finite")
     ours, theirs = measure_progress(train), measure_progress(validation)
     if ours is None or theirs is None:
         return judged
     said = f"{format_number(theirs.start)} to {format_number(theirs.final)}"
     if _has_improved(theirs):
         if theirs.final - theirs.best > theirs.fall + 2.0 * theirs.error:
-            return _refuse_held_out(judged, f"{key} has lost what it won: {said}")
-        return _add(judged, f"{key} from {said}")
+            return _refuse_held_out(judged, f"{decode_name(key)} has lost what it won: {said}")
+        return _add(judged, f"{decode_name(key)} from {said}")
     # Its first value may come after most was learned.
     if theirs.final <= ours.final + (1.0 - _AGREES) * (ours.start - ours.final):
-        return _add(judged, f"{key} ends at {format_number(theirs.final)}")
-    return _refuse_held_out(judged, f"{judged.reason}, but {key} did not get better: {said}")
+        return _add(judged, f"{decode_name(key)} ends at {format_number(theirs.final)}")
+    return _refuse_held_out(
+        judged, f"{judged.reason}, but {decode_name(key)} did not get better: {said}"
+    )
 
 
 def _hold_against_accuracy(case: Case, judged: Learning) -> Learning:
@@ -221,7 +229,9 @@ def _hold_against_accuracy(case: Case, judged: Learning) -> Learning:
     if -progress.best / unit - start > max(_CHANCE_STEP, _SIGNIFICANT * progress.error / unit):
         return judged
     said = f"{format_number(start * unit)} to {format_number(end * unit)}"
-    return _refuse(judged, f"{judged.reason}, but {curve.key} did not get better: {said}")
+    return _refuse(
+        judged, f"{judged.reason}, but {decode_name(curve.key)} did not get better: {said}"
+    )
 
 
 def _hold_against_guesses(case: Case, judged: Learning) -> Learning:

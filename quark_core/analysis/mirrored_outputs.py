@@ -10,13 +10,12 @@ from pathlib import Path
 
 from quark_core.config import settings
 from quark_core.delivery.generation_journal import frame_outputs, journal_outputs
-from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, journal_directory
-from quark_core.delivery.lane_files import read_lines
+from quark_core.delivery.journal_folder import LaneEntry, journal_directory
 from quark_core.ranks.launches import RankInfo
 from quark_core.records import StreamRecord
 from quark_core.runs import composition
 from quark_core.runs.open_run import OpenRun
-from quark_core.runs.output_delivery import deliver_outputs
+from quark_core.runs.output_delivery import deliver_outputs, list_remembered_lanes
 
 __all__ = ["GatheredOutputs", "find_mirrors", "gather_outputs", "mirror_outputs"]
 
@@ -99,7 +98,7 @@ def find_mirrors(run: OpenRun, run_path: Path) -> tuple[LaneEntry, ...]:
         plan = composition.plan_backends(list(context.backends), RankInfo())
         entries = composition.describe_lanes(plan)
     else:
-        entries = _remember_lanes(run_path, context.run_id or "")
+        entries = list_remembered_lanes(run_path, context.run_id or "")
     return tuple(entry for entry in entries if not entry.primary)
 
 
@@ -143,21 +142,3 @@ def _deliver(run: OpenRun, run_path: Path, timeout_s: float) -> None:
             reason,
             run.context.storage_dir,
         )
-
-
-def _remember_lanes(run_path: Path, run_id: str) -> tuple[LaneEntry, ...]:
-    """The lanes of a run's processes, those that are through and those that are not."""
-    found: dict[str, LaneEntry] = {}
-    for line in read_lines(run_path):
-        if not line.begun:
-            entry = LaneEntry(line.lane, line.specification, line.primary)
-            found.setdefault(line.specification, entry)
-    try:
-        paths = sorted(journal_directory(run_path, run_id).iterdir())
-    except OSError:
-        paths = []
-    for path in paths:
-        manifest = JournalFolder(path).read_manifest()
-        for entry in () if manifest is None else manifest.lanes:
-            found.setdefault(entry.specification, entry)
-    return tuple(found.values())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from types import TracebackType
@@ -26,9 +27,12 @@ from quark_core.errors import (
     SessionStoreError,
     TrainingHalted,
 )
+from quark_core.notifications.notices import describe_alert as describe_alert_notice
+from quark_core.notifications.targets import NotifyArgument
 from quark_core.records.kinds.findings import AlertRecord
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.opening import resolve_target
+from quark_core.sessions.notifying import attach_notifier
 
 __all__ = [
     "ALERT_EVENT_TYPE",
@@ -106,6 +110,8 @@ def monitor(
     halt_on: HaltOn | None = None,
     config: AnalyzerEngineConfig | None = None,
     min_interval_s: float = 0.5,
+    notify: NotifyArgument = None,
+    notify_on: str | Iterable[str] | None = None,
 ) -> TrainingMonitor:
     """Look at a run while it trains, and raise an alert when something goes wrong.
 
@@ -118,6 +124,8 @@ def monitor(
         halt_on=halt_on,
         config=config,
         min_interval_s=min_interval_s,
+        notify=notify,
+        notify_on=notify_on,
     )
 
 
@@ -156,6 +164,12 @@ class TrainingMonitor:
             "critical"; None for never.
         config: Which rules, and their settings; as of AnalyzerEngine.
         min_interval_s: Seconds from one look to the next, at least.
+        notify: Who is told of alerts and of the run's end, until the run ends: a URL of
+            Apprise (`slack://…`, `mailto://…`, …; extra `notify`), `webhook+https://…`, a
+            function of one notice, or a list of these. QUARK_NOTIFY by default. A URL is a
+            secret: it stands in no record, log line or repr. Each alert is told once in a run.
+        notify_on: What is told: a severity, from which on alerts are, and any of failed,
+            lost, interrupted and finished. QUARK_NOTIFY_ON, else "error, failed, lost".
 
     Raises:
         SchemaValidationError: A bad argument; the message names it.
@@ -175,6 +189,8 @@ class TrainingMonitor:
         halt_on: HaltOn | None = None,
         config: AnalyzerEngineConfig | None = None,
         min_interval_s: float = 0.5,
+        notify: NotifyArgument = None,
+        notify_on: str | Iterable[str] | None = None,
     ) -> None:
         wanted = MonitorSettings(every_n_steps, on_alert, halt_on, config, min_interval_s)
         self._every = every_n_steps
@@ -215,6 +231,8 @@ class TrainingMonitor:
             level = logging.WARNING if halt_on else logging.INFO
             _log.log(level, "run %s: no monitor: %s", run.context.run_id, self.refusal)
             return
+        if notify is not None or notify_on is not None:
+            attach_notifier(run, notify or os.environ.get(settings.NOTIFY), notify_on)
         self._start()
 
     @property
@@ -249,6 +267,12 @@ class TrainingMonitor:
             self._lock = threading.Lock()
             self._closed = True
             self._thread = None
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return (
+            f"TrainingMonitor({self._run.context.describe()}, {len(self._alerts)} alerts{closed})"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -407,6 +431,10 @@ class TrainingMonitor:
         )
 
     def _call(self, alert: AlertRecord) -> None:
+        notifier = self._run.notifier
+        if notifier is not None:
+            said = describe_alert(alert)
+            notifier.tell(describe_alert_notice(self._run.context.run, said, alert.severity))
         if self._on_alert is None:
             return
         try:

@@ -33,6 +33,7 @@ from quark_core.config.objective import read_objective
 from quark_core.records import EvidenceRecord, PhaseRecord
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
+from quark_core.records.names import decode_name
 
 __all__ = [
     "PhaseName",
@@ -106,7 +107,9 @@ def find_phases(
         if starts[0][0] > curves.first:
             starts[0] = (curves.first, starts[0][1])
     if not starts:
-        notes.append(f"{curves.main.key} has no finite value and too few points to tell a phase")
+        notes.append(
+            f"{decode_name(curves.main.key)} has no finite value and too few points to tell a phase"
+        )
         return (), tuple(notes)
     phases = tuple(
         _make(curves, track, config.thresholds, rises, segment)
@@ -142,7 +145,8 @@ def _choose_curves(data: RunData, config: PhaseAnalyzerConfig) -> tuple[_Curves 
     for role in [role for role, curve in present.items() if curve.unit != main.unit]:
         other = present.pop(role)
         notes.append(
-            f"{other.key} is known in {other.unit}s and {main.key} in {main.unit}s, and nothing "
+            f"{decode_name(other.key)} is known in {other.unit}s and {decode_name(main.key)} in "
+            f"{main.unit}s, and nothing "
             "says which belong together: it was left out"
         )
     validation_role = next(
@@ -301,13 +305,13 @@ def describe(
     course = None if track is None else _follow(track, segment)
     evidence: list[EvidenceRecord] = []
     metadata: dict[str, object] = {"curve": curve.key, "unit": curve.unit}
-    summary = f"{curve.key} has no point of its own in {where}."
+    summary = f"{decode_name(curve.key)} has no point of its own in {where}."
     if rise is not None:
         summary, made = _describe_rise(segment, rise, where, curve.unit)
         evidence += made
     elif course is not None:
         words = _TELLING[segment.name].format(
-            key=curve.key, change=_tell_change(course), noise=_figure(course.noise)
+            key=decode_name(curve.key), change=_tell_change(course), noise=_figure(course.noise)
         )
         summary = f"{words} ({where})."
     if course is not None:
@@ -338,7 +342,8 @@ def _describe_course(
         EvidenceRecord(
             "metric",
             curve.key,
-            f"{curve.key} {_tell_change(course)} over {where}, {course.points} points: "
+            f"{decode_name(curve.key)} {_tell_change(course)} over {where}, {course.points} "
+            "points: "
             f"{_figure(course.noise)} times the noise of one point.",
             course.relative,
             threshold,
@@ -363,7 +368,7 @@ def _describe_rise(
     segment: Segment, rise: Rise, where: str, unit: str
 ) -> tuple[str, list[EvidenceRecord]]:
     levels = (
-        f"{rise.key} is at {_figure(rise.final)} at the end, "
+        f"{decode_name(rise.key)} is at {_figure(rise.final)} at the end, "
         f"{_figure(rise.best)} at its best ({unit} {rise.best_step})"
     )
     if segment.name == "divergence":
@@ -394,7 +399,9 @@ def _describe_rise(
 def _describe_non_finite(segment: Segment, curve: Curve, where: str) -> PhaseText:
     inside = curve.between(segment.start, segment.end)
     count = int((~np.isfinite(inside.value)).sum())
-    summary = f"{curve.key} is NaN or infinite until the end: {count} values ({where})."
+    summary = (
+        f"{decode_name(curve.key)} is NaN or infinite until the end: {count} values ({where})."
+    )
     evidence = EvidenceRecord(
         "metric", curve.key, summary, float(count), 0.0, *_bounds(segment, curve.unit)
     )

@@ -84,6 +84,9 @@ class CurveSource(Protocol):
         """Every metric by its stored key."""
 
 
+_MOMENT = "time"
+
+
 class RunData:
     """One run, read through columns.
 
@@ -172,7 +175,7 @@ class RunData:
 
     @cached_property
     def telemetry(self) -> Columns:
-        """Rows of telemetry, in persistence order."""
+        """Rows of telemetry of steps, in persistence order."""
         return self.read_rows(SystemTelemetryRecord.KIND)
 
     def read_rows(self, kind: str) -> Columns:
@@ -192,7 +195,7 @@ class RunData:
         """
         kind = SystemTelemetryRecord.KIND
         samples: dict[int, RowSample] = {}
-        for part in self._iterate(kind, Query()):
+        for part in self._read_parts(kind):
             ranks = part["rank"]
             for rank in np.unique(ranks).tolist():
                 if rank not in samples:
@@ -257,9 +260,19 @@ class RunData:
             except _LowerRank as found:
                 lowest = found.rank
 
+    def _read_parts(self, kind: str) -> Iterator[Columns]:
+        """All rows of a kind, but those that tell of a moment rather than of a step.
+
+        The machine is looked at whether training goes on or not, so that those say nothing of it.
+        """
+        for part in self._iterate(kind, Query()):
+            if kind == SystemTelemetryRecord.KIND and part.count:
+                part = part.take(part["boundary"].astype(str) != _MOMENT)
+            yield part
+
     def _iterate_rank(self, kind: str, lowest: int | None) -> Iterator[Columns]:
         """Rows of one rank, by default of the first; raises where a lower one comes later."""
-        for part in self._iterate(kind, Query()):
+        for part in self._read_parts(kind):
             if not part.count:
                 continue
             self.newest_us = max(self.newest_us, int(part["time_us"].max()))

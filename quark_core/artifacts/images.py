@@ -18,7 +18,9 @@ __all__ = [
     "encode_image",
     "find_matplotlib_figure",
     "identify_image",
+    "is_cell_image",
     "is_plotly_figure",
+    "read_pixels",
 ]
 
 _LAYOUTS = ("HWC", "CHW", "HW")
@@ -57,12 +59,30 @@ def encode_image(image: Any, layout: str | None, *, normalize: bool) -> EncodedI
             return _encode_pil(image, {})
         # Numbers of a width that PNG has not stand for what those of an array do.
         image = _read_numbers(image)
-    array, default = _to_array(image)
-    array = _arrange(array, _choose_layout(array, layout, default))
-    pixels, notes = _to_bytes(array, normalize=normalize)
+    pixels, notes = _read_bytes(image, layout, normalize=normalize)
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
     return _encode_pil(pil.fromarray(pixels), notes)
+
+
+def read_pixels(image: Any) -> Array:
+    """The pixels of an image as bytes: an array of height, width and, unless gray, channels.
+
+    Args:
+        image: A PIL image, a numpy array or a torch tensor, as of `encode_image`.
+
+    Raises:
+        SchemaValidationError: Not an image of these kinds, or of another shape.
+    """
+    if hasattr(image, "convert") and hasattr(image, "getbands"):
+        image = _read_numbers(image.convert("RGB"))
+    return _read_bytes(image, None, normalize=False)[0]
+
+
+def _read_bytes(image: Any, layout: str | None, *, normalize: bool) -> tuple[Array, dict[str, Any]]:
+    array, default = _to_array(image)
+    array = _arrange(array, _choose_layout(array, layout, default))
+    return _to_bytes(array, normalize=normalize)
 
 
 def identify_image(path: Any) -> tuple[str, dict[str, Any]]:
@@ -216,6 +236,16 @@ def find_matplotlib_figure(figure: Any) -> Any | None:
             return candidate
         candidate = getattr(candidate, "figure", None)
     return None
+
+
+def is_cell_image(value: Any) -> bool:
+    """Whether a value in a table is an image, and no list of numbers."""
+    if hasattr(value, "convert") and hasattr(value, "getbands"):
+        return True
+    if type(value).__module__.partition(".")[0] == "matplotlib":
+        return find_matplotlib_figure(value) is not None
+    is_array = hasattr(value, "dtype") and getattr(value, "ndim", 0) in (2, 3)
+    return is_array and str(value.dtype).removeprefix("torch.") == "uint8"
 
 
 def is_plotly_figure(figure: Any) -> bool:

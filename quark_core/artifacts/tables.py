@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -11,14 +11,21 @@ from typing import Any
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import normalize_json
 
-__all__ = ["encode_table"]
+__all__ = ["encode_table", "list_column_types"]
 
 
 # As they are; anything else is looked at, one by one.
 _PLAIN = (int, bool, type(None))
+_NON_FINITE = ("NaN", "Infinity", "-Infinity")
+_IMAGE_KEYS = {"image", "width", "height"}
+_TEXTS = (str, float, list, dict, tuple)
 
 
-def encode_table(data: Any, columns: Sequence[str] | None) -> dict[str, Any]:
+def encode_table(
+    data: Any,
+    columns: Sequence[str] | None,
+    keep_cell: Callable[[Any], dict[str, Any] | None] | None = None,
+) -> dict[str, Any]:
     """A table as `{"columns": [names], "rows": [[values]]}`.
 
     Args:
@@ -26,6 +33,8 @@ def encode_table(data: Any, columns: Sequence[str] | None) -> dict[str, Any]:
             a table of pandas, Polars or pyarrow. What is missing in a pandas
             table becomes None; an index that is no mere numbering is a column.
         columns: Names of the columns; of a table that has names, which ones.
+        keep_cell: Told of each value that is no JSON; what it returns stands for the value,
+            unless that is None.
 
     Dates and times become ISO 8601, decimals texts; NaN and the infinities of
     plain rows become the strings that Quark's JSON has for them.
@@ -56,7 +65,10 @@ def encode_table(data: Any, columns: Sequence[str] | None) -> dict[str, Any]:
         cells.append([value if type(value) in _PLAIN else None for value in row])
         for place, value in enumerate(row):
             if type(value) not in _PLAIN:
-                cells[-1][place] = _settle(value, f"rows[{index}].{found[place]}")
+                kept = keep_cell(value) if keep_cell and type(value) not in _TEXTS else None
+                cells[-1][place] = (
+                    kept if kept is not None else _settle(value, f"rows[{index}].{found[place]}")
+                )
     return {"columns": found, "rows": cells}
 
 
@@ -155,3 +167,33 @@ def _settle(value: Any, where: str) -> Any:
     if type(value).__name__ == "Timedelta":
         return str(value)
     return str(value) if isinstance(value, Decimal) else normalize_json(value, where)
+
+
+def list_column_types(table: Mapping[str, Any]) -> list[str]:
+    """What each column holds: number, boolean, text, image, json or mixed; empty for nothing.
+
+    Args:
+        table: As `encode_table` returns it.
+    """
+    found: list[set[str]] = [set() for _ in table["columns"]]
+    for row in table["rows"]:
+        for place, value in enumerate(row):
+            found[place].add(_name_type(value))
+    names = []
+    for kinds in found:
+        kinds.discard("empty")
+        names.append(kinds.pop() if len(kinds) == 1 else "mixed" if kinds else "empty")
+    return names
+
+
+def _name_type(value: Any) -> str:
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)) or value in _NON_FINITE:
+        return "number"
+    if isinstance(value, str):
+        return "text"
+    is_image = isinstance(value, dict) and "image" in value and set(value) <= _IMAGE_KEYS
+    return "image" if is_image else "json"

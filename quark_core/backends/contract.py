@@ -63,6 +63,7 @@ __all__ = [
     "Batch",
     "Capability",
     "Generation",
+    "HELD_FILE",
     "MirrorRun",
     "Payload",
     "RankPolicy",
@@ -81,6 +82,11 @@ __all__ = [
     "SupportsSeries",
     "TrackerForm",
 ]
+
+HELD_FILE = "held"
+"""A file in `mirrors/<backend>/<folder>/` of a run that is there while the mirror keeps
+something of acknowledged batches on this machine, to be passed on when it is opened next:
+an empty group is written then, and the mirror closed."""
 
 API_VERSION = 1
 """Version of this contract that this Quark speaks."""
@@ -192,6 +198,10 @@ class StoredRun:
     lost_reason: str | None = None
     exit_code: int | None = None
     stop: StopRequest | None = None
+
+    def __repr__(self) -> str:
+        name = f" {self.run.name!r}" if self.run.name else ""
+        return f"StoredRun({self.run.id}{name}, project {self.project.name!r}, {self.state})"
 
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""

@@ -19,9 +19,19 @@ from msgspec import Meta
 from quark_core.config.arguments import check_label, check_notes, check_tags
 from quark_core.config.redaction import redact_text
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
-from quark_core.records import EventRecord, LifecycleRecord, RunRecord, StreamRecord, format_time
+from quark_core.records import (
+    ArtifactLinkRecord,
+    EventRecord,
+    LifecycleRecord,
+    RunRecord,
+    StreamRecord,
+    format_time,
+)
+from quark_core.records.artifact_layout import is_sha256
+from quark_core.records.artifact_links import check_alias
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
+from quark_core.records.names import check_name
 from quark_core.records.runs import StopRequest
 from quark_core.records.times import now_us
 
@@ -33,6 +43,7 @@ __all__ = [
     "RUN_EDITED",
     "STOP_REQUESTED",
     "STOP_SEEN",
+    "AliasEdit",
     "PlannedStop",
     "RunEdit",
     "SupportsEdits",
@@ -58,6 +69,24 @@ _Text = Annotated[str, Meta(max_length=250)]
 _Tags = Annotated[tuple[_Text, ...], Meta(max_length=1000)]
 
 
+class AliasEdit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An alias that is to name an artifact of the run, or no longer to.
+
+    Attributes:
+        artifact_key, artifact_id, sha256: The artifact's.
+        version: Its number in the project, which it keeps from then on.
+        alias: The alias.
+        removed: Whether it is to be taken away.
+    """
+
+    artifact_key: Annotated[str, Meta(max_length=2000)]
+    artifact_id: _Text
+    sha256: _Text
+    version: Annotated[int, Meta(ge=0)]
+    alias: _Text
+    removed: bool = False
+
+
 class RunEdit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is to be changed of a run; None leaves a thing as it is.
 
@@ -65,6 +94,7 @@ class RunEdit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         name, notes: The new ones; an empty text takes them away.
         add_tags, remove_tags: Tags; one that is there already, or is not there, is no mistake.
         archived: Whether the run is to be archived, or taken back from there.
+        alias: An alias of one of its artifacts.
     """
 
     name: _Text | None = None
@@ -72,6 +102,7 @@ class RunEdit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     add_tags: _Tags = ()
     remove_tags: _Tags = ()
     archived: bool | None = None
+    alias: AliasEdit | None = None
 
 
 @runtime_checkable
@@ -135,15 +166,24 @@ def check_edit(edit: RunEdit) -> RunEdit:
         add_tags=check_tags(edit.add_tags),
         remove_tags=check_tags(edit.remove_tags),
         archived=edit.archived,
+        alias=None if edit.alias is None else _check_alias_edit(edit.alias),
     )
     both = sorted({*checked.add_tags} & {*checked.remove_tags})
     if both:
         raise SchemaValidationError(f"tag {both[0]!r} is to be added and to be removed: choose one")
     if checked == RunEdit():
         raise SchemaValidationError(
-            "an edit must change something: give a name, notes, tags, or archived"
+            "an edit must change something: give a name, notes, tags, archived, or an alias"
         )
     return checked
+
+
+def _check_alias_edit(edit: AliasEdit) -> AliasEdit:
+    if not is_sha256(edit.sha256):
+        raise SchemaValidationError("alias.sha256 must be 64 lowercase hexadecimal digits")
+    check_name(edit.artifact_key, "alias.artifact_key")
+    check_label(edit.artifact_id, "alias.artifact_id")
+    return msgspec.structs.replace(edit, alias=check_alias(edit.alias))
 
 
 def check_reason(reason: object) -> str | None:
@@ -183,9 +223,13 @@ def make_edit(run: RunRecord, edit: RunEdit, *, by: str) -> list[Batch]:
         }
     if edit.archived is not None:
         changes["archived"] = {"before": run.archived_at is not None, "after": edit.archived}
+    if edit.alias is not None:
+        changes["alias"] = msgspec.to_builtins(edit.alias)
     said = "; ".join(_describe_change(field, change) for field, change in changes.items())
     writer = _Writer(run)
+    links = [] if edit.alias is None else [writer.encode(writer.link(edit.alias))]
     return [
+        *links,
         writer.encode(writer.lifecycle("edit", {"by": by, "changes": changes})),
         writer.encode(
             writer.event(
@@ -297,6 +341,18 @@ class _Writer:
             *self._origin(), event_type, severity, None, None, None, JsonObject(payload)
         )
 
+    def link(self, edit: AliasEdit) -> ArtifactLinkRecord:
+        return ArtifactLinkRecord(
+            *self._origin(),
+            "unalias" if edit.removed else "alias",
+            edit.artifact_key,
+            self._run_id,
+            edit.artifact_id,
+            edit.sha256,
+            edit.version,
+            edit.alias,
+        )
+
     def encode(self, record: StreamRecord) -> Batch:
         from quark_core.backends.contract import Batch
 
@@ -317,6 +373,9 @@ class _Writer:
 
 
 def _describe_change(field: str, change: Mapping[str, Any]) -> str:
+    if field == "alias":
+        way = "no longer names" if change.get("removed") else "names"
+        return f"alias {change['alias']!r} {way} {change['artifact_key']}:v{change['version']}"
     if field == "archived":
         return "archived" if change["after"] else "no longer archived"
     if field == "tags":

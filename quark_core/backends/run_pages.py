@@ -6,7 +6,7 @@ import base64
 import binascii
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 from zlib import crc32
 
 import msgspec
@@ -21,9 +21,11 @@ __all__ = [
     "MOST_PAGE_RUNS",
     "PageCursor",
     "PageSearch",
+    "RunLabel",
     "RunNames",
     "RunPage",
     "RunRow",
+    "SupportsLabels",
     "TagName",
     "checksum_search",
 ]
@@ -31,6 +33,33 @@ __all__ = [
 MOST_PAGE_RUNS = 1_000
 MOST_COLUMNS = 60
 MOST_NAMES = 500
+
+
+class RunLabel(NamedTuple):
+    """What tells a run from others in a list.
+
+    Attributes:
+        run_id: Its id.
+        project: Name of its project.
+        name: Its name, or None.
+        status: Its status as it was stored.
+    """
+
+    run_id: str
+    project: str
+    name: str | None
+    status: str
+
+
+@runtime_checkable
+class SupportsLabels(Protocol):
+    """What a backend may have besides, so that ids are found by their beginning at once.
+
+    Others are served by `quark_core.runs.run_ids`, which searches them or lists their runs.
+    """
+
+    def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
+        """Runs whose id begins so, newest first, archived ones too; none out of the trash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,10 @@ class RunSummary:
     def __repr__(self) -> str:
         run = self.stored.run
         name = f" {run.name!r}" if run.name else ""
-        return f"RunSummary({self.run_id}{name}, {self.state}, {len(self.metrics)} metrics)"
+        project = f"project {run.project_name!r}"
+        return (
+            f"RunSummary({self.run_id}{name}, {project}, {self.state}, {len(self.metrics)} metrics)"
+        )
 
     def _repr_html_(self) -> str | None:
         return paint(self)

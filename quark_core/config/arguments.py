@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from quark_core.config.redaction import redact_text
+from quark_core.config.storage_root import find_storage_root
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.names import check_name
 
@@ -16,6 +17,7 @@ __all__ = [
     "check_run_id",
     "check_tag",
     "check_tags",
+    "may_be_run_id",
     "resolve_storage_dir",
     "working_directory",
 ]
@@ -33,12 +35,17 @@ def check_run_id(run_id: object, argument: str = "run_id") -> str:
     """
     if not isinstance(run_id, str) or not 0 < len(run_id) <= 128:
         raise SchemaValidationError(f"{argument} must be a str of 1 to 128 characters")
-    if not set(run_id) <= _ID_CHARACTERS or run_id.startswith("."):
+    if not may_be_run_id(run_id):
         raise SchemaValidationError(
             f"{argument} may hold letters, digits, '.', '_' and '-' and not begin with '.', "
             f"got {run_id!r}"
         )
     return run_id
+
+
+def may_be_run_id(text: str) -> bool:
+    """Whether a text has the form of a run's id, or of its beginning."""
+    return set(text) <= _ID_CHARACTERS and not text.startswith(".")
 
 
 def check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
@@ -113,14 +120,17 @@ def _check_encoding(root: Path) -> Path:
 
 
 def resolve_storage_dir(storage_dir: str | Path | None) -> Path:
-    """The storage root as an absolute path; None means the working directory.
+    """The storage root as an absolute path; None means that of the working directory.
+
+    That is the directory itself, or the next folder above it that has a store; see
+    `storage_root`.
 
     Raises:
         SchemaValidationError: Neither a path nor None.
         SessionStoreError: It is a file, may not be looked at, or its name is no UTF-8.
     """
     if storage_dir is None:
-        return _check_encoding(working_directory())
+        return _check_encoding(find_storage_root(working_directory()))
     if not isinstance(storage_dir, (str, Path)):
         raise SchemaValidationError(f"storage_dir must be a path, not {type(storage_dir).__name__}")
     try:

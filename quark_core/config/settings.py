@@ -12,29 +12,40 @@ __all__ = [
     "ARTIFACT_MAX_BYTES",
     "BACKENDS",
     "BLACK_BOX",
+    "CAPTURE",
+    "CAPTURE_MODES",
     "EXIT_TIMEOUT",
     "HELPERS",
     "JOURNAL_DIR",
     "JOURNAL_MAX_BYTES",
     "JOURNAL_TIMEOUT",
     "LAUNCH_TIMEOUT",
+    "NOTIFY",
+    "NOTIFY_ON",
+    "NOTIFY_SECRET",
+    "NOTIFY_SECRET_FILE",
     "OBJECTIVE",
     "OFFLINE",
     "PERSISTENCE_TIMEOUT",
     "PERSISTENCE_URL",
+    "QUIET",
     "RANKS",
     "REQUIRE_SERVICE",
     "RUN_ID",
     "SIGTERM_HANDLER",
     "STORE_NAME",
+    "SYSTEM_METRICS",
+    "SYSTEM_METRICS_S",
     "TRACKER_BACKENDS",
     "USER_KEY",
     "USER_KEY_FILE",
     "WRITERS_TIMEOUT",
     "allows_offline",
     "artifact_limit_bytes",
+    "capture_mode",
     "check_timeouts",
     "exit_timeout_s",
+    "is_quiet",
     "journal_capacity_bytes",
     "journal_timeout_s",
     "launch_timeout_s",
@@ -42,6 +53,7 @@ __all__ = [
     "persistence_timeout_s",
     "requires_service",
     "store_name",
+    "system_metrics_interval_s",
     "uses_helpers",
     "writers_timeout_s",
 ]
@@ -49,21 +61,28 @@ __all__ = [
 ARTIFACT_MAX_BYTES = "QUARK_ARTIFACT_MAX_BYTES"
 BACKENDS = "QUARK_BACKENDS"
 BLACK_BOX = "QUARK_BLACK_BOX"
+CAPTURE = "QUARK_CAPTURE"
 EXIT_TIMEOUT = "QUARK_EXIT_TIMEOUT_SECONDS"
 HELPERS = "QUARK_HELPER_PROCESSES"
 JOURNAL_DIR = "QUARK_JOURNAL_DIR"
 JOURNAL_MAX_BYTES = "QUARK_JOURNAL_MAX_BYTES"
 JOURNAL_TIMEOUT = "QUARK_JOURNAL_TIMEOUT_SECONDS"
 LAUNCH_TIMEOUT = "QUARK_LAUNCH_TIMEOUT_SECONDS"
+NOTIFY = "QUARK_NOTIFY"
+NOTIFY_ON = "QUARK_NOTIFY_ON"
+NOTIFY_SECRET = "QUARK_NOTIFY_SECRET"  # noqa: S105 - the name of a variable
+NOTIFY_SECRET_FILE = "QUARK_NOTIFY_SECRET_FILE"  # noqa: S105 - likewise
 OBJECTIVE = "QUARK_OBJECTIVE"
 OFFLINE = "QUARK_OFFLINE"
 PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
+QUIET = "QUARK_QUIET"
 RANKS = "QUARK_RANKS"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
 RUN_ID = "QUARK_RUN_ID"
 SIGTERM_HANDLER = "QUARK_SIGTERM_HANDLER"
 STORE_NAME = "QUARK_STORE_NAME"
+SYSTEM_METRICS = "QUARK_SYSTEM_METRICS"
 TRACKER_BACKENDS = "QUARK_TRACKER_BACKENDS"
 USER_KEY = "QUARK_USER_KEY"
 USER_KEY_FILE = "QUARK_USER_KEY_FILE"
@@ -149,9 +168,37 @@ def allows_offline() -> bool:
     return given == "allow"
 
 
+def is_quiet() -> bool:
+    """Whether runs say nothing when they begin and end; they do by default."""
+    return os.environ.get(QUIET, "").strip() not in ("", "0")
+
+
 def requires_service() -> bool:
     """Whether no run may begin without a service that answers; not by default."""
     return os.environ.get(REQUIRE_SERVICE, "").strip() not in ("", "0")
+
+
+CAPTURE_MODES = ("sys", "fd", "none")
+SYSTEM_METRICS_S = 10.0
+
+
+def capture_mode() -> str:
+    """How the console of a run is captured where nobody says: "sys", "fd" or "none"; "sys".
+
+    Raises:
+        SchemaValidationError: QUARK_CAPTURE is something else.
+    """
+    given = os.environ.get(CAPTURE, "").strip().lower() or "sys"
+    if given not in CAPTURE_MODES:
+        raise SchemaValidationError(
+            f"{CAPTURE} must be one of {', '.join(CAPTURE_MODES)}, got {given!r:.40}"
+        )
+    return given
+
+
+def system_metrics_interval_s() -> float:
+    """Seconds between two readings of the machine where nobody says; 0 for none, 10 by default."""
+    return _read_seconds(SYSTEM_METRICS, SYSTEM_METRICS_S)
 
 
 def check_timeouts() -> None:

@@ -103,9 +103,11 @@ class _Segment:
     def __init__(self, path: Path, size_bytes: int) -> None:
         import mmap  # not every Python has it
 
+        if not hasattr(os, "posix_fallocate"):
+            # Without it, writing to memory that is not there would kill the process.
+            raise OSError(errno.ENOSYS, "this system sets no shared memory aside")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            # Without this, writing to memory that is not there would kill the process.
             os.posix_fallocate(descriptor, 0, size_bytes)
             self.memory = mmap.mmap(descriptor, size_bytes)
         except BaseException:
@@ -434,6 +436,8 @@ def _leave_room(path: Path, size_bytes: int) -> None:
     Raises:
         OSError: So much is not to be had.
     """
+    if not hasattr(os, "statvfs"):
+        raise OSError(errno.ENOSYS, "this system does not say how much shared memory is left")
     room = os.statvfs(path)
     if room.f_blocks and (room.f_bavail * room.f_frsize - size_bytes) * 2 < (
         room.f_blocks * room.f_frsize
@@ -453,6 +457,8 @@ def find_box_path(run_id: str | None, writer_id: str) -> Path | None:
 
 def is_own_box(path: Path) -> bool:
     """Whether a path is a folder or file of this user, which may be read as a box and deleted."""
+    if not hasattr(os, "geteuid"):  # Windows has neither owners of that kind nor boxes
+        return False
     try:
         status = path.lstat()
     except OSError:

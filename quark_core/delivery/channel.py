@@ -47,7 +47,12 @@ ITEM_BYTES = 256
 _SAMPLES = 8
 _LIST_ITEM_BYTES = 6
 # Where a kind of record carries the one thing of it that may be large.
-_OBJECT_FIELDS = {"metric": "metadata", "event": "payload", "lifecycle": "data"}
+_OBJECT_FIELDS = {
+    "metric": "metadata",
+    "event": "payload",
+    "lifecycle": "data",
+    "sample": "columns",
+}
 
 
 class Channel:
@@ -65,6 +70,7 @@ class Channel:
         on_batch: Called by the delivery thread with each batch that it closes, where it
             is set; it must neither wait nor raise.
         lost: Records that went because memory ran out.
+        newest: The last item that went into a batch, or None.
     """
 
     __slots__ = (
@@ -78,6 +84,7 @@ class Channel:
         "items",
         "kind",
         "lost",
+        "newest",
         "on_batch",
         "sequence",
         "take_sequence",
@@ -92,6 +99,7 @@ class Channel:
         self.frame_records = _DEFAULT_FRAME_RECORDS
         self.on_batch: Callable[[Batch], None] | None = None
         self.lost = 0
+        self.newest: Any = None
         self._fitted = False
         self._drained = 0
         self._missing = 0
@@ -119,6 +127,11 @@ class Channel:
         self.take_sequence = other.take_sequence
         # What was drawn there comes in here, so that it must not count as missing.
         self._drained = 0
+
+    def count_drawn(self) -> int:
+        """How many sequence numbers were drawn so far."""
+        # repr() is the one way to look at a counter without moving it.
+        return int(repr(self.sequence)[len("count(") : -1])
 
     def count_records(self) -> int:
         """Records that wait in here."""
@@ -153,6 +166,8 @@ class Channel:
             records += metric_rows.count_items(item)
             size_bytes += _measure_encoded(self.kind, item)
         self._drained += records
+        if items:
+            self.newest = items[-1]
         return items, records
 
     def _choose_bounds(self) -> tuple[int, int]:
@@ -188,9 +203,7 @@ class Channel:
         self._look_how_full()
         if not self._was_filling or (not self.items and self._drained == self._settled):
             return 0
-        # repr() is the one way to look at a counter without moving it.
-        drawn = int(repr(self.sequence)[len("count(") : -1])
-        missing = max(0, drawn - self._drained - self.count_records())
+        missing = max(0, self.count_drawn() - self._drained - self.count_records())
         found = missing if missing == self._missing else 0
         self._missing = missing - found
         self._drained += found
@@ -224,9 +237,11 @@ def _measure_encoded(kind: str, item: Any) -> int:
 
 
 def _measure_objects(kind: str, item: Any) -> int:
-    """Length of the JSON object that an item carries, and about that of its lists."""
+    """Length of the JSON object that an item carries, and about that of its lists and texts."""
     value = getattr(item, _OBJECT_FIELDS.get(kind, "metadata"), None)
     size = 0 if value is None else len(value.encoded)
+    if kind == "sample":
+        size += len(item.prompt or "") + len(item.completion or "")
     if kind == "batch":
         size += _LIST_ITEM_BYTES * len(item.sample_ids or ())
         size += _LIST_ITEM_BYTES * len(item.sequence_lengths or ())
@@ -248,11 +263,13 @@ _LEAST_CAPACITY_BYTES = 64 * 1024 * 1024
 _MOST_CAPACITY_BYTES = 1024 * 1024 * 1024
 
 _DROP_ORDER = (
+    "console",
     "parameter_distribution",
     "layer",
     "parameter",
     "telemetry",
     "batch",
+    "sample",
     "artifact",
     "metric",
     "event",
@@ -326,8 +343,10 @@ class MemoryBound:
 
 def choose_capacity() -> int:
     """Bytes that may wait for delivery: a sixteenth of the memory, from 64 MiB to 1 GiB."""
+    if not hasattr(os, "sysconf"):  # Windows has none
+        return _LEAST_CAPACITY_BYTES
     try:
-        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        memory_bytes: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
         return _LEAST_CAPACITY_BYTES
     return max(_LEAST_CAPACITY_BYTES, min(_MOST_CAPACITY_BYTES, memory_bytes // 16))

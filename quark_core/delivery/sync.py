@@ -12,6 +12,7 @@ from typing import Any
 
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backends.contract import (
+    HELD_FILE,
     Backend,
     Batch,
     SupportsGroups,
@@ -314,6 +315,11 @@ class _LaneDelivery:
                     mark.finish(group[-1].number + 1)
                     if on_progress is not None:
                         on_progress(sum(batch.count for batch in group))
+            elif self._is_final and not entry.primary and _holds_something(manifest, entry):
+                # All of the journal is taken, and not all of it is on: see `HELD_FILE`.
+                self._backend, _ = self._open_lane(manifest, entry)
+                if isinstance(self._backend, SupportsGroups):
+                    self._backend.write_group([])
             if result.missing or self._reader.left_alone:
                 result.damage += self._found
             result.state = "delivered"
@@ -404,6 +410,15 @@ class _LaneDelivery:
     def _find_noted(self, number: int) -> LostBatches | None:
         """The gap, known already, that a batch is in."""
         return next((lost for lost in self._noted if lost.covers(number)), None)
+
+
+def _holds_something(manifest: Manifest, entry: LaneEntry) -> bool:
+    """Whether a mirror of the run has taken records that it has not passed on yet."""
+    try:
+        mirrors = Path(manifest.run_path) / "mirrors" / entry.name.partition(":")[0]
+        return any(mirrors.glob(f"*/{HELD_FILE}"))
+    except OSError:
+        return False
 
 
 def _close(backend: Backend, result: LaneSync) -> None:

@@ -64,7 +64,7 @@ def restore_priority(pid: int) -> None:
     Where this user may not make processes less nice, their sessions are, as far as
     the system has such.
     """
-    if not hasattr(os, "nice"):  # Windows has none
+    if sys.platform == "win32" or not hasattr(os, "nice"):  # Windows has none
         return
     import psutil
 
@@ -93,6 +93,8 @@ def _set_session(pid: int, niceness: int) -> None:
     Linux shares cores among sessions first (`sched_autogroup_enabled`), and the
     niceness of a process counts among those of its session only.
     """
+    if not hasattr(os, "getsid"):  # Windows has none
+        return
     path = Path(f"/proc/{pid}/autogroup")
     with contextlib.suppress(OSError):
         if not path.exists() or os.getsid(pid) != pid:

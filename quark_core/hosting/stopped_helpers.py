@@ -20,6 +20,8 @@ __all__ = ["describe_helper", "end_stopped_helpers"]
 
 HELPER = "QUARK_HELPER_OF"
 _PROCESSES = "/proc"
+# Windows has none, nor any of these processes.
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 class _Helper(msgspec.Struct, frozen=True):
@@ -51,6 +53,8 @@ def end_stopped_helpers() -> list[int]:
 
 
 def _is_stopped(pid: int) -> bool:
+    if not hasattr(os, "geteuid"):  # Windows has none, and no such processes
+        return False
     try:
         if os.stat(f"{_PROCESSES}/{pid}").st_uid != os.geteuid():
             return False
@@ -72,7 +76,7 @@ def _end(pid: int) -> bool:
         descriptor = open_process(pid)
         if not (_is_stopped(pid) and _is_left(pid)):
             return False
-        send(descriptor, signal.SIGKILL)
+        send(descriptor, _KILL)
     except OSError:
         return False
     finally:

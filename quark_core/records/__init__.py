@@ -20,6 +20,7 @@ from pkgutil import iter_modules
 
 from quark_core.records import kinds
 from quark_core.records.base import RECORD_TYPES, Record, StreamRecord, format_time, parse_time
+from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
 from quark_core.records.kinds.basic import (
     EventRecord,
     EventSeverity,
@@ -55,6 +56,7 @@ __all__ = [
     "ANALYSIS_TYPES",
     "RECORD_TYPES",
     "AlertRecord",
+    "ArtifactLinkRecord",
     "ArtifactRecord",
     "BatchDiagnosticRecord",
     "ConfigSnapshot",

@@ -57,7 +57,10 @@ __all__ = [
     "decode_body",
     "decompress_frame",
     "encode_columns",
+    "encode_float_array",
     "encode_floats",
+    "encode_indexes",
+    "encode_integer_array",
     "encode_records",
     "encode_repeated",
     "encode_spread",
@@ -311,6 +314,50 @@ def encode_floats(name: str, values: array[float]) -> Column:
     ):
         return Column(name, "c", first)
     return Column(name, "f", None, b"", _pack("d", values))
+
+
+def encode_float_array(name: str, values: NDArray[np.float64]) -> Column:
+    """A column of floats, without None, of a numpy array."""
+    return Column(name, "f", None, b"", values.astype("<f8", copy=False).tobytes())
+
+
+def encode_integer_array(
+    name: str, values: NDArray[np.int64], missing: NDArray[np.bool_] | None = None
+) -> Column:
+    """A column of integers of a numpy array that is not empty.
+
+    Args:
+        name: The column's.
+        values: The integers; the differences of neighbours fit in 64 bits.
+        missing: Which of them are None.
+    """
+    import numpy as np
+
+    if missing is not None and missing.any():
+        if missing.all():
+            return Column(name, "c", None)
+        nulls = missing.astype(np.uint8).tobytes()
+        # The last value over each gap, as `_fill_nulls` does.
+        places = np.maximum.accumulate(np.where(missing, -1, np.arange(len(values))))
+        values = values[np.where(places < 0, int(np.argmin(missing)), places)]
+    else:
+        nulls = b""
+    differences = np.diff(values, prepend=values[0])
+    low, high = int(differences.min()), int(differences.max())
+    width = next(
+        width
+        for width, _ in _WIDTHS
+        if -(1 << (8 * width - 1)) <= low and high < 1 << (8 * width - 1)
+    )
+    return Column(
+        name, "i", [int(values[0]), width], nulls, differences.astype(f"<i{width}").tobytes()
+    )
+
+
+def encode_indexes(name: str, texts: Sequence[str | None], indexes: NDArray[np.int64]) -> Column:
+    """A column of texts, each given by its place among the distinct ones."""
+    width = next(width for width, _ in _WIDTHS if len(texts) <= 1 << (8 * width - 1))
+    return Column(name, "t", [list(texts), width], b"", indexes.astype(f"<i{width}").tobytes())
 
 
 def decode_body(body: bytes) -> DecodedBody:

@@ -189,6 +189,15 @@ class RunContext(Record, frozen=True, gc=False):
         """The run's status as this process last knew it."""
         return self.run.status
 
+    def describe(self) -> str:
+        """A few words: id, name, project and status."""
+        run = self.run
+        name = f" {run.name!r}" if run.name else ""
+        return f"{run.id}{name}, project {self.project.name!r}, {run.status}"
+
+    def __repr__(self) -> str:
+        return f"RunContext({self.describe()})"
+
     def to_dict(self) -> dict[str, Any]:
         """The whole context, project and run included, as JSON-like values."""
         # Written out: zero-argument super() does not work in every Struct subclass.

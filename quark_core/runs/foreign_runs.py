@@ -16,6 +16,7 @@ from quark_core.errors import BackendUnavailable, SchemaValidationError, Session
 from quark_core.records.runs import RunContext
 from quark_core.runs.backend_choice import choose_backend
 from quark_core.runs.open_run import OpenRun
+from quark_core.runs.run_ids import find_run
 
 __all__ = ["ForeignStore", "find_backend", "open_foreign_run", "open_foreign_store"]
 
@@ -46,7 +47,8 @@ class ForeignStore:
             RunNotFoundError: It has no such run.
             SessionStoreError: It cannot be read.
         """
-        stored = self.reader.load_run(run_id)
+        stored = find_run(self.reader, run_id)
+        run_id = stored.run.id or run_id
         reader: object = self.reader
         location = reader.locate(run_id) if isinstance(reader, SupportsPrimary) else None
         context = RunContext(
@@ -58,12 +60,14 @@ class ForeignStore:
             backends=(self.place,),
             read_only=True,
         )
-        return OpenRun(
+        run = OpenRun(
             context,
             RunStream(Origin(run_id)),
             self.reader,
             refusal=f"the run was opened from {self.name} for reading only",
         )
+        run.config = stored.config
+        return run
 
 
 def open_foreign_store(storage_dir: str | Path | None, backend: str) -> ForeignStore:

@@ -13,24 +13,27 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from quark_core.backends.contract import StoredRun, SupportsPrimary
-from quark_core.errors import InvalidRunStateError, RunNotFoundError, SessionStoreError
+from quark_core.backends.contract import StoredRun
+from quark_core.errors import InvalidRunStateError, SessionStoreError
 from quark_core.records import ProjectRecord, RunRecord
 from quark_core.records.runs import RunContext
 from quark_core.runs.open_run import open_runs
 from quark_core.runs.primary_reach import PrimaryReach
+from quark_core.runs.run_ids import LEAST_CHARACTERS, find_run, shorten_run_id
 from quark_core.system.process import ProcessIdentity, current_process, is_alive
+from quark_core.system.terminal_text import clean_line
 
 __all__ = [
     "KnownRun",
     "check_resumable",
+    "complete_known_id",
     "find_known_run",
     "find_parent",
-    "load_run",
     "note_run",
 ]
 
@@ -101,6 +104,15 @@ def find_known_run(storage_dir: Path, run_id: str) -> KnownRun | None:
     return known if is_good else None
 
 
+def complete_known_id(storage_dir: Path, given: str) -> str:
+    """The id of the one run noted here that begins so; what was given where there is no one."""
+    folder = _find_folder(storage_dir)
+    if len(given) < LEAST_CHARACTERS or (folder / f"{given}.json").exists():
+        return given
+    found = [path.stem for path in folder.glob(f"{given}*.json")]
+    return found[0] if len(found) == 1 else given
+
+
 def _find_folder(storage_dir: Path) -> Path:
     return storage_dir / ".quark" / "known_runs"
 
@@ -113,9 +125,6 @@ def _prune(folder: Path) -> None:
                 path.unlink()
 
 
-_LISTED = 5
-
-
 def check_resumable(stored: StoredRun, *, reopen: bool) -> None:
     """Refuse to continue a run that is alive, or completed and not to be reopened.
 
@@ -124,14 +133,43 @@ def check_resumable(stored: StoredRun, *, reopen: bool) -> None:
     """
     run_id = stored.run.id
     if stored.state == "running":
-        here = open_runs.find(run_id) is not None
-        where = "in this process; end it first" if here else "in another process"
-        raise InvalidRunStateError(f"run_id {run_id} is alive {where}, so it cannot be resumed")
+        if open_runs.find(run_id) is not None:
+            raise InvalidRunStateError(
+                f"run_id {run_id} is alive in this process, so it cannot be resumed: end it first, "
+                "by end_run() of its session"
+            )
+        short = shorten_run_id(run_id or "")
+        raise InvalidRunStateError(
+            f"run_id {run_id} is alive in another process{_describe_process(stored)}, so it cannot "
+            f"be resumed. Wait until it ends, ask it to stop by `quark stop {short}`, or look at "
+            f"it meanwhile by `quark follow {short}` or quark.open_run({short!r})"
+        )
     if stored.state == "completed" and not reopen:
         raise InvalidRunStateError(
             f"run_id {run_id} is completed, so it cannot be resumed "
             "(reopen=True allows a final evaluation)"
         )
+
+
+def _describe_process(stored: StoredRun) -> str:
+    """Which process has a run, where, since when, as far as its store knows."""
+    values = {} if stored.environment is None else stored.environment.values
+    process, host = values.get("process"), values.get("host")
+    known = []
+    if isinstance(process, Mapping) and "pid" in process:
+        known.append(f"pid {clean_line(str(process['pid']))}")
+    if isinstance(host, Mapping) and host.get("name"):
+        known.append(f"on {clean_line(str(host['name']))}")
+    parts = [" ".join(known)] if known else []
+    if stored.run.attempt == 0:
+        parts.append(f"since {_show_time(stored.run.created_at)}")
+    if stored.heartbeat_at:
+        parts.append(f"last heard of at {_show_time(stored.heartbeat_at)}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _show_time(moment: str) -> str:
+    return f"{clean_line(moment[:19]).replace('T', ' ')} UTC"
 
 
 def find_parent(reach: PrimaryReach, parent_run_id: str) -> RunRecord:
@@ -141,34 +179,7 @@ def find_parent(reach: PrimaryReach, parent_run_id: str) -> RunRecord:
         RunNotFoundError: The store has no such run.
         SessionStoreError: It cannot say.
     """
-    try:
-        return reach.load_run(parent_run_id).run
-    except RunNotFoundError as error:
-        reason = str(error).removeprefix(f"run_id {parent_run_id}: ")
-        raise RunNotFoundError(f"parent_run_id {parent_run_id}: {reason}") from error
-
-
-def load_run(reader: SupportsPrimary, run_id: str) -> StoredRun:
-    """A run of a store; an unknown one is refused with those that may be meant."""
-    try:
-        return reader.load_run(run_id)
-    except RunNotFoundError as error:
-        raise RunNotFoundError(f"{error}{_describe_near_runs(reader, run_id)}") from None
-
-
-def _describe_near_runs(reader: SupportsPrimary, given: str) -> str:
-    """Which runs a text that is no run's id may have meant: a beginning, or a name."""
-    try:
-        runs = [stored.run for stored in reader.list_runs()]
-    except SessionStoreError:
-        return ""
-    begin = [run.id for run in runs if run.id and run.id.startswith(given)]
-    named = [run.id for run in runs if run.id and run.name == given]
-    if not begin and not named:
-        return ""
-    found = begin or named
-    listed = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
-    what = "begins so" if begin else "has that name, which is no id"
-    if len(found) > 1:
-        what = "begin so" if begin else "have that name, which is no id"
-    return f"; {listed} {what}"
+    primary = reach.primary
+    if primary is None:
+        raise SessionStoreError(f"parent_run_id {parent_run_id}: this process has no primary store")
+    return reach.ask(lambda: find_run(primary, parent_run_id, "parent_run_id")).run

@@ -17,12 +17,13 @@ from quark_core.config import settings
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import FlushLevel, RunStream, StandInStream
 from quark_core.errors import InvalidRunStateError, SessionStoreError
-from quark_core.records import EventRecord, LifecycleRecord
+from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
+    from quark_core.notifications.notifier import Notifier
     from quark_core.ranks.claims import RunClaims
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
@@ -54,6 +55,8 @@ class OpenRun:
 
     Attributes:
         context: The run as it is now; replaced when it changes.
+        config: Its configuration as it is kept, or None where there is none or nobody has
+            said; replaced when it changes.
         stream: Where records go.
         reader: Where they are read back, or None where nothing is kept.
         refusal: Why records are no longer taken, or None while they are; the text of a
@@ -67,6 +70,10 @@ class OpenRun:
         exit_code: Status with which the process ends where that ends the run, else None.
         stop_request: That somebody has asked this attempt to stop, once that is known here.
         raises_on_stop: Whether the next call that logs then raises `StopRequested`.
+        step: The step of calls that give none, set by `session.step`, or None.
+        notifier: Tells people what goes wrong, or None.
+        last_error: The exception that ends the run, in one line without secrets, or None.
+        missed_metrics: Keys that were read in vain, of which is said once what is near.
         non_finite: Metric key -> count of values in a row that were not finite.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
@@ -90,7 +97,12 @@ class OpenRun:
         self.exit_code: int | None = None
         self.stop_request: StopRequest | None = None
         self.raises_on_stop = False
+        self.step: int | None = None
+        self.missed_metrics: set[str] = set()
+        self.notifier: Notifier | None = None
+        self.last_error: str | None = None
         self.context = context
+        self.config: ConfigSnapshot | None = None
         self.stream = stream
         self.reader = reader
         self.refusal = refusal
@@ -109,6 +121,9 @@ class OpenRun:
         self._spared_thread = 0
         self._open_writers = 0
         self._has_waited_in_vain = False
+
+    def __repr__(self) -> str:
+        return f"OpenRun({self.context.describe()})"
 
     @property
     def origin(self) -> Origin:
@@ -293,6 +308,7 @@ class OpenRun:
         self.forked = True
         self.non_finite = {}
         self.withdraw_halt()  # it is the parent's to raise
+        self.notifier = None  # its threads are the parent's
         self.stop_request = None
         parent = self.stream.origin
         origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)

@@ -38,11 +38,12 @@ from quark_core.runs import composition, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
 from quark_core.runs.environment import GitState, read_git_state
 from quark_core.runs.foreign_runs import open_foreign_run
-from quark_core.runs.known_runs import KnownRun, find_known_run, find_parent, load_run
+from quark_core.runs.known_runs import KnownRun, find_known_run, find_parent
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.runs.primary_reach import ATTACHING, JOINING, PrimaryReach, choose_policy
 from quark_core.runs.rank_parts import RankPart
 from quark_core.runs.resumed_runs import continue_run
+from quark_core.runs.run_ids import find_run
 from quark_core.runs.streams import HAND_OVER_S, open_part, open_run_stream
 
 __all__ = ["attach_run", "open_for_reading", "resolve_target", "start"]
@@ -168,6 +169,7 @@ class _Opener:
     def open(self, part: RankPart) -> OpenRun:
         start, reach = self.start, self.reach
         run = open_part(self._describe(part), start.plan, reach.primary, start.rank, part)
+        run.config = start.snapshot
         reach.hand_over(run)
         if part.leads:
             goes_on = reach.outage is not None and part.attempt > 0
@@ -184,7 +186,7 @@ class _Opener:
             project_id=ProjectRecord.derive_id(start.project),
             project_name=start.project,
             status="running",
-            parent_run_id=start.parent_run_id,
+            parent_run_id=parent.id if parent else start.parent_run_id,
             lineage_root_run_id=parent.lineage_root_run_id
             if parent
             else (start.parent_run_id or run_id),
@@ -284,13 +286,15 @@ def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
     check_run_id(run_id)
     root = resolve_storage_dir(storage_dir)
     reader = composition.open_reader(root)
-    stored = load_run(reader, run_id)
-    return OpenRun(
+    stored = find_run(reader, run_id)
+    run = OpenRun(
         to_context(stored, reader, root),
-        RunStream(Origin(run_id)),
+        RunStream(Origin(stored.run.id)),
         reader,
         refusal="the run was opened for reading only; use resume_run to continue it",
     )
+    run.config = stored.config
+    return run
 
 
 def attach_run(context: RunContext) -> OpenRun:

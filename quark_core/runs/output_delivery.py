@@ -11,13 +11,18 @@ from pathlib import Path
 from quark_core.backends.contract import Backend
 from quark_core.delivery.attempt_starts import order_journals
 from quark_core.delivery.generation_journal import split_generation
-from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
-from quark_core.delivery.lane_files import lane_folder_name
+from quark_core.delivery.journal_folder import (
+    JournalFolder,
+    LaneEntry,
+    Manifest,
+    journal_directory,
+)
+from quark_core.delivery.lane_files import lane_folder_name, read_lines
 from quark_core.delivery.shared_lanes import SharedLanes
 from quark_core.delivery.sync import OpenLane, SyncLog, sync_folder
 from quark_core.errors import BackendUnavailable
 
-__all__ = ["OutputDelivery", "deliver_outputs", "find_owner"]
+__all__ = ["OutputDelivery", "deliver_outputs", "find_owner", "list_remembered_lanes"]
 
 _log = logging.getLogger("quark")
 
@@ -185,6 +190,29 @@ def deliver_outputs(directory: Path, open_lane: OpenLane, timeout_s: float) -> s
     if not thread.is_alive() and not any(folder.path.exists() for folder, _ in outputs):
         return None
     return "; ".join(dict.fromkeys(reasons)) or f"that took longer than {timeout_s:g} s"
+
+
+def list_remembered_lanes(run_path: Path, run_id: str) -> tuple[LaneEntry, ...]:
+    """The lanes of a run's processes, those that are through and those that are not.
+
+    Args:
+        run_path: The run's directory on this machine, where its ledger and journals lie.
+        run_id: The run.
+    """
+    found: dict[str, LaneEntry] = {}
+    for line in read_lines(run_path):
+        if not line.begun:
+            entry = LaneEntry(line.lane, line.specification, line.primary)
+            found.setdefault(line.specification, entry)
+    try:
+        paths = sorted(journal_directory(run_path, run_id).iterdir())
+    except OSError:
+        paths = []
+    for path in paths:
+        manifest = JournalFolder(path).read_manifest()
+        for entry in () if manifest is None else manifest.lanes:
+            found.setdefault(entry.specification, entry)
+    return tuple(found.values())
 
 
 def _choose_outputs(names: Iterable[str]) -> set[str]:

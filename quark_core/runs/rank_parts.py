@@ -18,6 +18,7 @@ from quark_core.ranks.launches import Launch, RankInfo, find_launch
 from quark_core.runs.composition import Plan
 from quark_core.runs.known_runs import KnownRun
 from quark_core.runs.primary_reach import PrimaryReach
+from quark_core.runs.run_ids import find_run_id
 
 __all__ = [
     "RankPart",
@@ -236,6 +237,18 @@ def find_stored(reach: PrimaryReach, run_id: str | None) -> StoredRun | None:
     except QuarkError as error:
         _log.debug("run %s is not known: %s", run_id, error)
         return None
+
+
+def complete_run_id(reach: PrimaryReach, given: str) -> str:
+    """The id that begins so, as the store knows it; what was given where it cannot say."""
+    primary = reach.primary
+    if primary is None:
+        return given
+    try:
+        return reach.ask(lambda: find_run_id(primary, given))
+    except QuarkError as error:
+        _log.debug("run %s is not known: %s", given, error)
+        return given
 
 
 def _find_claims(plan: Plan, storage_dir: Path, name: str) -> RunClaims | None:

@@ -25,6 +25,7 @@ from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import MetricRecord
 from quark_core.records.names import check_key, decode_name, encode_name
 from quark_core.records.query import Query, check_index
+from quark_core.runs.near_names import tell_unknown_metric
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -247,7 +248,10 @@ def read_run_series(
     if source is None:
         return reduce_columns(stored_key, Columns.empty(MetricRecord.KIND), bound)
     reader, run_id = source
-    return read_series(reader, run_id, stored_key, bound, bool(all_attempts), wanted)
+    found = read_series(reader, run_id, stored_key, bound, bool(all_attempts), wanted)
+    if not len(found.count):
+        tell_unknown_metric(run, stored_key)
+    return found
 
 
 def iterate_run(run: OpenRun, kind: str, query: Query, rows: int = PART_ROWS) -> Iterator[Columns]:

@@ -22,10 +22,16 @@ from quark_core.runs import composition, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
 from quark_core.runs.composition import Plan
 from quark_core.runs.environment import read_git_state
-from quark_core.runs.known_runs import KnownRun, check_resumable, find_known_run, load_run
+from quark_core.runs.known_runs import (
+    KnownRun,
+    check_resumable,
+    complete_known_id,
+    find_known_run,
+)
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.primary_reach import JOINING, PrimaryReach, StartPolicy, choose_policy
 from quark_core.runs.rank_parts import RankPart
+from quark_core.runs.run_ids import find_run
 from quark_core.runs.streams import open_part
 
 __all__ = ["continue_run", "resume"]
@@ -56,11 +62,15 @@ def resume(
             "run_id cannot be resumed here: this process has no primary store "
             f"(backends={backends!r}, rank {rank.rank})"
         )
-    known = find_known_run(root, run_id) if plan.primary.definition.remote else None
+    known = None
+    if plan.primary.definition.remote:
+        run_id = complete_known_id(root, run_id)
+        known = find_known_run(root, run_id)
     policy = _choose_policy(known)
     with PrimaryReach(plan, root, policy, read_only=True, began_s=began_s) as reach:
         # Looked up before anything is opened for writing: a wrong storage_dir must leave no store.
         stored = _find_stored(reach, root, run_id, known)
+        run_id = stored.run.id or run_id
         check_resumable(stored, reopen=reopen)
         if reach.outage is None:
             reach.open_for_writing()
@@ -89,7 +99,7 @@ def _find_stored(reach: PrimaryReach, root: Path, run_id: str, known: KnownRun |
     if known is not None and not known.is_at(primary.locate(run_id).run_path):
         known = None
     try:
-        return reach.ask(lambda: load_run(primary, run_id))
+        return reach.ask(lambda: find_run(primary, run_id))
     except StoreUnavailableError:
         if known is None or reach.outage is None:
             raise
@@ -143,6 +153,7 @@ def continue_run(
         if part.claims is not None:
             part.claims.claim(record.id or "", attempt)
         run = open_part(context, plan, reach.primary, rank, part)
+        run.config = stored.config if config is None else config
         reach.hand_over(run)
         announce(run, config, rank, git, "run_resumed", reach, from_step=from_step)
         return announce_rank(run, plan, rank)
@@ -161,6 +172,7 @@ def _follow_resumed(
     """Join a run that the leading rank takes up again."""
     with PrimaryReach(plan, root, JOINING) as reach:
         primary = reach.primary
+        run_id = rank_parts.complete_run_id(reach, complete_known_id(root, run_id))
         stored = rank_parts.find_stored(reach, run_id)
         if stored is None and reach.outage is not None:
             known = find_known_run(root, run_id)
@@ -206,5 +218,6 @@ def _follow_resumed(
             ranks=None if chosen is None else str(chosen),
         )
         run = open_part(context, plan, primary, rank, part)
+        run.config = None if stored is None else stored.config
         reach.hand_over(run)
         return announce_rank(run, plan, rank)

@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from quark_core.backends.contract import SupportsPrimary
 from quark_core.backends.edits import RunEdit, SupportsEdits, check_edit, check_reason
 from quark_core.backends.registry import default_registry
+from quark_core.config import settings
 from quark_core.config.arguments import check_label, check_run_id, check_tags, resolve_storage_dir
-from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.errors import SchemaValidationError, SessionStoreError, StoreUnauthorizedError
 from quark_core.records import RunRecord
 from quark_core.records.runs import RunContext, StopRequest
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary, open_reader
+from quark_core.runs.mirrored_edits import mirror_newest_edit
+from quark_core.runs.run_ids import find_run_id
 
 __all__ = ["edit_run", "find_user", "open_editor", "stop_run"]
 
@@ -35,11 +37,12 @@ def edit_run(
     """Change what is said of a run, while it trains or after its end.
 
     Who changed what, when, and what was before is an event of the run (`run_edited`). Of two
-    edits at once the last one counts, and both are in the events. Mirrors keep the name, notes
-    and tags that they were told of while the run trained.
+    edits at once the last one counts, and both are in the events. The run's mirrors are told:
+    by its own process while it is open, else within QUARK_EXIT_TIMEOUT_SECONDS (10), or later
+    by `quark sync`.
 
     Args:
-        run: Its id, or a session or context of it.
+        run: Its id or the beginning of it, or a session or context of it.
         name, notes: The new ones; an empty text takes them away, None leaves them.
         add_tags, remove_tags: Tags; one that is there already, or is not there, is no mistake.
         archived: True leaves the run out of searches and lists that do not ask for archived
@@ -66,7 +69,9 @@ def edit_run(
         )
     )
     with open_editor(root, run_id, "edits") as editor:
-        return editor.edit_run(run_id, edit, by=find_user()).run
+        stored = editor.edit_run(run_id, edit, by=find_user())
+        mirror_newest_edit(editor, run_id, root, stored.project.name, settings.exit_timeout_s())
+        return stored.run
 
 
 def stop_run(
@@ -79,7 +84,7 @@ def stop_run(
     (`stop_requested`), and so is that the training knows (`stop_seen`). It ends no process.
 
     Args:
-        run: Its id, or a session or context of it.
+        run: Its id or the beginning of it, or a session or context of it.
         reason: Why, for people.
         storage_dir: Storage root; the working directory by default.
 
@@ -106,7 +111,8 @@ def _find_target(run: object, storage_dir: str | Path | None) -> tuple[str, Path
     """
     context = run if isinstance(run, RunContext) else getattr(run, "context", None)
     if not isinstance(context, RunContext):
-        return check_run_id(run, "run"), resolve_storage_dir(storage_dir)
+        root = resolve_storage_dir(storage_dir)
+        return _find_id(root, check_run_id(run, "run")), root
     if context.run_id is None:
         raise SchemaValidationError("run: this rank does not know the id of its run")
     return context.run_id, context.storage_dir if storage_dir is None else resolve_storage_dir(
@@ -130,7 +136,7 @@ def open_editor(root: Path, run_id: str, what: str) -> Iterator[SupportsEdits]:
     choice = choose_primary(default_registry())
     if not choice.definition.remote:
         # Looked up before anything is opened for writing: a wrong root must leave no store.
-        _check_known(open_reader(root), run_id)
+        _find_id(root, run_id)
     primary = open_primary(choice, replace(choice.configure(root), removes=True))
     try:
         editor: object = primary
@@ -143,9 +149,14 @@ def open_editor(root: Path, run_id: str, what: str) -> Iterator[SupportsEdits]:
         primary.close()
 
 
-def _check_known(reader: SupportsPrimary, run_id: str) -> None:
+def _find_id(root: Path, given: str) -> str:
+    """The id of the run of a storage root that a text means; see `run_ids`."""
+    reader = open_reader(root)
     try:
-        reader.load_run(run_id)
+        return find_run_id(reader, given)
+    except StoreUnauthorizedError:
+        # A key that may write need not be one that may read: then the whole id must be given.
+        return given
     finally:
         reader.close()
 

@@ -80,11 +80,10 @@ def suggest_names(name: str, known: Iterable[str]) -> list[str]:
     found = [folded[candidate] for candidate in near]
     # `loss` is not near to `validation/loss` by its letters, but it is what people mean.
     tail = name.lower().rpartition("/")[2].rpartition(".")[2]
-    found += [
-        candidate
-        for candidate in names
-        if candidate.lower().replace(".", "/").rpartition("/")[2] == tail
-    ]
+    tails = [candidate.lower().replace(".", "/").rpartition("/")[2] for candidate in names]
+    near_tails = [tail, *difflib.get_close_matches(tail, set(tails), _SUGGESTIONS, cutoff=0.6)]
+    for near_tail in near_tails:
+        found += [name for name, each in zip(names, tails, strict=True) if each == near_tail]
     return list(dict.fromkeys(found))[:_SUGGESTIONS]
 
 

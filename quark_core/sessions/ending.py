@@ -26,6 +26,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from quark_core.config import settings
+from quark_core.config.redaction import redact_text
 from quark_core.errors import StopRequested
 from quark_core.records import RunStatus
 from quark_core.records.json_object import JsonObject
@@ -63,6 +64,7 @@ def log_error(run: OpenRun, error: BaseException, status: RunStatus) -> None:
     """
     failed = status == "failed"
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    run.last_error = redact_text(message)
     details = {
         "exception_type": type(error).__name__,
         "traceback": "".join(traceback.format_exception(error)),

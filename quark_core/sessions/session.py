@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ from quark_core.backends.delivery_report import DeliveryReport
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
 from quark_core.config.arguments import check_tag
+from quark_core.config.habits import explain_argument_errors, explain_attribute
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
@@ -28,10 +29,18 @@ from quark_core.runs import opening, resumed_runs
 from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
+from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
+from quark_core.sessions.notifying import attach_notifier_of_environment, tell_end
+from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
+from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
+from quark_core.writers.default_steps import StepScope
 from quark_core.writers.events import LogLines
 from quark_core.writers.records import write_records
+
+if TYPE_CHECKING:
+    from quark_core.writers.used_artifacts import UsedArtifact
 
 __all__ = ["TrainingSession"]
 
@@ -53,8 +62,11 @@ class TrainingSession(LogLines):
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
+        self._introduction: Introduction | None = None
+        self._observers: Observers | None = None
 
     @classmethod
+    @explain_argument_errors
     def start_run(
         cls,
         *,
@@ -71,40 +83,42 @@ class TrainingSession(LogLines):
         objective: str | None = None,
         mode: ObjectiveMode | None = None,
         on_stop: OnStop = "flag",
+        system_metrics: bool | float | None = None,
+        capture: CaptureChoice = AUTOMATIC,
     ) -> TrainingSession:
         """Start a new run.
 
         Args:
             project: Name of the project that the run belongs to.
             config: A dict or another mapping, an argparse Namespace, a
-                SimpleNamespace, a NamedTuple, an instance of a dataclass, an
-                attrs class or a pydantic model, or an OmegaConf DictConfig,
-                and any mix of them; taken as it is now, with secrets
-                redacted and interpolations resolved (their raw form is kept
-                as well).
+                SimpleNamespace, a NamedTuple, an instance of a dataclass, an attrs class
+                or a pydantic model, or an OmegaConf DictConfig, and any mix of them; taken as
+                it is now, with secrets redacted and interpolations resolved (their raw form
+                is kept as well).
             tags: Labels to find the run by.
-            parent_run_id: The run that this one descends from; it must exist.
-            storage_dir: Storage root; the working directory by default.
+            parent_run_id: The run that this one descends from, or the beginning of its id; it
+                must exist.
+            storage_dir: Storage root. By default the working directory, or the next folder
+                above it that has a store of this user's: see docs/reference/storage-root.md.
             strict_mode: Fail on what only data can cause (non-finite values,
                 odd metric names) and on the primary's first delivery error.
-            backends: What is added to the primary: names or URIs, such as
-                "csv" or ["csv:./out"]; "none" keeps nothing. QUARK_BACKENDS
-                by default.
+            backends: What is added to the primary: names or URIs, such as "csv" or
+                ["csv:./out"]; "none" keeps nothing. QUARK_BACKENDS by default.
             name: A name for people.
             notes: Free text.
             ranks: Which ranks keep records: "zero", "all" or a list; the lowest
                 begins and ends the run. QUARK_RANKS, else "zero" by default.
-            objective: The metric that says how well the run does, such as
-                "val/loss": its health is judged by it. Kept in the run's
-                configuration. QUARK_OBJECTIVE, else what names say.
+            objective: The metric that the run's health is judged by, such as "val/loss"; it is
+                kept in the configuration. QUARK_OBJECTIVE, else what names say.
             mode: Whether the objective is better when lower ("min") or higher
                 ("max"); by its name by default, "min" where that does not say.
-            on_stop: What happens once somebody has asked the run to stop, by
-                `quark stop` or `quark.stop_run`: "flag" sets `stop_requested`
-                and no more, "raise" raises `StopRequested` besides, once, at
-                the next call that logs. On the ranks that keep records; each
-                learns of it by itself, so where ranks wait for one another
-                take the flag, and agree on the step (`docs/how-to/stop-and-edit-runs.md`).
+            on_stop: What `quark stop` does: "flag" sets `stop_requested` on the ranks
+                that keep records, "raise" also raises `StopRequested`, once, at the next call
+                that logs. Ranks that wait for one another: `docs/how-to/stop-and-edit-runs.md`.
+            system_metrics: Whether the machine is recorded, or every how many seconds;
+                QUARK_SYSTEM_METRICS, else 10.
+            capture: What of the console is kept, "sys", "fd" (children's output too) or None;
+                QUARK_CAPTURE, else "sys". See `docs/how-to/see-the-console.md`.
 
         Raises:
             SchemaValidationError: A bad argument; the message names it.
@@ -118,6 +132,7 @@ class TrainingSession(LogLines):
                 run is strict.
         """
         _check_on_stop(on_stop)
+        observers = choose_observers(system_metrics, capture)
         end_run_of_this_cell()
         run = opening.start(
             project=project,
@@ -133,9 +148,10 @@ class TrainingSession(LogLines):
             objective=objective,
             mode=mode,
         )
-        return cls._opened(run, on_stop)
+        return cls._opened(run, on_stop, observers)
 
     @classmethod
+    @explain_argument_errors
     def resume_run(
         cls,
         *,
@@ -147,6 +163,8 @@ class TrainingSession(LogLines):
         state: Mapping[str, Any] | None = None,
         ranks: str | Iterable[int] | None = None,
         on_stop: OnStop = "flag",
+        system_metrics: bool | float | None = None,
+        capture: CaptureChoice = AUTOMATIC,
     ) -> TrainingSession:
         """Continue a run that was interrupted, has failed or was lost.
 
@@ -154,9 +172,9 @@ class TrainingSession(LogLines):
         continuing it, use `quark.open_run`.
 
         Args:
-            run_id: The run.
-            storage_dir: Storage root; the working directory by default.
-            backends, ranks, on_stop: As in `start_run`.
+            run_id: The run; of its id the beginning is enough (4 characters at least).
+            storage_dir: Storage root; as in `start_run` by default.
+            backends, ranks, on_stop, system_metrics, capture: As in `start_run`.
             reopen: Let a completed run be continued too.
             from_step: The first step that is done again, such as that of the
                 checkpoint plus one. Readers then leave out what earlier
@@ -174,6 +192,7 @@ class TrainingSession(LogLines):
                 within 2 s without a service that is out of reach, as in `start_run`.
         """
         _check_on_stop(on_stop)
+        observers = choose_observers(system_metrics, capture)
         end_run_of_this_cell()
         run = resumed_runs.resume(
             run_id=run_id,
@@ -183,15 +202,20 @@ class TrainingSession(LogLines):
             from_step=_find_first_step(state, run_id, from_step),
             ranks=ranks,
         )
-        return cls._opened(run, on_stop)
+        return cls._opened(run, on_stop, observers)
 
     @classmethod
-    def _opened(cls, run: OpenRun, on_stop: OnStop) -> Self:
+    def _opened(cls, run: OpenRun, on_stop: OnStop, observers: Observers) -> Self:
         run.raises_on_stop = on_stop == "raise"
         session = cls(run)
+        session._observers = observers
         open_runs.add(session)
+        attach_notifier_of_environment(run)
         note_cell(session)
         watch_process()
+        session._introduction = Introduction(run)
+        session._introduction.greet()
+        observers.start(run)
         default_registry().notify("quark_run_started", context=run.context)
         return session
 
@@ -214,6 +238,30 @@ class TrainingSession(LogLines):
     def run_path(self) -> Path | str:
         """The run's directory; a URI where the primary is remote."""
         return self._run.context.run_path
+
+    @property
+    def id(self) -> str | None:
+        """The run's id, as `run_id`."""
+        return self._run.context.run_id
+
+    @property
+    def name(self) -> str | None:
+        """The run's name, or None."""
+        return self._run.context.run.name
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration as it is kept, without secrets; `config.update(…)` changes it."""
+        return RunConfig(self._run)
+
+    @property
+    def url(self) -> str | None:
+        """Where the run can be looked at in a browser; None where its store has no page.
+
+        A service with a page (`quark serve --ui`) has one. Of a run from `quark.open_run`
+        the service is asked for it once.
+        """
+        return find_page(self._run)
 
     @property
     def project_name(self) -> str:
@@ -249,6 +297,7 @@ class TrainingSession(LogLines):
                 run.context = msgspec.structs.replace(
                     run.context, project=stored.project, run=stored.run
                 )
+                run.config = stored.config
         return run.context
 
     def add_tag(self, tag: str) -> RunContext:
@@ -275,6 +324,22 @@ class TrainingSession(LogLines):
     def _keep_log(self, record: EventRecord) -> None:  # noqa: ARG002
         self._run.stream.hand_over(_JOURNAL_TIMEOUT_S)
 
+    def step(self, step: int | None) -> StepScope:
+        """Set the step of the calls that follow and give none; costs what an attribute costs.
+
+        It holds for every writer of this run in this process and for all its threads: metrics,
+        events, log lines, artifacts and batch diagnostics, those with an epoch too. A step that
+        a call gives itself counts for that call alone. `with session.step(n):` puts back at the
+        end of the block what was set before it. A forked child goes on with what was set.
+
+        Args:
+            step: The step; None lets calls need their own again.
+
+        Raises:
+            SchemaValidationError: `step` is no non-negative integer.
+        """
+        return StepScope(self._run, step)
+
     def write(self, records: Iterable[StreamRecord]) -> int:
         """Write records of any type of the stream, mixed as they come; returns how many.
 
@@ -290,6 +355,32 @@ class TrainingSession(LogLines):
             SessionStoreError: The journal took too long; nothing is lost.
         """
         return write_records(self._run, records)
+
+    def use_artifact(
+        self, name: str, *, project: str | None = None, step: int | None = None
+    ) -> UsedArtifact:
+        """Find a version of an artifact that any run of the project has logged, to be read here.
+
+        That this run uses it becomes part of its lineage. Waits for the store, which reads the
+        artifacts of each run of the project.
+
+        Args:
+            name: `model:best` (an alias), `model:v3` (a number), or `model` (the newest).
+            project: Of another project.
+            step: From which step on it is used.
+
+        Returns:
+            A UsedArtifact, with `.path`, `.read()`, `.load()`, `.open()` and `.copy_to(folder)`.
+
+        Raises:
+            SchemaValidationError: A bad argument.
+            ArtifactNotFoundError: There is no such version; the message says which there are.
+            InvalidRunStateError: The run has ended.
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_core.writers.used_artifacts import use_artifact
+
+        return use_artifact(self._run, name, project, step)
 
     def end_run(self, status: RunStatus = "completed") -> RunContext:
         """End the run and return its last context.
@@ -322,6 +413,8 @@ class TrainingSession(LogLines):
             # What the run's other writers have logged comes before its end.
             half_s = max(0.0, (deadline - time.monotonic()) / 2)
             run.children.finish(half_s, writers_timeout_s=settings.writers_timeout_s())
+        if self._observers is not None:
+            self._observers.stop()
         ended_us = now_us()
         emit_end(run, status, ended_us)
         report = run.end_stream(
@@ -333,6 +426,10 @@ class TrainingSession(LogLines):
         if run.is_noted:
             note_run(run.context)
         say_what_is_left(run, report)
+        if self._introduction is not None:
+            self._introduction.part(status)
+        if run.notifier is not None:
+            tell_end(run, status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
@@ -376,9 +473,7 @@ class TrainingSession(LogLines):
         return report_session(self, config=config, logs=logs)
 
     def __repr__(self) -> str:
-        run = self._run.context.run
-        name = f" {run.name!r}" if run.name else ""
-        return f"TrainingSession({self.run_id}{name}, {self.status})"
+        return f"TrainingSession({self._run.context.describe()})"
 
     def _repr_html_(self) -> str | None:
         return paint(self)
@@ -407,6 +502,11 @@ class TrainingSession(LogLines):
     def to_dict(self) -> dict[str, Any]:
         """The whole context, project and run included, as JSON-like values."""
         return self._run.context.to_dict()
+
+    if not TYPE_CHECKING:  # for mypy every attribute would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise explain_attribute(self, name, "session", "'TrainingSession' object")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -481,7 +581,8 @@ def _find_first_step(state: object, run_id: object, from_step: int | None) -> in
         return from_step
     if not isinstance(state, Mapping) or "run_id" not in state:
         raise SchemaValidationError("state must be what session.state_dict() gave")
-    if state["run_id"] != run_id:
+    # The beginning of an id is as good.
+    if not str(state["run_id"]).startswith(str(run_id)):
         raise SchemaValidationError(
             f"state is of run {state['run_id']!r:.60}, not of run_id {run_id!r:.60}"
         )

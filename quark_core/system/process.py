@@ -70,8 +70,9 @@ def find_age_s() -> float:
     state = _read_state(os.getpid())
     uptime = _read_text("/proc/uptime").partition(" ")[0]
     try:
-        if state is not None and uptime:
-            return max(0.0, float(uptime) - int(state[1]) / os.sysconf("SC_CLK_TCK"))
+        if state is not None and uptime and hasattr(os, "sysconf"):
+            ticks_per_s: int = os.sysconf("SC_CLK_TCK")
+            return max(0.0, float(uptime) - int(state[1]) / ticks_per_s)
     except (ValueError, OSError):
         pass
     import psutil

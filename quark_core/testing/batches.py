@@ -56,6 +56,7 @@ _WORDS = {
     "severity": "error",
     "sha256": "0" * 64,
     "status": "watch",
+    "stream": "stderr",
     "summary_type": "gradient",
 }
 _JSON = JsonObject({"text": ODD_TEXT, "numbers": [1, -2.5, 0, 2**53], "none": None, "": {"a": []}})

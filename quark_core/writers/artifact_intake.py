@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -39,10 +39,19 @@ from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_text, split_name
 from quark_core.records.query import check_index
 from quark_core.records.times import check_timestamp, now_us
+from quark_core.writers.artifact_background import ArtifactThread, PendingArtifact
 from quark_core.writers.artifact_reading import NOT_KEPT
 from quark_core.writers.base import BufferedWriter
 
-__all__ = ["ArtifactIntake", "Intake", "RetentionHook", "write_record_files"]
+__all__ = [
+    "ArtifactIntake",
+    "Intake",
+    "OpenedFile",
+    "RetentionHook",
+    "describe_intake",
+    "open_file",
+    "write_record_files",
+]
 
 _log = logging.getLogger("quark")
 
@@ -64,6 +73,14 @@ class Intake(NamedTuple):
     epoch: int | None
     metadata: JsonObject | None
     time_us: int
+
+
+class OpenedFile(NamedTuple):
+    """A file of the user's, open, as long as it was at the call."""
+
+    source: BinaryIO
+    size_bytes: int
+    extension: str
 
 
 class ArtifactIntake(BufferedWriter[ArtifactRecord]):
@@ -93,6 +110,8 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         strict = self._run.strict
         self._raises = strict if raise_on_retention_error is None else raise_on_retention_error
         self._in_hook = threading.local()
+        self._background = ArtifactThread(self._tell_failure)
+        self._kept_files: dict[tuple[int, int, int, int], str] = {}
         self._counts_not_kept = itertools.count(1)
         self._hook_failures: set[str] = set()
 
@@ -114,7 +133,7 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             call,
             checked_type,
             check_artifact_key(_hide(name), _hide(namespace), strict=self._run.strict),
-            check_index(step, "step"),
+            self._run.step if step is None else check_index(step, "step"),
             check_index(epoch, "epoch"),
             # Beside the payload lies what the record says, and is written before it.
             redact_object(normalize_object(metadata, "metadata")),
@@ -135,21 +154,28 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
 
     def _keep_file(self, intake: Intake, path: object) -> ArtifactRecord:
         """Store a file, a piece at a time."""
-        source, size_bytes = open_source(path)
-        with source:
-            _check_size(size_bytes, f"path {source.name}")
-            suffix = Path(source.name).suffix.removeprefix(".")
-            extension = suffix if suffix.isascii() and suffix.isalnum() else EXTENSIONS["bytes"]
+        return self._keep_opened(intake, open_file(path))
+
+    def _keep_later(self, intake: Intake, path: object) -> PendingArtifact:
+        """Have a file stored by a thread; it is open, and seen to be one, when this returns."""
+        opened = open_file(path)
+        return self._background.submit(intake.key, lambda: self._keep_opened(intake, opened))
+
+    def _keep_opened(
+        self, intake: Intake, opened: OpenedFile, *, named: bool = True
+    ) -> ArtifactRecord:
+        with opened.source:
+            source: Any = _Watched(opened.source, self._background.advance)
 
             def put(folder: PayloadFolder) -> PutPayload:
                 try:
-                    return folder.put_file(source, size_bytes)
+                    return folder.put_file(source, opened.size_bytes)
                 except OSError as error:
                     raise SchemaValidationError(
-                        f"path {source.name} cannot be read: {error.strerror or error}"
+                        f"path {opened.source.name} cannot be read: {error.strerror or error}"
                     ) from error
 
-            return self._keep(intake, "bytes", extension, put)
+            return self._keep(intake, "bytes", opened.extension, put, named=named)
 
     def _keep(
         self,
@@ -157,6 +183,8 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         payload_format: str,
         extension: str,
         put: Callable[[PayloadFolder], PutPayload],
+        *,
+        named: bool = True,
     ) -> ArtifactRecord:
         stream = self._run.stream
         folder = stream.payloads
@@ -173,14 +201,17 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             metadata = JsonObject({**(metadata or {}), _CHANGED: True})
         if kept.failure is not None:
             metadata = JsonObject({**(metadata or {}), NOT_KEPT: kept.failure})
-            if stream.active:
+            if stream.active and named:
                 self._tell_not_kept(intake, kept)
         paths: tuple[str | None, str | None] = (None, None)
-        if kept.failure is None:
+        if kept.failure is None and not named:
+            paths = object_path(kept.sha256), None
+        elif kept.failure is None:
             paths = self._name_files(folder, intake, payload_format, extension, kept, metadata)
         record = self._emit(intake, payload_format, kept, paths, metadata)
-        self._remember(record, 1)
-        self._call_hooks(record)
+        if named:
+            self._remember(record, 1)
+            self._call_hooks(record)
         return record
 
     def _emit(
@@ -253,6 +284,33 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             },
         )
 
+    def settle(self) -> None:
+        """Wait for what is being stored beside training, as long as it gets on."""
+        self._background.finish()
+
+    def close(self) -> None:
+        """Take no more artifacts, once those are stored that are on their way; see `ArtifactStore`.
+
+        Raises:
+            SessionStoreError: In strict mode, the primary's first delivery error.
+        """
+        if not self._closed:
+            self._background.finish()
+        super().close()
+
+    def _tell_failure(self, name: str, error: BaseException) -> None:
+        """What a thread could not store is an event, since no call can say it."""
+        count = next(self._counts_not_kept)
+        reason = check_text(cut_text(str(error), _MESSAGE_LENGTH), "reason")
+        _log.warning(
+            "run %s: artifact %r is not stored: %s", self._run.context.run_id, name, reason
+        )
+        self._run.emit_event(
+            "artifact_not_kept",
+            "error",
+            payload=JsonObject({"artifact_key": name, "reason": reason, "count": count}),
+        )
+
     def _tell_not_kept(self, intake: Intake, kept: PutPayload) -> None:
         """In strict mode raise; otherwise count it in the run, and log the first."""
         message = (
@@ -317,6 +375,45 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
                     }
                 ),
             )
+
+
+class _Watched:
+    """A file that says whenever more of it was read."""
+
+    def __init__(self, source: BinaryIO, advance: Callable[[], None]) -> None:
+        self._source = source
+        self._advance = advance
+
+    def read(self, size: int = -1) -> bytes:
+        self._advance()
+        return self._source.read(size)
+
+    def fileno(self) -> int:
+        return self._source.fileno()
+
+
+def open_file(path: object) -> OpenedFile:
+    """Open a file of the user's that is to be stored.
+
+    Raises:
+        SchemaValidationError: No file that can be read, or one that is too large.
+    """
+    source, size_bytes = open_source(path)
+    try:
+        _check_size(size_bytes, f"path {source.name}")
+    except SchemaValidationError:
+        source.close()
+        raise
+    suffix = Path(source.name).suffix.removeprefix(".")
+    extension = suffix if suffix.isascii() and suffix.isalnum() else EXTENSIONS["bytes"]
+    return OpenedFile(source, size_bytes, extension)
+
+
+def describe_intake(intake: Intake, facts: Mapping[str, Any]) -> Intake:
+    """The call with what is known of the payload beneath the caller's own metadata."""
+    return intake._replace(
+        metadata=normalize_object({**facts, **(intake.metadata or {})}, "metadata")
+    )
 
 
 def _note_media(metadata: JsonObject | None, payload_format: str, head: bytes) -> JsonObject | None:

@@ -5,24 +5,30 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple, overload
 
+from quark_core.artifacts.annotations import describe_boxes, describe_labels, encode_masks
 from quark_core.artifacts.images import (
     MATPLOTLIB_FORMATS,
+    EncodedImage,
     draw_matplotlib,
     encode_image,
     find_matplotlib_figure,
     identify_image,
+    is_cell_image,
     is_plotly_figure,
 )
 from quark_core.artifacts.payload_folder import open_source
 from quark_core.artifacts.payloads import encode_payload
-from quark_core.artifacts.tables import encode_table
+from quark_core.artifacts.tables import encode_table, list_column_types
+from quark_core.config.redaction import cut_text
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ArtifactRecord
-from quark_core.records.json_object import decode_json, normalize_object
-from quark_core.writers.artifact_intake import ArtifactIntake
+from quark_core.records.json_object import decode_json
+from quark_core.writers.artifact_intake import Intake, describe_intake
+from quark_core.writers.artifact_links import LinkedArtifacts, check_aliases
 
 __all__ = ["MediaArtifacts"]
 
@@ -31,12 +37,66 @@ _TABLE = "table"
 _FIGURE = "figure"
 
 
-class MediaArtifacts(ArtifactIntake):
+_MASK = "image_mask"
+_CELL = "table_image"
+_CAPTION_LENGTH = 2_000
+
+
+class _ImageLook(NamedTuple):
+    """How the images of one call are to be read."""
+
+    layout: str | None
+    normalize: bool
+    box_format: str
+    class_labels: Any
+
+
+class MediaArtifacts(LinkedArtifacts):
     """The ways of storing an artifact that know what is in it; see `ArtifactStore`.
 
     What they find out goes into the record's metadata, beneath what the
     caller gives: media type, size of an image, rows and columns of a table.
     """
+
+    @overload
+    def log_image(
+        self,
+        name: str,
+        image: list[Any] | tuple[Any, ...],
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        namespace: str | None = None,
+        layout: str | None = None,
+        normalize: bool = False,
+        caption: Sequence[str | None] | None = None,
+        boxes: Sequence[Any] | None = None,
+        box_format: str = "xyxy",
+        masks: Sequence[Any] | None = None,
+        class_labels: Mapping[int, str] | Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+    ) -> tuple[ArtifactRecord, ...]: ...
+
+    @overload
+    def log_image(
+        self,
+        name: str,
+        image: Any,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        namespace: str | None = None,
+        layout: str | None = None,
+        normalize: bool = False,
+        caption: str | None = None,
+        boxes: Any = None,
+        box_format: str = "xyxy",
+        masks: Any = None,
+        class_labels: Mapping[int, str] | Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+    ) -> ArtifactRecord: ...
 
     def log_image(
         self,
@@ -48,51 +108,120 @@ class MediaArtifacts(ArtifactIntake):
         namespace: str | None = None,
         layout: str | None = None,
         normalize: bool = False,
+        caption: Any = None,
+        boxes: Any = None,
+        box_format: str = "xyxy",
+        masks: Any = None,
+        class_labels: Mapping[int, str] | Sequence[str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         timestamp: str | None = None,
-    ) -> ArtifactRecord:
-        """Store an image as a PNG file; an image file that exists as it is.
+    ) -> ArtifactRecord | tuple[ArtifactRecord, ...]:
+        """Store an image as a PNG file, or each of a list; an image file that exists as it is.
 
         Args:
-            name: Its name, or its whole key.
+            name: Its name, or its whole key. Of a list, `name/0`, `name/1` and so on.
             image: A PIL image, a numpy array, a torch tensor, a matplotlib
                 figure, or the path of an image file. Of an array: integers
-                from 0 to 255, booleans, or floats from 0 to 1.
+                from 0 to 255, booleans, or floats from 0 to 1. Or a list of these.
             layout: Of an array: HW, HWC or CHW; by default HWC for numpy and
                 CHW for torch, unless only the other one fits.
             normalize: Spread the values from the smallest to the largest.
+            caption: A text below it. Here and in the next three: of a list one for each image.
+            boxes: Boxes in pixels: mappings with `box` (four numbers) and, where known, `label`
+                and `score`; what torchvision's detectors return; or a mapping of such by group,
+                such as `{"predictions": ..., "truth": ...}`. One with a number that is not
+                finite is left out, with a warning.
+            box_format: xyxy, xywh or cxcywh.
+            masks: Class of each pixel: an array as high and wide as the image, or a mapping of
+                such by name.
+            class_labels: Names of the classes of boxes and masks, by number.
             step, epoch, namespace, metadata, timestamp: As in `store`.
 
         Returns:
-            The record: type `image`, format bytes.
+            The record: type `image`, format bytes; of a list a tuple of them. Boxes, caption and
+            labels are in its metadata, masks are artifacts of the type `image_mask`.
 
         Raises:
-            SchemaValidationError: No such image, or another bad argument.
+            SchemaValidationError: No such image, boxes or masks, or another bad argument.
             MissingLibraryError: Pillow is not installed (extra `media`).
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check("log_image", _IMAGE, name, namespace, step, epoch, metadata, timestamp)
+        look = _ImageLook(layout, bool(normalize), box_format, class_labels)
+        place = (namespace, step, epoch, metadata, timestamp)
+        if not isinstance(image, (list, tuple)):
+            intake = self._check("log_image", _IMAGE, name, *place)
+            return self._keep_image(intake, image, look, caption, boxes, masks)
+        count = len(image)
+        if not count:
+            raise SchemaValidationError("image must not be an empty list")
+        captions = _spread(caption, count, "caption")
+        all_boxes, all_masks = _spread(boxes, count, "boxes"), _spread(masks, count, "masks")
+        # All names are good before the first image is stored.
+        intakes = [
+            self._check("log_image", _IMAGE, f"{name}/{index}", *place) for index in range(count)
+        ]
+        return tuple(
+            self._keep_image(
+                intakes[at], image[at], look, captions[at], all_boxes[at], all_masks[at]
+            )
+            for at in range(count)
+        )
+
+    def _keep_image(
+        self,
+        intake: Intake,
+        image: Any,
+        look: _ImageLook,
+        caption: Any,
+        boxes: Any,
+        masks: Any,
+    ) -> ArtifactRecord:
+        facts: dict[str, Any] = {}
+        if caption is not None:
+            facts["caption"] = cut_text(str(caption), _CAPTION_LENGTH)
+        if look.class_labels is not None:
+            facts["class_labels"] = describe_labels(look.class_labels)
+        if boxes is not None:
+            facts["boxes"], left_out = describe_boxes(boxes, look.box_format)
+            if left_out:
+                facts["boxes_left_out"] = left_out
+                _warn_once(f"image {intake.key!r}: {left_out} boxes are left out: not finite, or "
+                           "more than 1000 in a group")  # fmt: skip
         if isinstance(image, (str, os.PathLike)):
             open_source(image, "image")[0].close()
-            _, facts = identify_image(image)
-            return self._keep_file(_describe(intake, facts), image)
+            _, found = identify_image(image)
+            described = self._describe_image(intake, {**found, **facts}, masks)
+            return self._keep_file(described, image)
         figure = find_matplotlib_figure(image)
         if figure is not None:
             data = draw_matplotlib(figure, "png", figure.dpi)
+            found = {"media_type": MATPLOTLIB_FORMATS["png"]}
+            if masks is not None:
+                raise SchemaValidationError("masks: a figure has none; give the image itself")
             return self._keep_bytes(
-                _describe(intake, {"media_type": MATPLOTLIB_FORMATS["png"]}), "bytes", "png", data
+                describe_intake(intake, {**found, **facts}), "bytes", "png", data
             )
-        encoded = encode_image(image, layout, normalize=bool(normalize))
+        encoded = encode_image(image, look.layout, normalize=look.normalize)
         if clipped := encoded.metadata.get("clipped"):
-            warnings.warn(
+            _warn_once(
                 f"image {intake.key!r}: {clipped} values lie outside of 0 to 1 and were cut off; "
-                "normalize=True spreads them instead, and integers stand for 0 to 255",
-                RuntimeWarning,
-                stacklevel=2,
+                "normalize=True spreads them instead, and integers stand for 0 to 255"
             )
-        return self._keep_bytes(
-            _describe(intake, encoded.metadata), "bytes", encoded.extension, encoded.data
-        )
+        described = self._describe_image(intake, {**encoded.metadata, **facts}, masks)
+        return self._keep_bytes(described, "bytes", encoded.extension, encoded.data)
+
+    def _describe_image(self, intake: Intake, facts: dict[str, Any], masks: Any) -> Intake:
+        """The call with all that is known of the image; its masks are stored before it."""
+        if masks is None:
+            return describe_intake(intake, facts)
+        encoded = encode_masks(masks, facts["width"], facts["height"])
+        mask_intake = intake._replace(artifact_type=_MASK, metadata=None)
+        listed = []
+        for mask in encoded:
+            said = {"mask": mask.name, "encoding": mask.encoding, "media_type": "image/png"}
+            record = self._keep_bytes(describe_intake(mask_intake, said), "bytes", "png", mask.data)
+            listed.append({**said, "sha256": record.sha256, "classes": mask.classes})
+        return describe_intake(intake, {**facts, "masks": listed})
 
     def log_table(
         self,
@@ -108,6 +237,10 @@ class MediaArtifacts(ArtifactIntake):
     ) -> ArtifactRecord:
         """Store a table as JSON: `{"columns": [names], "rows": [[values]]}`.
 
+        An image in a cell (of PIL or matplotlib; an array of two or three dimensions with the
+        type uint8; a tensor of such) is an artifact of the type `table_image`, and stands in the
+        row as `{"image": its hash, "width", "height"}`. Each takes a few milliseconds.
+
         Args:
             name: Its name, or its whole key.
             data: Rows (with `columns`), a mapping of columns, mappings as
@@ -117,22 +250,43 @@ class MediaArtifacts(ArtifactIntake):
             step, epoch, namespace, metadata, timestamp: As in `store`.
 
         Returns:
-            The record: type `table`, format json.
+            The record: type `table`, format json, with the type of each column in its
+            metadata: number, boolean, text, image, json, or mixed.
 
         Raises:
             SchemaValidationError: No such table, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
         intake = self._check("log_table", _TABLE, name, namespace, step, epoch, metadata, timestamp)
-        table = encode_table(data, columns)
+        table = encode_table(data, columns, partial(self._keep_cell, intake))
         facts = {
             "media_type": "application/json",
             "rows": len(table["rows"]),
             "columns": len(table["columns"]),
+            "column_types": list_column_types(table),
         }
         return self._keep_bytes(
-            _describe(intake, facts), "json", "json", encode_payload(table, "json")
+            describe_intake(intake, facts), "json", "json", encode_payload(table, "json")
         )
+
+    def _keep_cell(self, intake: Intake, value: Any) -> dict[str, Any] | None:
+        """An image in a cell of a table, stored; None for what is none."""
+        if not is_cell_image(value):
+            return None
+        figure = find_matplotlib_figure(value)
+        if figure is None:
+            encoded = encode_image(value, None, normalize=False)
+        else:
+            data = draw_matplotlib(figure, "png", figure.dpi)
+            encoded = EncodedImage(data, "png", {"media_type": MATPLOTLIB_FORMATS["png"]})
+        cell = describe_intake(
+            intake._replace(artifact_type=_CELL, metadata=None), encoded.metadata
+        )
+        record = self._keep_bytes(cell, "bytes", encoded.extension, encoded.data)
+        sizes: dict[str, Any] = {
+            side: encoded.metadata[side] for side in ("width", "height") if side in encoded.metadata
+        }
+        return {"image": record.sha256, **sizes}
 
     def log_figure(
         self,
@@ -172,14 +326,14 @@ class MediaArtifacts(ArtifactIntake):
         if found is not None:
             data = draw_matplotlib(found, file_format, dpi)
             facts = {"media_type": MATPLOTLIB_FORMATS[file_format], "library": "matplotlib"}
-            return self._keep_bytes(_describe(intake, facts), "bytes", file_format, data)
+            return self._keep_bytes(describe_intake(intake, facts), "bytes", file_format, data)
         if not is_plotly_figure(figure):
             raise SchemaValidationError(
                 f"figure must be one of matplotlib or plotly, not {type(figure).__name__}"
             )
         facts = {"media_type": "application/json", "library": "plotly"}
         payload = encode_payload(decode_json(figure.to_json().encode()), "json")
-        return self._keep_bytes(_describe(intake, facts), "json", "json", payload)
+        return self._keep_bytes(describe_intake(intake, facts), "json", "json", payload)
 
     def log_file(
         self,
@@ -192,6 +346,7 @@ class MediaArtifacts(ArtifactIntake):
         namespace: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         timestamp: str | None = None,
+        aliases: Sequence[str] = (),
     ) -> ArtifactRecord:
         """Store a file under its own name; `store_file` with less to say.
 
@@ -199,7 +354,7 @@ class MediaArtifacts(ArtifactIntake):
             path: A regular file that can be read.
             name: Its name, or its whole key; the file's name by default.
             artifact_type: Such as `checkpoint`.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            step, epoch, namespace, metadata, timestamp, aliases: As in `store`.
 
         Returns:
             The record: format bytes, with `file_name` and `media_type` in its metadata.
@@ -208,6 +363,7 @@ class MediaArtifacts(ArtifactIntake):
             SchemaValidationError: No such file, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
+        named = check_aliases(aliases)
         open_source(path)[0].close()
         given: Any = path
         try:
@@ -225,11 +381,22 @@ class MediaArtifacts(ArtifactIntake):
             timestamp,
         )
         facts = {"file_name": file_name}
-        return self._keep_file(_describe(intake, facts), path)
+        return self._name(self._keep_file(describe_intake(intake, facts), path), named)
 
 
-def _describe(intake: Any, facts: Mapping[str, Any]) -> Any:
-    """The call with what is known of the payload beneath the caller's own metadata."""
-    return intake._replace(
-        metadata=normalize_object({**facts, **(intake.metadata or {})}, "metadata")
-    )
+def _spread(values: Any, count: int, argument: str) -> Sequence[Any]:
+    """What is said of each image of a list."""
+    if values is None:
+        return [None] * count
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
+        raise SchemaValidationError(
+            f"{argument} must be a sequence, one for each image of the list, "
+            f"not {type(values).__name__}"
+        )
+    if len(values) != count:
+        raise SchemaValidationError(f"{argument} has {len(values)} entries for {count} images")
+    return list(values)
+
+
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)

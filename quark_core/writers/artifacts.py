@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Unpack
@@ -13,21 +12,30 @@ from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_layout import check_artifact_type, encode_artifact_key
 from quark_core.records.names import MAX_NAME_LENGTH
 from quark_core.records.query import Query, ReadBounds, check_index, spell_out
-from quark_core.records.schema import check_histogram
 from quark_core.writers import artifact_reading as reading
+from quark_core.writers.artifact_collections import CollectionArtifacts
+from quark_core.writers.artifact_evaluations import EvaluationArtifacts
 from quark_core.writers.artifact_intake import RetentionHook
+from quark_core.writers.artifact_links import check_aliases
 from quark_core.writers.artifact_media import MediaArtifacts
+from quark_core.writers.artifact_recordings import RecordingArtifacts
 
 __all__ = ["ArtifactStore", "RetentionHook"]
 
 
-class ArtifactStore(MediaArtifacts):
+class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, CollectionArtifacts):
     """Stores artifacts of a run and reads them back. Every method may be called from any thread.
 
     A payload is taken, hashed and brought to the disk before the call
     returns, so what the caller changes later changes nothing; equal payloads
     of a run lie on the disk once (`ARTIFACT_STORAGE_LAYOUT` says where). One
-    may have QUARK_ARTIFACT_MAX_BYTES (50 GB) at most.
+    may have QUARK_ARTIFACT_MAX_BYTES (50 GB) at most. `log_video` of a file and
+    `log_directory` return before that, with a `PendingArtifact`; the end of the
+    run, and `close()`, wait for these as long as they get on.
+
+    What is logged under one key is a version of it (`v0`, `v1`, ...) in the
+    project, over all its runs; `session.use_artifact` finds one by its number or
+    by an alias.
 
     On a disk that takes no more, the call raises in strict mode. Otherwise an
     `artifact_not_kept` event counts it, and the record that is returned and
@@ -57,6 +65,7 @@ class ArtifactStore(MediaArtifacts):
         payload_format: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         timestamp: str | None = None,
+        aliases: Sequence[str] = (),
     ) -> ArtifactRecord:
         """Store one artifact.
 
@@ -64,13 +73,14 @@ class ArtifactStore(MediaArtifacts):
             artifact_type: Such as `tensor_summary`: letters, digits, `.`, `_`, `-`.
             name: Its name, or its whole key (`layers/encoder/weights`).
             payload: JSON values, a str, or anything bytes-like.
-            step: Step counter, or None.
+            step: Step counter; by default what `session.step` has set, or None.
             epoch: Epoch counter, or None.
             namespace: What stands before the name, or None.
             payload_format: json, text or bytes; by default text for a str,
                 bytes for what is bytes-like, json for the rest.
             metadata: JSON values, taken as they are now.
             timestamp: ISO 8601 text; now by default.
+            aliases: Names for this version, such as `best`; see `set_alias`.
 
         Raises:
             SchemaValidationError: A bad argument, a payload that does not fit
@@ -79,12 +89,13 @@ class ArtifactStore(MediaArtifacts):
             SessionStoreError: In strict mode, the payload cannot be kept.
             RetentionHookError: A hook raised, where that is to be told.
         """
+        named = check_aliases(aliases)
         intake = self._check(
             "store", artifact_type, name, namespace, step, epoch, metadata, timestamp
         )
         chosen = choose_format(payload, payload_format)
         data = encode_payload(payload, chosen)
-        return self._keep_bytes(intake, chosen, EXTENSIONS[chosen], data)
+        return self._name(self._keep_bytes(intake, chosen, EXTENSIONS[chosen], data), named)
 
     def store_file(
         self,
@@ -97,6 +108,7 @@ class ArtifactStore(MediaArtifacts):
         namespace: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         timestamp: str | None = None,
+        aliases: Sequence[str] = (),
     ) -> ArtifactRecord:
         """Store a file as it is now, however large, a piece at a time.
 
@@ -105,58 +117,18 @@ class ArtifactStore(MediaArtifacts):
 
         Args:
             path: A regular file that can be read.
-            artifact_type, name, step, epoch, namespace, metadata, timestamp:
+            artifact_type, name, step, epoch, namespace, metadata, timestamp, aliases:
                 As in `store`. The payload's format is bytes.
 
         Raises:
             SchemaValidationError: A bad argument, or no such file.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
+        named = check_aliases(aliases)
         intake = self._check(
             "store_file", artifact_type, name, namespace, step, epoch, metadata, timestamp
         )
-        return self._keep_file(intake, path)
-
-    def log_histogram(
-        self,
-        name: str,
-        *,
-        bins: Sequence[float],
-        counts: Sequence[float],
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
-    ) -> ArtifactRecord:
-        """Store a histogram as `{"bins": [...], "counts": [...]}`.
-
-        Args:
-            bins: Edges, ascending; one more than there are counts. A list, a
-                numpy array or a torch tensor.
-            counts: Non-negative numbers.
-            name, step, epoch, namespace, metadata, timestamp: As in `store`.
-
-        Raises:
-            SchemaValidationError: Edges and counts that do not fit, or another
-                bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
-        """
-        edges, heights = _list_numbers(bins, "bins"), _list_numbers(counts, "counts")
-        check_histogram(edges, heights, "bins", "counts")
-        if not heights:
-            raise SchemaValidationError("counts must not be empty")
-        return self.store(
-            "histogram",
-            name,
-            {"bins": edges, "counts": heights},
-            step=step,
-            epoch=epoch,
-            namespace=namespace,
-            payload_format="json",
-            metadata=metadata,
-            timestamp=timestamp,
-        )
+        return self._name(self._keep_file(intake, path), named)
 
     def log_snapshot(
         self,
@@ -310,30 +282,3 @@ class ArtifactStore(MediaArtifacts):
             hint = f"; {keyed} have it as their key: read(artifact_key=…)" if keyed else ""
             raise ArtifactNotFoundError(f"this run has no artifact of id {artifact!r:.200}{hint}")
         return found[0]
-
-
-def _list_numbers(values: Any, argument: str) -> list[Any]:
-    """Numbers of a sequence, an array or a tensor, as plain ones."""
-    plain = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(plain, (str, bytes, Mapping)) or not isinstance(plain, Iterable):
-        raise SchemaValidationError(
-            f"{argument} must be a sequence of numbers, not {type(values).__name__}"
-        )
-    numbers = [
-        item.item() if hasattr(item, "item") and getattr(item, "ndim", 0) == 0 else item
-        for item in plain
-    ]
-    for index, number in enumerate(numbers):
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise SchemaValidationError(
-                f"{argument}[{index}] must be a number, not {type(number).__name__}"
-            )
-    # JSON holds integers of 64 bits as numbers, and larger ones as texts.
-    return [number if abs(number) < 2**63 else _widen(number) for number in numbers]
-
-
-def _widen(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf

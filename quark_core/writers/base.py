@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 from quark_core.config import settings
+from quark_core.config.habits import answer_habits
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import StreamRecord
 from quark_core.runs.open_run import OpenRun
@@ -17,6 +18,7 @@ __all__ = ["BufferedWriter"]
 R = TypeVar("R", bound=StreamRecord)
 
 
+@answer_habits
 class BufferedWriter(Generic[R]):
     """Hands records of one kind to a run's stream, and remembers the latest for `flush()`.
 
@@ -125,6 +127,10 @@ class BufferedWriter(Generic[R]):
             # The user's exception must not be replaced by ours.
             if error is None:
                 raise
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return f"{type(self).__name__}({self._run.context.describe()}{closed})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -380,7 +380,8 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
             loss: The batch's loss: a Python, numpy or 0-d torch number. One
                 that is not finite is kept as it is, and counted and told of by
                 the events `non_finite_loss` and `loss_recovered`.
-            step, epoch: Counters; either may be left out.
+            step, epoch: Counters; either may be left out. A step that is left out is what
+                `session.step` has set.
             batch: The batch, for the adapter. Nothing else of it is read or kept.
             batch_size: Number of samples; by default as many as there are
                 ids, labels or lengths.
@@ -409,7 +410,9 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
             self._check_open("log_batch")
         if type(loss) is not float:
             loss = to_float(loss, "loss", "DataDiagnostics.log_batch")
-        if step is not None and (type(step) is not int or step < 0 or step > _INT64_MAX):
+        if step is None:
+            step = self._run.step
+        elif type(step) is not int or step < 0 or step > _INT64_MAX:
             step = check_index(step, "step")
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
             epoch = check_index(epoch, "epoch")

@@ -89,7 +89,7 @@ class LogLines:
         Args:
             message: The text.
             identifier: Info, Warning or Error; sets the event's severity.
-            step: Step counter, or None.
+            step: Step counter; by default what `session.step` has set, or None.
             epoch: Epoch counter, or None.
             status: Free status text, or None.
             payload: JSON values; may not hold `message` or `identifier`.
@@ -145,7 +145,7 @@ class EventLogger(BufferedWriter[EventRecord], LogLines):
                 `_`, `.`, `/` or `-`.
             severity: debug, info, warning, error or critical; by default what
                 the table in this module says.
-            step: Step counter, or None.
+            step: Step counter; by default what `session.step` has set, or None.
             epoch: Epoch counter, or None.
             status: Free status text, or None.
             payload: JSON values, taken as they are now.
@@ -248,7 +248,7 @@ def _emit(
     return run.emit_event(
         event_type,
         severity,
-        step=check_index(step, "step"),
+        step=run.step if step is None else check_index(step, "step"),
         epoch=check_index(epoch, "epoch"),
         status=status,
         payload=payload,

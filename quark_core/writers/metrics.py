@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import isfinite
 from time import time_ns
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, NoReturn, Unpack, overload
 
+from quark_core.config.habits import NOT_GIVEN, explain_arguments, hide_refused
 from quark_core.config.redaction import redact_object, redact_text
 from quark_core.delivery.metric_rows import MetricKey, MetricRow, expand_row
 from quark_core.errors import SchemaValidationError
@@ -19,9 +20,11 @@ from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_name, check_text, encode_name, join_name, split_name
 from quark_core.records.query import MetricFilters, Query, check_index, spell_out
 from quark_core.records.times import check_timestamp, now_us
+from quark_core.runs.near_names import tell_unknown_metric
 from quark_core.runs.reading import encode_key, iterate_run, read_run_series
 from quark_core.writers.base import BufferedWriter
-from quark_core.writers.scalars import to_float
+from quark_core.writers.default_steps import StepCount, describe_missing_step, find_next_step
+from quark_core.writers.scalars import flatten, to_float
 
 if TYPE_CHECKING:
     from quark_core.backends.series import Series
@@ -101,7 +104,7 @@ class MetricReading:
             epoch_max=epoch_max,
             all_attempts=all_attempts,
         )
-        return compare_ranks(self._run.read(MetricRecord.KIND, query), stored_key, axis)
+        return compare_ranks(_read(self._run, query), stored_key, axis)
 
     @spell_out(MetricFilters, before="include_non_finite")
     def iterate(
@@ -129,7 +132,8 @@ class MetricReading:
             SessionStoreError: The store cannot be read.
         """
         query = build_metric_query(include_non_finite=include_non_finite, **filters)
-        return iterate_run(self._run, MetricRecord.KIND, query, rows)
+        parts = iterate_run(self._run, MetricRecord.KIND, query, rows)
+        return _tell_if_empty(self._run, query, parts)
 
 
 def build_metric_query(
@@ -149,6 +153,22 @@ def build_metric_query(
     return Query.build(equals=equals, include_non_finite=include_non_finite, **bounds)
 
 
+def _read(run: OpenRun, query: Query) -> Columns:
+    found = run.read(MetricRecord.KIND, query)
+    if not found.count and "metric_key" in query.equals:
+        tell_unknown_metric(run, query.equals["metric_key"])
+    return found
+
+
+def _tell_if_empty(run: OpenRun, query: Query, parts: Iterator[Columns]) -> Iterator[Columns]:
+    count = 0
+    for part in parts:
+        count += part.count
+        yield part
+    if not count and "metric_key" in query.equals:
+        tell_unknown_metric(run, query.equals["metric_key"])
+
+
 _log = logging.getLogger("quark")
 
 _INT64_MAX = 2**63 - 1
@@ -163,14 +183,32 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
 
     `log` and `log_many` take microseconds, no lock and no system call, and
     never wait for a store. Every method may be called from any thread.
+
+    Args:
+        session: A TrainingSession, or the RunContext of one.
+        batch_size: As of every buffered writer.
+        auto_step: Count the step of calls that give none: one for each call of
+            `log({…})` and `log_many`. Single values share a step until one of
+            their names comes again. It counts from 0, in a resumed run after
+            the newest step of the run. A call with a step keeps it and is not
+            counted. While it counts, what `session.step` has set is not used.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
     """
 
     KIND: ClassVar[str] = MetricRecord.KIND
 
-    def __init__(self, session: object, *, batch_size: int = 100) -> None:
+    def __init__(self, session: object, *, batch_size: int = 100, auto_step: bool = False) -> None:
+        if not isinstance(auto_step, bool):
+            raise SchemaValidationError(
+                f"auto_step must be True or False, not a {type(auto_step).__name__}"
+            )
         super().__init__(session, batch_size=batch_size)
+        self._steps = StepCount(find_next_step(self._run)) if auto_step else None
         self._non_finite = self._run.non_finite
-        self._keys: dict[Any, MetricKey] = {}
+        # Plain tuples: a named one is taken apart three times as slowly.
+        self._keys: dict[Any, tuple[str, str | None, str]] = {}
         self._shapes: dict[Any, tuple[MetricKey, ...]] = {}
 
     def bind(self) -> None:
@@ -183,6 +221,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         self._rank = origin.rank
         self._take_sequence = self._channel.take_sequence
 
+    @overload
     def log(
         self,
         metric: str,
@@ -194,24 +233,51 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         description: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         timestamp: str | None = None,
-    ) -> MetricRecord:
-        """Log one value; returns its record at once.
+    ) -> MetricRecord: ...
+
+    @overload
+    def log(
+        self,
+        metric: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        namespace: str | None = None,
+        timestamp: str | None = None,
+    ) -> None: ...
+
+    @hide_refused
+    def log(
+        self,
+        metric: str | Mapping[str, Any],
+        value: Any = NOT_GIVEN,
+        _third: Any = NOT_GIVEN,
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+        namespace: str | None = None,
+        description: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
+        **unknown: Never,
+    ) -> MetricRecord | None:
+        """Log one value; returns its record at once. `log({…}, step=…)` is `log_many`.
 
         Args:
-            metric: Full key such as `train/loss`, or a name within `namespace`.
-            value: A Python, numpy or 0-d torch number. A CUDA tensor makes
-                this call wait for the GPU.
-            step: Step counter; at least one of step and epoch is needed.
-            epoch: Epoch counter.
+            metric: Full key such as `train/loss`, or a name within `namespace`; or a
+                mapping of names to values, for which nothing is returned.
+            value: A Python, numpy or torch number, a bool, or an array or tensor of
+                one element. A CUDA tensor makes this call wait for the GPU.
+            step, epoch: Counters. At least one is needed, unless `session.step(n)`
+                has set the step, or the logger counts it (`auto_step`).
             namespace: Put before `metric`, with a slash between.
-            description: Human-readable context, or None.
+            description: Context for people.
             metadata: JSON values, taken as they are now.
             timestamp: ISO 8601 text; now by default.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it. In
-                strict mode also a value that is not finite and a name outside
-                the naming rule.
+            SchemaValidationError: A bad argument; the message names it. In strict mode
+                also a value that is not finite and a name outside the naming rule.
             InvalidRunStateError: The logger is closed or the run has ended.
         """
         if self._closed or self._run.refusal is not None:
@@ -219,42 +285,36 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         try:
             key = self._keys[metric if namespace is None else (namespace, metric)]
         except Exception:  # noqa: BLE001 - new, or an object that raises when it is hashed
+            if isinstance(metric, Mapping):
+                alone = (value, description, metadata)
+                place = (step, epoch, namespace, timestamp)
+                self._log_mapping(metric, alone, place, _third, unknown)
+                return None
             key = self._resolve(metric, namespace)
+        if _third is not NOT_GIVEN or unknown:
+            _refuse_arguments("log", (_third,), unknown)
         if type(value) is not float:
-            value = to_float(value, "value", "metrics.log")
+            value = self._read_value(metric, value)
         if type(step) is not int or step < 0 or step > _INT64_MAX:
             step = check_index(step, "step")
-            if step is None and epoch is None:
-                raise SchemaValidationError("step or epoch must be given")
+            if step is None:
+                step = self._find_step(epoch, metric, value, key[0])
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
             epoch = check_index(epoch, "epoch")
-        taken: JsonObject | None = None
-        if metadata is not None:
-            taken = redact_object(normalize_object(metadata, "metadata"))
+        taken = None if metadata is None else redact_object(normalize_object(metadata, "metadata"))
         if description is not None:
             description = redact_text(check_text(description, "description"))
         time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
         metric_key, key_namespace, metric_name = key
-        if not isfinite(value) or metric_key in self._non_finite:
+        if self._non_finite or not isfinite(value):
             self._note_finiteness(metric_key, value, step, epoch)
         record = MetricRecord(
-            self._run_id,
-            self._writer_id,
-            self._attempt,
-            self._rank,
-            self._take_sequence(),
-            time_us,
-            metric_key,
-            key_namespace,
-            metric_name,
-            value,
-            step,
-            epoch,
-            description,
+            self._run_id, self._writer_id, self._attempt, self._rank, self._take_sequence(),
+            time_us, metric_key, key_namespace, metric_name, value, step, epoch, description,
             taken,
-        )
+        )  # fmt: skip
         self._append(record)
-        # Written out from _remember: a call costs a tenth of all that log() may take.
+        # Written out from _remember, since a call costs time.
         self._recent.append(record)
         self._recent_records += 1
         if self._recent_records >= self._batch_size:
@@ -262,19 +322,22 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             self._recent_records = 0
         return record
 
+    @hide_refused
     def log_many(
         self,
-        metrics: Mapping[str, float],
-        *,
+        metrics: Mapping[str, Any],
+        *surplus: Never,
         step: int | None = None,
         epoch: int | None = None,
         namespace: str | None = None,
         timestamp: str | None = None,
+        **unknown: Never,
     ) -> None:
         """Log several metrics of one step at once; their records arise when they are read.
 
         Args:
-            metrics: Full key (or name within `namespace`) -> value.
+            metrics: Full key (or name within `namespace`) -> value as in `log`, or a
+                mapping of names within that key: `{"train": {"loss": 0.1}}` is `train/loss`.
             step, epoch, namespace, timestamp: As in `log`.
 
         Raises:
@@ -294,9 +357,17 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         try:
             keys = self._shapes[names if namespace is None else (namespace, names)]
         except Exception:  # noqa: BLE001 - new, or an object that raises when it is hashed
-            keys = self._resolve_many(names, namespace)
+            keys = self._resolve_many(names, values, namespace)
+        if surplus or unknown:
+            _refuse_arguments("log_many", surplus, unknown)
         if set(map(type, values)) != _ONLY_FLOATS:
             if not values:
+                return
+            if any(isinstance(value, Mapping) for value in values):
+                flat = flatten(metrics, "metrics")
+                self.log_many(
+                    flat, step=step, epoch=epoch, namespace=namespace, timestamp=timestamp
+                )
                 return
             values = [
                 to_float(value, f"metrics[{name!r}]", "metrics.log_many")
@@ -304,8 +375,8 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             ]
         if type(step) is not int or step < 0 or step > _INT64_MAX:
             step = check_index(step, "step")
-            if step is None and epoch is None:
-                raise SchemaValidationError("step or epoch must be given")
+            if step is None:
+                step = self._find_step_of_many(epoch, keys)
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
             epoch = check_index(epoch, "epoch")
         time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
@@ -322,7 +393,8 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         """Flush, then return the run's metric records that fit, in persistence order.
 
         Args:
-            metric_key: Only this key, as it was logged or as it is stored.
+            metric_key: Only this key, as it was logged or as it is stored. Of one that the
+                run does not have nothing is returned, and the names near it are logged once.
             namespace: Only keys of exactly this namespace.
             metric_name: Only keys with this last segment.
             step, step_min, step_max: Bounds on the step, inclusive.
@@ -351,7 +423,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         the column `finite`. A missing step or epoch is -1.
         """
         query = build_metric_query(include_non_finite=include_non_finite, **filters)
-        return self._run.read(MetricRecord.KIND, query)
+        return _read(self._run, query)
 
     def _expand(self, item: Any) -> list[MetricRecord]:
         if type(item) is not tuple:
@@ -386,7 +458,69 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             self._append(single)
             self._remember(single, 1)
 
-    def _resolve(self, metric: object, namespace: object) -> MetricKey:
+    def _log_mapping(
+        self,
+        metrics: Mapping[str, Any],
+        alone: tuple[Any, ...],
+        place: tuple[Any, ...],
+        third: Any,
+        unknown: Mapping[str, Any],
+    ) -> None:
+        """`log({…})`.
+
+        Raises:
+            SchemaValidationError, InvalidRunStateError: As of `log_many`.
+            TypeError: Arguments that a mapping has no use for.
+        """
+        value, description, metadata = alone
+        if value is not NOT_GIVEN:
+            raise TypeError(
+                "metrics.log({…}) takes its step by name: write metrics.log({…}, step=step)"
+            )
+        if description is not None or metadata is not None:
+            raise TypeError(
+                "metrics.log({…}) takes neither description nor metadata, which belong to one "
+                "value: write metrics.log(name, value, step=step, description=…, metadata=…)"
+            )
+        if unknown or third is not NOT_GIVEN:
+            _refuse_arguments("log", (third,), unknown)
+        step, epoch, namespace, timestamp = place
+        self.log_many(metrics, step=step, epoch=epoch, namespace=namespace, timestamp=timestamp)
+
+    @staticmethod
+    def _read_value(metric: object, value: Any) -> float:
+        if value is NOT_GIVEN:
+            raise TypeError(
+                f"metrics.log() needs a value: write metrics.log({_show(metric)}, value, "
+                'step=step), or metrics.log({"train/loss": value}, step=step) for several'
+            )
+        return to_float(value, "value", "metrics.log")
+
+    def _find_step(
+        self, epoch: int | None, metric: object, value: float, metric_key: str
+    ) -> int | None:
+        """The step of a call that gives none; None where it has an epoch instead.
+
+        Raises:
+            SchemaValidationError: It has neither.
+        """
+        steps = self._steps
+        step = self._run.step if steps is None else steps.count_value(metric_key)
+        if step is None and epoch is None:
+            raise describe_missing_step(f"log({_show(metric)}, {value!r}")
+        return step
+
+    def _find_step_of_many(self, epoch: int | None, keys: tuple[MetricKey, ...]) -> int | None:
+        """As `_find_step`, for a call with several metrics."""
+        steps = self._steps
+        step = self._run.step
+        if steps is not None:
+            step = steps.count_call([key.metric_key for key in keys])
+        if step is None and epoch is None:
+            raise describe_missing_step("log({…}")
+        return step
+
+    def _resolve(self, metric: object, namespace: object) -> tuple[str, str | None, str]:
         """Check and, where needed, encode a name seen for the first time."""
         name = check_name(metric, "metric")
         if namespace is not None:
@@ -405,7 +539,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
                 RuntimeWarning,
                 stacklevel=3,
             )
-        key = MetricKey(stored, *split_name(stored))
+        key = (stored, *split_name(stored))
         if len(self._keys) >= _MAX_CACHED_KEYS:
             self._tell_many_names()
             self._keys.clear()
@@ -423,19 +557,23 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
             "What changes from call to call belongs into step=, metadata= or an event.",
             self._run_id,
             len(self._keys),
-            next(reversed(self._keys.values())).metric_key,
+            next(reversed(self._keys.values()))[0],
         )
 
-    def _resolve_many(self, names: tuple[str, ...], namespace: str | None) -> tuple[MetricKey, ...]:
+    def _resolve_many(
+        self, names: tuple[str, ...], values: list[Any], namespace: str | None
+    ) -> tuple[MetricKey, ...]:
         if namespace is not None:
             check_name(namespace, "namespace")
+        if any(isinstance(value, Mapping) for value in values):
+            return ()  # the names are none of metrics: log_many flattens them first
         keys = []
         for name in names:
             try:
                 known = self._keys.get(name if namespace is None else (namespace, name))
             except Exception:  # noqa: BLE001 - as in log_many
                 known = None
-            keys.append(known or self._resolve(name, namespace))
+            keys.append(MetricKey(*(known or self._resolve(name, namespace))))
         shape = tuple(keys)
         if len(self._shapes) >= _MAX_CACHED_SHAPES:
             self._shapes.clear()
@@ -477,3 +615,12 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         raise SchemaValidationError(
             f"metrics must be a mapping of names to numbers, not {type(metrics).__name__}"
         )
+
+
+def _refuse_arguments(call: str, surplus: tuple[Any, ...], unknown: Mapping[str, Any]) -> NoReturn:
+    """Say what to write in place of arguments that `log` and `log_many` do not have."""
+    raise explain_arguments(getattr(MetricsLogger, call), f"metrics.{call}", surplus, unknown)
+
+
+def _show(metric: object) -> str:
+    return repr(metric)[:60] if isinstance(metric, str) else "name"

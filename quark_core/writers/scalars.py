@@ -1,21 +1,24 @@
-"""Numbers of any library as Python floats, without importing any."""
+"""Numbers of any library as Python floats, without importing any, and mappings of them flat."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NoReturn
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["to_float"]
+__all__ = ["flatten", "to_float"]
+
+_MAX_DEPTH = 32
 
 _warned: set[str] = set()
 
 
 def to_float(value: Any, argument: str, call: str) -> float:
-    """A Python, numpy or 0-d torch number as a float.
+    """A Python, numpy or torch number, bool, or array or tensor of one element, as a float.
 
     A value on a GPU makes the caller wait for it; the first one of each call is warned of.
 
@@ -25,8 +28,8 @@ def to_float(value: Any, argument: str, call: str) -> float:
         call: The public call that it was given to, such as "metrics.log".
 
     Raises:
-        SchemaValidationError: A bool, a str, an array, a complex number or
-            anything else that is no real number, or one beyond float64.
+        SchemaValidationError: A str, an array of several elements, a complex
+            number or anything else that is no real number, or one beyond float64.
     """
     try:
         return _to_float(value, argument, call)
@@ -43,9 +46,11 @@ def _to_float(value: Any, argument: str, call: str) -> float:
         _refuse(value, argument)  # numpy counts its durations among the integers
     if kind is int or (isinstance(value, Real) and kind is not bool):
         return _convert(value, argument)
-    if isinstance(value, (bool, str, bytes)) or value is None:
+    if kind is bool:
+        return float(value)
+    if isinstance(value, (str, bytes)) or value is None:
         _refuse(value, argument)
-    if not dtype or "bool" in dtype or "complex" in dtype or getattr(value, "ndim", 1) != 0:
+    if not dtype or "complex" in dtype or not _has_one_element(value):
         _refuse(value, argument)
     if getattr(value, "is_cuda", False) and call not in _warned:
         _warned.add(call)
@@ -61,9 +66,15 @@ def _to_float(value: Any, argument: str, call: str) -> float:
         item = value.item()
     except (RuntimeError, TypeError, ValueError):
         _refuse(value, argument)  # such as a tensor on the meta device, which has no value
-    if not isinstance(item, (int, float)) or isinstance(item, bool):
+    if not isinstance(item, (int, float)):
         _refuse(value, argument)
     return _convert(item, argument)
+
+
+def _has_one_element(value: Any) -> bool:
+    return getattr(value, "ndim", 1) == 0 or all(
+        size == 1 for size in getattr(value, "shape", (0,))
+    )
 
 
 def _convert(value: Any, argument: str) -> float:
@@ -77,6 +88,39 @@ def _convert(value: Any, argument: str) -> float:
     if math.isinf(number) and abs(value) != math.inf:
         raise SchemaValidationError(f"{argument} is too large for a float64")
     return number
+
+
+def flatten(metrics: Mapping[Any, Any], argument: str) -> dict[str, Any]:
+    """Mappings within a mapping, as one: `{"train": {"loss": 0.1}}` becomes `train/loss`.
+
+    Raises:
+        SchemaValidationError: A name is no str, two are the same, or mappings lie too
+            deep within one another; the message begins with the argument.
+    """
+    flat: dict[str, Any] = {}
+    _flatten_into(flat, metrics, "", argument, _MAX_DEPTH)
+    return flat
+
+
+def _flatten_into(
+    flat: dict[str, Any], metrics: Mapping[Any, Any], prefix: str, argument: str, depth: int
+) -> None:
+    if not depth:
+        raise SchemaValidationError(
+            f"{argument} has mappings more than {_MAX_DEPTH} deep within one another"
+        )
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise SchemaValidationError(
+                f"{argument}: the name of a metric must be a str, not {type(name).__name__}"
+            )
+        key = f"{prefix}/{name}" if prefix else name
+        if isinstance(value, Mapping):
+            _flatten_into(flat, value, key, argument, depth - 1)
+        elif key in flat:
+            raise SchemaValidationError(f"{argument} has {key!r} twice, once within a mapping")
+        else:
+            flat[key] = value
 
 
 def _refuse(value: object, argument: str) -> NoReturn:

@@ -26,6 +26,7 @@ class StepTelemetryScope:
     """
 
     __slots__ = (
+        "_counts",
         "_end_s",
         "_finish_step",
         "_finished",
@@ -60,6 +61,7 @@ class StepTelemetryScope:
         self._metadata = metadata
         self._pending = pending
         self._finished = False
+        self._counts: dict[str, float] | None = None
         self._result: SystemTelemetryRecord | None = None
         self._start: DeviceEvent | None = None
         self._ready: DeviceEvent | None = None
@@ -77,6 +79,32 @@ class StepTelemetryScope:
             self._ready_s = perf_counter()
             if self._pending is not None:
                 self._ready = self._pending.mark()
+
+    def count(
+        self,
+        *,
+        tokens: float | None = None,
+        samples: float | None = None,
+        flops: float | None = None,
+    ) -> None:
+        """Say what the step does, in this process; it is added to what was said of it before.
+
+        It counts in place of what `tokens_per_step` and the like say. A tensor on
+        a GPU makes the caller wait for it. After `finish` it does nothing.
+
+        Raises:
+            SchemaValidationError: Not a finite number that is not negative; the message names it.
+        """
+        if self._finished:
+            return
+        from quark_core.writers.throughput import check_counts
+
+        said = self._counts or {}
+        for name, amount in check_counts(
+            {"tokens": tokens, "samples": samples, "flops": flops}
+        ).items():
+            said[name] = said.get(name, 0.0) + amount
+        self._counts = said
 
     def finish(
         self, *, overflow_occurred: bool = False, skipped_step: bool = False
@@ -129,6 +157,16 @@ class StepTelemetryScope:
         self._finished = True
         self._result = self._finish_step(self, overflow, skipped, raised)
         return self._result
+
+    @property
+    def counts(self) -> dict[str, float] | None:
+        """What the step has said that it does, or None."""
+        return self._counts
+
+    @property
+    def start_s(self) -> float | None:
+        """When it began, by `perf_counter`; None of a step that the cadence leaves out."""
+        return self._start_s if self._sampled else None
 
     @property
     def sampled(self) -> bool:

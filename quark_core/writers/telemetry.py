@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import inf
 from time import time_ns
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records import SystemTelemetryRecord
@@ -18,6 +19,9 @@ from quark_core.writers.scalars import to_float
 from quark_core.writers.step_scope import StepTelemetryScope, check_flag
 from quark_core.writers.telemetry_config import SystemTelemetryConfig
 from quark_core.writers.telemetry_recording import TelemetryRecording, merge_metadata, take_metadata
+
+if TYPE_CHECKING:
+    from quark_core.writers.throughput import Amount
 
 __all__ = ["SystemTelemetry", "SystemTelemetryConfig"]
 
@@ -49,6 +53,15 @@ class SystemTelemetry(TelemetryRecording):
         session: A TrainingSession, or the RunContext of one.
         config: What is measured, and how often.
         batch_size: As for every writer.
+        tokens_per_step, samples_per_step, flops_per_step: What a step of this process does, a
+            number or a function that is asked at the end of each step (None where it does not
+            know); a step's own `scope.count(tokens=…)` wins. Of each the rate is kept as
+            a metric, `system/runtime/tokens_per_s` and so on, at recorded steps.
+        flops_per_token: FLOPs by tokens, such as 6 times the parameters of a transformer, where
+            they are not given by steps.
+        precision: Of the matrix products, which the share of the peak (MFU) is of: fp8, bf16,
+            fp16, tf32, fp32, or a torch dtype.
+        peak_flops_per_s: What the process's device can do at most; by default as its name says.
 
     Raises:
         SchemaValidationError: A bad argument; the message names it.
@@ -60,8 +73,28 @@ class SystemTelemetry(TelemetryRecording):
         *,
         config: SystemTelemetryConfig | None = None,
         batch_size: int = 20,
+        tokens_per_step: Amount = None,
+        samples_per_step: Amount = None,
+        flops_per_step: Amount = None,
+        flops_per_token: float | None = None,
+        precision: object = "bf16",
+        peak_flops_per_s: float | None = None,
     ) -> None:
-        super().__init__(session, config=config, batch_size=batch_size)
+        amounts = (tokens_per_step, samples_per_step, flops_per_step, flops_per_token)
+        make = None
+        if amounts.count(None) < len(amounts) or peak_flops_per_s is not None:
+            from quark_core.writers.throughput import make_throughput
+
+            make = partial(
+                make_throughput,
+                tokens_per_step=tokens_per_step,
+                samples_per_step=samples_per_step,
+                flops_per_step=flops_per_step,
+                flops_per_token=flops_per_token,
+                precision=precision,
+                peak_flops_per_s=peak_flops_per_s,
+            )
+        super().__init__(session, config=config, batch_size=batch_size, throughput=make)
 
     def start_step(
         self, step: int, *, epoch: int | None = None, metadata: Mapping[str, Any] | None = None
@@ -152,6 +185,8 @@ class SystemTelemetry(TelemetryRecording):
             overflow = check_flag(overflow_occurred, "overflow_occurred")
         if skipped_step is not False:
             skipped = check_flag(skipped_step, "skipped_step")
+        if self._throughput is not None:
+            self._throughput.count_step(None, None, step_time_ms)
         if step % self._every:
             if overflow or skipped:
                 self._count(overflow, skipped)
@@ -160,6 +195,8 @@ class SystemTelemetry(TelemetryRecording):
         time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
         counts = self._count(overflow, skipped)
         figures, items = self._find_figures()
+        if self._throughput is not None:
+            self._put_rates(step, epoch, time_us)
         return self._put(
             "step",
             step,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from itertools import islice
 from time import monotonic, time_ns
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quark_core.delivery.metric_rows import MetricKey
 from quark_core.errors import SchemaValidationError
@@ -29,9 +29,15 @@ from quark_core.writers.device_timing import (
 from quark_core.writers.step_scope import StepTelemetryScope
 from quark_core.writers.telemetry_config import SystemTelemetryConfig
 
+if TYPE_CHECKING:
+    from quark_core.runs.open_run import OpenRun
+    from quark_core.writers.throughput import Throughput
+
 __all__ = [
     "MIRRORED_KEYS",
     "TelemetryRecording",
+    "find_node",
+    "lay_out_figures",
     "merge_metadata",
     "take_metadata",
 ]
@@ -40,6 +46,8 @@ _AGE = "reading_age_ms"
 _SETTLE_TIMEOUT_S = 1.0
 _OLD_AFTER_S = 30.0
 _OLD_AFTER_INTERVALS = 10
+# Place of `gpu_index` among the machine's fields.
+_GPU_INDEX = 8
 
 
 class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
@@ -53,7 +61,9 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         *,
         config: SystemTelemetryConfig | None,
         batch_size: int,
+        throughput: Callable[[OpenRun], Throughput] | None = None,
     ) -> None:
+        self._throughput: Throughput | None = None
         if config is None:
             config = SystemTelemetryConfig()
         elif not isinstance(config, SystemTelemetryConfig):
@@ -66,11 +76,13 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         self._device_index = find_device_index(config.device)
         self._is_cuda = is_cuda(config.device)
         self._old_after_s = max(_OLD_AFTER_S, _OLD_AFTER_INTERVALS * config.sample_interval_s)
-        self._node = check_text(platform.node(), "node") or None
+        self._node = find_node()
         self._figures = self._lay_out(None)
         self._writer_id = ""
         super().__init__(session, batch_size=batch_size)
         run = self._run
+        if throughput is not None:
+            self._throughput = throughput(run)
         self._watch = Watch(
             config.sample_interval_s,
             processor=config.capture_cpu,
@@ -84,6 +96,11 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         if self._captures and not run.is_over and run.stream.active and not run.forked:
             # So that the first steps have figures already.
             self._start_watching()
+
+    @property
+    def records_machine(self) -> bool:
+        """Whether what it records has figures of the machine."""
+        return self._captures and not self._closed
 
     def bind(self) -> None:
         """Take up the run's stream, and what its records begin with."""
@@ -108,6 +125,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
             self._told: dict[str, str] | None = None
             self._pending: PendingSteps | None = None
             self._clock_is_open = not self._is_cuda
+            if self._throughput is not None:
+                self._throughput.begin()
 
     def _finish_step(
         self, scope: StepTelemetryScope, overflow: bool, skipped: bool, raised: str | None
@@ -115,6 +134,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         """Record what a scope has timed."""
         if self._closed or self._run.refusal is not None:
             self._check_open("finish")
+        if self._throughput is not None or scope.counts is not None:
+            self._count_throughput(scope.counts, scope.start_s, None)
         if not scope.sampled:
             if overflow or skipped:
                 self._count(overflow, skipped)
@@ -123,6 +144,8 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         wall = scope.measure_wall_times()
         counts = self._count(overflow, skipped)
         figures, items = self._find_figures()
+        if self._throughput is not None:
+            self._put_rates(scope.step, scope.epoch, time_us)
         if raised is not None:
             items["raised"] = raised
         if not self._is_cuda:
@@ -225,6 +248,18 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         keys = figures.choose_keys(
             (step_ms is not None, data_ms is not None, compute_ms is not None, is_new, is_counted)
         )
+        self._append_points(step, epoch, time_us, keys, values)
+
+    def _append_points(
+        self,
+        step: int | None,
+        epoch: int | None,
+        time_us: int,
+        keys: tuple[MetricKey, ...],
+        values: list[float],
+    ) -> None:
+        """Hand over a row of metrics."""
+        count = len(values)
         sequences = list(islice(self._metric_sequence, count))
         if sequences[-1] - sequences[0] == count - 1:
             self._append_row((sequences[0], time_us, step, epoch, keys, values))
@@ -232,6 +267,36 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         # Another thread drew numbers in between, which needs an interpreter without a GIL.
         for sequence, key, value in zip(sequences, keys, values, strict=True):
             self._append_row((sequence, time_us, step, epoch, (key,), [value]))
+
+    def _count_throughput(
+        self, counted: dict[str, float] | None, start_s: float | None, step_time_ms: float | None
+    ) -> None:
+        if self._throughput is None:
+            # A step has said what it does, without anybody having asked before.
+            from quark_core.writers.throughput import make_throughput
+
+            self._throughput = make_throughput(self._run)
+        self._throughput.count_step(counted, start_s, step_time_ms)
+
+    def _put_rates(self, step: int | None, epoch: int | None, time_us: int) -> None:
+        """The rates up to this step, as metrics: they stand in no record."""
+        assert self._throughput is not None
+        keys, values = self._throughput.take_rates(self._find_gpu_name)
+        if values:
+            self._append_points(step, epoch, time_us, tuple(keys), values)
+
+    def _find_gpu_name(self) -> str | None:
+        from quark_core.writers.throughput import find_cuda_name
+
+        name = find_cuda_name(self._device_index)
+        if name is not None:
+            return name
+        gpus = self._figures.gpus
+        chosen = self._figures.machine[_GPU_INDEX]
+        if gpus:
+            return next((gpu.name for gpu in gpus if gpu.index == chosen), None)
+        # Without a GPU there is nothing that the table knows.
+        return "no GPU" if self._figures.reading is not None or not self._captures else None
 
     def _find_figures(self) -> tuple[_RuntimeFigures, dict[str, Any]]:
         """The machine's figures as they are known now, and what metadata says of them."""
@@ -260,7 +325,7 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
 
     def _lay_out(self, reading: HardwareReading | None, *, is_old: bool = False) -> _RuntimeFigures:
         config = self._config
-        return _lay_out_figures(
+        return lay_out_figures(
             reading,
             capture_cpu=config.capture_cpu,
             capture_gpu=config.capture_gpu,
@@ -294,6 +359,11 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         """Record what a GPU has not finished; waits for it for a second at most."""
         if self._pending is not None:
             self._pending.settle(_SETTLE_TIMEOUT_S)
+
+
+def find_node() -> str | None:
+    """Name of this host, or None where it has none."""
+    return check_text(platform.node(), "node") or None
 
 
 def take_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -391,7 +461,7 @@ def _choose_keys(present: tuple[bool, ...], machine: tuple[bool, ...]) -> tuple[
     return tuple(key for key, is_there in zip(_keys, there, strict=True) if is_there)
 
 
-def _lay_out_figures(
+def lay_out_figures(
     reading: HardwareReading | None,
     *,
     capture_cpu: bool,

@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import queue
+import sys
 import threading
 from io import RawIOBase
 from pathlib import Path
@@ -113,6 +114,8 @@ def _open(message: AnalyzeRun) -> PageSource:
 
 def _bound_memory(size_bytes: int) -> None:
     """Let this process have so much more than it has now, where the system can hold it to that."""
+    if sys.platform == "win32":
+        return
     try:
         import resource
 

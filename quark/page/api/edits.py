@@ -10,6 +10,7 @@ import msgspec
 from quark.page.api.source import check_known_form
 from quark_core.backends.edits import RunEdit, check_edit, check_reason
 from quark_core.errors import SchemaValidationError
+from quark_core.runs.mirrored_edits import mirror_newest_edit
 from quark_core.runs.run_editing import open_editor
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ class RootEditor:
     def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
         """See `PageEditor`."""
         with open_editor(self._root, run_id, "edits") as editor:
-            return editor.edit_run(run_id, edit, by=by)
+            stored = editor.edit_run(run_id, edit, by=by)
+            # Whoever looks at the page does not wait for it.
+            mirror_newest_edit(editor, run_id, self._root, stored.project.name, 0.0)
+            return stored
 
     def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
         """See `PageEditor`."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from quark.page.api.media import describe_over
 from quark.page.api.records import IMAGES, Looks, describe_artifact
 from quark_core.records import ArtifactRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
+from quark_core.runs.artifact_versions import HIDDEN_TYPES
 from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:
@@ -48,7 +50,10 @@ def list_images(source: PageSource, run_id: str, parameters: Parameters) -> dict
     return {
         "steps": steps[-1::-stride][::-1],
         "step_count": len(steps),
-        "images": [describe_artifact(source, run_id, record) for record in shown[:_MOST_NAMES]],
+        "images": [
+            {**describe_artifact(source, run_id, record), **describe_over(record)}
+            for record in shown[:_MOST_NAMES]
+        ],
         "count": len(shown),
         "left_out": left_out,
     }
@@ -59,6 +64,8 @@ def _find_images(
 ) -> Iterator[ArtifactRecord]:
     looks = Looks(source, run_id)
     for record in records:
+        if record.artifact_type in HIDDEN_TYPES:
+            continue
         if text and text not in decode_name(record.artifact_key).lower():
             continue
         noted: Mapping[str, Any] = record.metadata or {}

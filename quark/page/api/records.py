@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, get_args
 
+from quark.page.api.media import choose_view, describe_facts
 from quark.page.api.parameters import MAX_ROWS, Parameters
 from quark.page.api.table_files import identify_table
 from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
@@ -16,6 +17,7 @@ from quark_core.records import ArtifactRecord, EventRecord
 from quark_core.records.kinds.basic import EventSeverity
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
+from quark_core.runs.artifact_versions import HIDDEN_TYPES
 from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ __all__ = [
     "Payload",
     "describe_artifact",
     "find_artifact",
+    "iterate_payload",
     "list_artifacts",
     "list_events",
     "open_artifact",
@@ -139,6 +142,9 @@ def list_artifacts(source: PageSource, run_id: str, parameters: Parameters) -> d
     limit = parameters.get_bounded("limit", _ROWS, MAX_ROWS)
     equals = {} if artifact_type is None else {"artifact_type": artifact_type}
     rows = read_rows(source.reader, run_id, ArtifactRecord.KIND, Query(equals=equals))
+    if artifact_type is None:
+        # Parts of others, which are shown with these.
+        rows = rows.take([kind not in HIDDEN_TYPES for kind in rows["artifact_type"].tolist()])  # type: ignore[arg-type]
     if text:
         keys = rows["artifact_key"].tolist()
         rows = rows.take([text in decode_name(key).lower() for key in keys])  # type: ignore[arg-type]
@@ -200,6 +206,8 @@ def describe_artifact(
         "at": record.timestamp,
         "media_type": media_type,
         "is_image": media_type in IMAGES,
+        "view": choose_view(record, media_type) if kept else None,
+        "facts": describe_facts(record),
         "table": identify_table(record.artifact_name, record.artifact_type, media_type),
         "url": f"artifacts/{run_id}/{record.sha256}" if kept else None,
     }
@@ -231,14 +239,16 @@ class Payload:
         media_type: What its bytes are.
         size_bytes: How many.
         name: What a copy of it is called.
-        parts: The bytes.
+        artifact_type: As it was logged.
+        file: The bytes.
         close: Gives up the file, however much of it was read.
     """
 
     media_type: str
     size_bytes: int
     name: str
-    parts: Iterator[bytes]
+    artifact_type: str
+    file: BinaryIO
     close: Callable[[], None]
 
 
@@ -251,12 +261,18 @@ def open_payload(source: PageSource, run_id: str, sha256: str) -> Payload:
     """
     record = find_artifact(source, run_id, sha256)
     file = open_artifact(source, run_id, sha256)
-    head = file.read(HEAD_BYTES)
+    try:
+        head = file.read(HEAD_BYTES)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
     return Payload(
         media_type=identify_media(head),
         size_bytes=record.size_bytes,
         name=record.artifact_name,
-        parts=_iterate(file, head),
+        artifact_type=record.artifact_type,
+        file=file,
         close=file.close,
     )
 
@@ -292,9 +308,12 @@ def open_artifact(source: PageSource, run_id: str, sha256: str) -> BinaryIO:
     return reader.open_payload(run_id, sha256)
 
 
-def _iterate(file: BinaryIO, head: bytes) -> Iterator[bytes]:
-    yield head
-    while part := file.read(_PART_BYTES):
+def iterate_payload(payload: Payload, first: int, end: int) -> Iterator[bytes]:
+    """The bytes of a payload from one place to another, in parts."""
+    payload.file.seek(first)
+    left = end - first
+    while left > 0 and (part := payload.file.read(min(_PART_BYTES, left))):
+        left -= len(part)
         yield part
 
 

@@ -21,6 +21,8 @@ from quark_core.records import (
     ParameterSummaryRecord,
     SystemTelemetryRecord,
 )
+from quark_core.records.kinds.console import ConsoleRecord
+from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
 
@@ -56,6 +58,8 @@ _CONTENTS = (
     ArtifactRecord.KIND,
     BatchDiagnosticRecord.KIND,
     SystemTelemetryRecord.KIND,
+    SampleRecord.KIND,
+    ConsoleRecord.KIND,
 )
 _DIGITS = re.compile(r"(\d+)")
 _FIRST = {"train": 0, "val": 1, "system": 3, "quark": 3}

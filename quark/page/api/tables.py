@@ -15,6 +15,7 @@ from quark.page.api.records import find_artifact, open_artifact
 from quark.page.api.table_files import KINDS, TableFile, is_text, open_table
 from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
 from quark_core.errors import SchemaValidationError
+from quark_core.records.artifact_layout import is_sha256
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _SORTED_CHARACTERS = 64
 _SAFE_INTEGER = 2**53
 _TEXT_BYTES = 200_000
 _LAID_OUT_DEPTH = 40
+_PROSE = ("markdown", "html")
 # What would not be seen, or would turn around what stands beside it, is shown as a sign.
 _SIGNS = {code: 0x2400 + code for code in range(0x20)}
 _SIGNS |= {0x7F: 0x2421, **dict.fromkeys((*range(0x80, 0xA0), *range(0x200E, 0x2010),
@@ -249,6 +251,9 @@ def _show_cell(value: Any) -> Any:
         return value
     if isinstance(value, int) and abs(value) <= _SAFE_INTEGER:
         return value
+    if isinstance(value, dict) and is_sha256(str(value.get("image"))):
+        # The payload itself says whether it is a picture.
+        return {"image": value["image"]}
     text = _write(value)
     if len(text) > _MOST_CHARACTERS:
         text = f"{text[:_MOST_CHARACTERS]}…"
@@ -268,7 +273,9 @@ def read_text(source: PageSource, run_id: str, parameters: Parameters) -> dict[s
     with open_artifact(source, run_id, sha256) as file:
         data = file.read(_TEXT_BYTES)
     media_type = identify_media(data[:HEAD_BYTES])
-    if media_type.partition(";")[0] not in ("text/plain", "application/json"):
+    # As text a page of HTML is as harmless as any other.
+    is_prose = record.artifact_type in _PROSE and media_type in ("text/html", "application/xml")
+    if media_type not in ("text/plain", "application/json") and not is_prose:
         raise SchemaValidationError(f"{record.artifact_name!r:.80} is no text: it is {media_type}")
     is_cut = record.size_bytes > len(data)
     if media_type == "application/json" and not is_cut:

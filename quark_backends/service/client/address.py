@@ -73,6 +73,10 @@ class ServiceAddress:
         """The run as a URI: the route that describes it to who has the key."""
         return f"{self.url}/v1/runs/{quote(run_id, safe='')}"
 
+    def page_path(self, run_id: str, workspace: str) -> str:
+        """The run's page, for people who log in to its workspace."""
+        return f"{self.url}/run/{quote(run_id, safe='')}?in={quote(workspace, safe='')}"
+
 
 def find_address(config: BackendConfig) -> ServiceAddress:
     """The service that a configuration means; QUARK_PERSISTENCE_URL where it says nothing.

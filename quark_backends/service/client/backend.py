@@ -116,6 +116,7 @@ class ServiceBackend(SupportsTrash):
         self._address = find_address(config)
         check_key_is_for(self._address, config)
         self._read_only = config.read_only
+        self._workspace: WorkspaceReply | None = None
         self._client = ServiceClient(self._address, UserKey(), transport=transport, auth=auth)
         self._sender = BatchSender(self._client)
         self._trash = ServiceTrash(
@@ -210,6 +211,24 @@ class ServiceBackend(SupportsTrash):
             db_path=None,
             run_path=self._address.run_path(run_id),
         )
+
+    def find_page(self, run_id: str, *, asks: bool) -> str | None:
+        """Address of the page that shows a run to people, or None where the service has none.
+
+        Args:
+            run_id: The run.
+            asks: Whether the service is asked, where it has not said yet.
+
+        Raises:
+            SessionStoreError: It cannot be asked.
+        """
+        if self._workspace is None and asks:
+            with self._reading():
+                self._workspace = self._fetch(_get("/v1/workspace"), WorkspaceReply)
+        found = self._workspace
+        if found is None or not found.page:
+            return None
+        return self._address.page_path(run_id, found.workspace)
 
     def load_run(self, run_id: str) -> StoredRun:
         """See `SupportsRead`."""
@@ -431,7 +450,7 @@ class ServiceBackend(SupportsTrash):
             )
         try:
             with self._reading():
-                found = self._fetch(_get("/v1/workspace"), WorkspaceReply)
+                found = self._workspace = self._fetch(_get("/v1/workspace"), WorkspaceReply)
         except SessionStoreError:
             self._client.close()
             raise

@@ -52,6 +52,7 @@ async def describe_workspace(call: Call) -> ASGIApp:
                 for name in limits.__dataclass_fields__
                 if isinstance(value := getattr(limits, name), (int, float))
             },
+            page=call.service.config.ui,
         )
     )
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -46,7 +46,8 @@ APPLICATION_ID = 0x51524B31
 _FORMAT = "quark-tracker embedded store"
 _BUSY_TIMEOUT_S = 10.0
 # What processes make in a store's folder by themselves.
-_OF_RUNS = frozenset({"launches", "runs"})
+_IGNORE = ".gitignore"
+_OF_RUNS = frozenset({_IGNORE, "launches", "runs"})
 # Nobody's training waits for it.
 _CHECKPOINT_S = 600.0
 
@@ -85,6 +86,7 @@ def remake_store(layout: StoreLayout, *, with_database: bool = True) -> None:
         if with_database and not layout.db_path.exists():
             _add_database(layout)
         if not layout.marker.exists():
+            _write_ignore(layout.root)
             write_marker(layout.root)
     except OSError as error:
         raise SessionStoreError(f"the store {layout.root} cannot be made anew: {error}") from error
@@ -134,6 +136,7 @@ def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool)
     try:
         if with_database:
             _create_database(scratch / DATABASE)
+        _write_ignore(scratch)
         write_marker(scratch)
         scratch.chmod(0o777 & ~_umask())
         os.rename(scratch, layout.root)
@@ -209,7 +212,8 @@ def _is_remains(layout: StoreLayout) -> bool:
 
     if {entry.name for entry in layout.root.iterdir()} - _OF_RUNS:
         return False
-    if any(path.is_file() for path in layout.root.rglob("*")):
+    files = (path for path in layout.root.rglob("*") if path.name != _IGNORE)
+    if any(path.is_file() for path in files):
         journals = layout.root.glob("runs/*/journal/*/")
         return any(JournalFolder(path).read_manifest() is not None for path in journals)
     return True
@@ -329,6 +333,13 @@ def is_unwritable(error: sqlite3.Error) -> bool:
     """Whether SQLite fails because it may not write where the database lies."""
     name = getattr(error, "sqlite_errorname", "")
     return name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+
+
+def _write_ignore(folder: Path) -> None:
+    """Have git leave a store's folder alone, unless somebody has said something else there."""
+    # A store without it is as good.
+    with suppress(OSError), (folder / _IGNORE).open("x") as file:
+        file.write("*\n")
 
 
 def write_marker(folder: Path, **more: str) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         RunHeads,
     )
     from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.run_pages import RunLabel
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
@@ -267,6 +268,24 @@ class StoreReader:
         with self._lock, self._moment() as connection:
             rows = connection.execute(sql, arguments).fetchall()
         return [to_stored_run(row) for row in rows]
+
+    def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
+        """See `SupportsLabels`."""
+        from quark_core.backends.run_pages import RunLabel as Label
+
+        # All ids are ASCII, so that the next character ends what begins so.
+        sql = (
+            "SELECT run.id, project.name, run.name, status FROM run"
+            " JOIN project ON project.id = project_id"
+            " WHERE run.id >= ? AND run.id < ? AND trashed_us IS NULL"
+            " ORDER BY run.created_us DESC, run.pk DESC"
+        )
+        arguments: list[str | int] = [beginning, f"{beginning}\x7f"]
+        if limit is not None:
+            sql += " LIMIT ?"
+            arguments.append(limit)
+        with self._lock, self._moment() as connection:
+            return [Label(*row) for row in connection.execute(sql, arguments).fetchall()]
 
     def _stored_rows(self, connection: StoreConnection) -> StoredRows:
         from quark_backends.store.reading.stored_rows import StoredRows

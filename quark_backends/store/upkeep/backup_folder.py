@@ -13,6 +13,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -399,9 +400,10 @@ def _read_pieces(descriptor: int, source: Path) -> Iterator[bytes]:
 def _hash_file(path: Path) -> BackupFile:
     """How long a file is and its hash, from the disk where that can be had."""
     with open(os.open(path, os.O_RDONLY | _NO_LINK), "rb", buffering=0) as file:
-        with suppress(AttributeError, OSError):
-            # What the memory has of it is not what is to be checked.
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if sys.platform == "linux" and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                # What the memory has of it is not what is to be checked.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return BackupFile(os.fstat(file.fileno()).st_size, digest)
 

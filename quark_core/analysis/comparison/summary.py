@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from quark_core.analysis.comparison.changes import compare_settings
 from quark_core.analysis.comparison.results import AlertDiff, ChangeDiff, MetricDiff
 from quark_core.analysis.comparison.sides import ComparedRun
+from quark_core.records.names import decode_name
 
 __all__ = [
     "list_notes",
@@ -152,7 +153,9 @@ def _describe_metric(diff: MetricDiff) -> str:
     figures = ""
     if ends.primary is not None and ends.reference is not None:
         figures = f", {ends.primary:.4g} against {ends.reference:.4g} at the end"
-    return f"{diff.metric_key}: {diff.verdict or 'no verdict'}{figures} ({diff.reason})."
+    return (
+        f"{decode_name(diff.metric_key)}: {diff.verdict or 'no verdict'}{figures} ({diff.reason})."
+    )
 
 
 def _list(texts: Sequence[str]) -> str:

@@ -33,6 +33,7 @@ LifecycleAction = Literal[
     "edit",
     "stop",
     "stop_seen",
+    "import",
 ]
 
 
@@ -175,8 +176,9 @@ class LifecycleRecord(StreamRecord, frozen=True, gc=False):
             `config` and `environment` carry snapshots, `tag` adds one tag,
             `status` sets the attempt's status, `heartbeat` says it is alive,
             `gap` counts records that are missing, `edit` changes what people
-            have said of the run, `stop` asks the attempt to stop, and
-            `stop_seen` says that it knows.
+            have said of the run, `stop` asks the attempt to stop,
+            `stop_seen` says that it knows, and `import` notes how far the
+            run was read at another tool.
         data: What the action needs, as JSON values.
     """
 

@@ -15,6 +15,7 @@ __all__ = ["ProcessorReader"]
 # The kernel counts in hundredths of a second, so that a shorter window is noise.
 _WINDOW_S = 0.1
 _LISTING_INTERVAL_S = 10.0
+_LISTING_TIMES = 4000
 _KEPT = 16
 
 
@@ -115,9 +116,11 @@ class ProcessorReader:
         now = time.monotonic()
         if not fresh and now < self._list_at_s:
             return
-        self._list_at_s = now + _LISTING_INTERVAL_S
         known = {worker.pid: worker for worker in self._workers}
         found = self._process.children(recursive=True)
+        # It looks at every process of the node, of which there may be thousands.
+        took_s = time.monotonic() - now
+        self._list_at_s = now + max(_LISTING_INTERVAL_S, _LISTING_TIMES * took_s)
         # Equal is what has the same id and time of creation: ids are used again.
         self._workers = [
             known[worker.pid] if known.get(worker.pid) == worker else worker for worker in found

@@ -61,11 +61,13 @@ class HardwareReading:
         taken_at_s: When, by `time.monotonic`.
         processor: None where it was not asked for.
         gpus: None where they were not asked for.
+        traffic: Figures of disks and network by name; None where they were not asked for.
     """
 
     taken_at_s: float
     processor: ProcessorReading | None = None
     gpus: GpusReading | None = None
+    traffic: Mapping[str, float] | None = None
 
 
 # In the order of quark_core.ranks.launches: a launcher inside a batch job knows better.

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 from quark_core.system.hardware.gpus import GpuReader
 from quark_core.system.hardware.processor import ProcessorReader
@@ -17,6 +18,7 @@ from quark_core.system.hardware.readings import (
     ProcessorReading,
     find_local_rank,
 )
+from quark_core.system.hardware.traffic import TrafficReader
 
 __all__ = ["HardwareSampler", "Watch", "shared_sampler"]
 
@@ -40,9 +42,22 @@ class Watch:
         wanted: Says whether readings are wanted still, such as until a run has ended.
         node: Whether the whole node is to be read here, though its process of
             local rank 0 reads it.
+        traffic: Whether disks and network are wanted.
+        begin_at_s: Moment of `time.monotonic` before which nothing is read for this one.
+        on_reading: Gets each reading, on the thread that reads; it must not wait.
     """
 
-    __slots__ = ("__weakref__", "gpus", "interval_s", "node", "processor", "wanted")
+    __slots__ = (
+        "__weakref__",
+        "begin_at_s",
+        "gpus",
+        "interval_s",
+        "node",
+        "on_reading",
+        "processor",
+        "traffic",
+        "wanted",
+    )
 
     def __init__(
         self,
@@ -52,12 +67,27 @@ class Watch:
         gpus: bool,
         wanted: Callable[[], bool] = lambda: True,
         node: bool = False,
+        traffic: bool = False,
+        begin_at_s: float = 0.0,
+        on_reading: Callable[[HardwareReading], None] | None = None,
     ) -> None:
         self.interval_s = interval_s
         self.processor = processor
         self.gpus = gpus
         self.wanted = wanted
         self.node = node
+        self.traffic = traffic
+        self.begin_at_s = begin_at_s
+        self.on_reading = on_reading
+
+
+class _Wanted(NamedTuple):
+    """What is to be read now, and for whom."""
+
+    watches: list[Watch]
+    interval_s: float
+    wait_s: float
+    node: bool
 
 
 class HardwareSampler:
@@ -83,6 +113,7 @@ class HardwareSampler:
         self._told: set[str] = set()
         self._processor = ProcessorReader()
         self._gpus = GpuReader()
+        self._traffic = TrafficReader()
 
     def watch(self, watch: Watch) -> None:
         """Read for this one too, from now on; a second call starts what has ended."""
@@ -142,6 +173,7 @@ class HardwareSampler:
         self.running = False
         self._processor = ProcessorReader()
         self._gpus = GpuReader()
+        self._traffic = TrafficReader()
 
     def _run(self, wake: threading.Event) -> None:
         first = True
@@ -150,20 +182,26 @@ class HardwareSampler:
                 wanted = self._find_wanted(wake)
                 if wanted is None:
                     return
-                interval_s, processor, gpus, node = wanted
-                reading = self._read(processor, gpus, node)
+                if wanted.wait_s > 0:
+                    wake.wait(wanted.wait_s)
+                    continue
+                interval_s = wanted.interval_s
+                reading = self._read(wanted)
                 with self._lock:
                     if self._wake is not wake or not self.running:
                         return
                     self.reading = reading
+                for watch in wanted.watches:
+                    if watch.on_reading is not None:
+                        watch.on_reading(reading)
             except Exception as error:  # noqa: BLE001 - training must not lose its figures for one
                 self._tell(f"it failed: {type(error).__name__}: {error}")
                 interval_s = _START_RETRY_S
             wake.wait(min(interval_s, _SECOND_READING_S) if first else interval_s)
             first = False
 
-    def _find_wanted(self, wake: threading.Event) -> tuple[float, bool, bool, bool] | None:
-        """Interval, and what is to be read here; None where nobody watches this thread any more."""
+    def _find_wanted(self, wake: threading.Event) -> _Wanted | None:
+        """What is to be read here; None where nobody watches this thread any more."""
         with self._lock:
             if self._wake is not wake or not self.running:
                 return None
@@ -173,21 +211,27 @@ class HardwareSampler:
                 self._thread = None
                 return None
             wake.clear()
-            return (
-                min(watch.interval_s for watch in watches),
-                any(watch.processor for watch in watches),
-                any(watch.gpus for watch in watches),
-                any(watch.node for watch in watches) or find_local_rank() == 0,
-            )
+        now_s = time.monotonic()
+        begun = [watch for watch in watches if watch.begin_at_s <= now_s]
+        return _Wanted(
+            begun,
+            min((watch.interval_s for watch in begun), default=0.0),
+            0.0 if begun else min(watch.begin_at_s for watch in watches) - now_s,
+            any(watch.node for watch in begun) or find_local_rank() == 0,
+        )
 
-    def _read(self, processor: bool, gpus: bool, node: bool) -> HardwareReading:
+    def _read(self, wanted: _Wanted) -> HardwareReading:
         processor_reading: ProcessorReading | None = None
         gpus_reading: GpusReading | None = None
-        if processor:
-            processor_reading = self._processor.read(node=node)
-        if gpus:
-            gpus_reading = self._gpus.read() if node else GpusReading(unavailable=_ELSEWHERE)
-        return HardwareReading(time.monotonic(), processor_reading, gpus_reading)
+        watches = wanted.watches
+        if any(watch.processor for watch in watches):
+            processor_reading = self._processor.read(node=wanted.node)
+        if any(watch.gpus for watch in watches):
+            gpus_reading = GpusReading(unavailable=_ELSEWHERE)
+            if wanted.node:
+                gpus_reading = self._gpus.read()
+        traffic = self._traffic.read() if any(watch.traffic for watch in watches) else None
+        return HardwareReading(time.monotonic(), processor_reading, gpus_reading, traffic)
 
     def _read_gpus_within(self, timeout_s: float) -> GpusReading:
         """Read in a thread of its own, which is left behind where the driver hangs."""

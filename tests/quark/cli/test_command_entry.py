@@ -38,7 +38,7 @@ print(*sorted(name for name in sys.modules if name.startswith(("quark.cli", "num
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_"):
+        if name.startswith("QUARK_") and name != "QUARK_QUIET":
             monkeypatch.delenv(name)
 
 

@@ -37,7 +37,10 @@ os.kill(os.getpid(), 9)
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        if (name.startswith("QUARK_") and name != "QUARK_QUIET") or name in (
+            "FORCE_COLOR",
+            "TTY_COMPATIBLE",
+        ):
             monkeypatch.delenv(name)
 
 

@@ -14,8 +14,9 @@ import pytest
 from terminals import DEADLINE_S, OWN, Terminal, Training
 
 import quark
-from quark.cli.follow import _look_until_end, _Waiting
+from quark.cli.follow import _look_until_end
 from quark.cli.followed_run import FollowedRun
+from quark.cli.waiting import Waiting
 from quark.page.api.source import open_source
 from quark_core.errors import StoreUnavailableError
 
@@ -158,7 +159,7 @@ def test_ctrl_z_gives_the_terminal_back_meanwhile(tmp_path, train, open_terminal
 
 def test_ctrl_z_while_a_look_is_drawn_waits_for_its_end():
     suspended = []
-    with _Waiting(lambda: suspended.append("now")) as waiting:
+    with Waiting(lambda: suspended.append("now")) as waiting:
         os.kill(os.getpid(), signal.SIGTSTP)
         assert suspended == []
         assert waiting.wait(3600)

@@ -48,7 +48,7 @@ main()
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_"):
+        if name.startswith("QUARK_") and name != "QUARK_QUIET":
             monkeypatch.delenv(name)
 
 

@@ -84,7 +84,10 @@ def list_commands(group=cli, prefix=""):
 def store(tmp_path, monkeypatch):
     """A store with hostile runs: two, one in the trash, one of which records wait for a mirror."""
     for name in [*os.environ]:
-        if name.startswith("QUARK_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        if (name.startswith("QUARK_") and name != "QUARK_QUIET") or name in (
+            "FORCE_COLOR",
+            "TTY_COMPATIBLE",
+        ):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     root = tmp_path / "root"

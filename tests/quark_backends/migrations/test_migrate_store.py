@@ -141,7 +141,7 @@ def test_a_newer_store_without_a_database_is_refused_with_both_versions(tmp_path
         quark.migrate_store(tmp_path)
     with pytest.raises(SessionStoreError, match="version 41"):
         quark.start_run(project="p", storage_dir=tmp_path)
-    assert [path.name for path in layout.root.iterdir()] == ["store.json"]
+    assert sorted(path.name for path in layout.root.iterdir()) == [".gitignore", "store.json"]
 
 
 @pytest.mark.parametrize("damage", ["zeroed", "cut", "torn page", "text"])

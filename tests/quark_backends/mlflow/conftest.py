@@ -174,6 +174,8 @@ def config(server, tmp_path, project):
         run_id="run0",
         project=project,
         location=server.uri,
+        # What Quark alone knows is most of what these tests are about.
+        options={"quark": "full"},
     )
 
 

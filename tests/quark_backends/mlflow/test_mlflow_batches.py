@@ -59,7 +59,7 @@ def test_the_same_batches_twice_are_there_once(
     assert len(history(run.info.run_id, "n")) == 4
     assert len(history(run.info.run_id, "same")) == 3
     assert run.data.params == {"lr": "0.1"}
-    assert run.data.tags["quark.tag.t"] == "1"
+    assert run.data.tags["t"] == "true"
 
 
 @pytest.mark.long
@@ -134,7 +134,9 @@ def test_more_params_than_one_request_takes(backend, maker, find_runs):
 
 
 def test_max_params(definition, config, maker, find_runs):
-    backend = definition.open(dataclasses.replace(config, options={"max_params": "5"}))
+    backend = definition.open(
+        dataclasses.replace(config, options={"quark": "full", "max_params": "5"})
+    )
     backend.write(maker.start())
     values = {f"p{index}": index for index in range(20)}
     backend.write(maker.lifecycle(("config", {"values": values, "notes": []})))
@@ -317,7 +319,9 @@ def test_a_deleted_experiment_is_restored_on_request(
     definition, config, client, project, find_runs, maker
 ):
     client.delete_experiment(client.create_experiment(project))
-    backend = definition.open(dataclasses.replace(config, options={"on_deleted": "restore"}))
+    backend = definition.open(
+        dataclasses.replace(config, options={"quark": "full", "on_deleted": "restore"})
+    )
     backend.write(maker.start())
     assert client.get_experiment_by_name(project).lifecycle_stage == "active"
     assert len(find_runs()) == 1
@@ -328,7 +332,9 @@ def test_a_deleted_experiment_is_restored_on_request(
 def test_an_experiment_deleted_while_its_run_runs(
     definition, config, client, project, find_runs, maker, on_deleted
 ):
-    backend = definition.open(dataclasses.replace(config, options={"on_deleted": on_deleted}))
+    backend = definition.open(
+        dataclasses.replace(config, options={"quark": "full", "on_deleted": on_deleted})
+    )
     backend.write(maker.start(tags=["t"]))
     client.delete_experiment(client.get_experiment_by_name(project).experiment_id)
     backend.write(maker.lifecycle(("status", {"status": "completed"})))
@@ -336,7 +342,7 @@ def test_an_experiment_deleted_while_its_run_runs(
     assert run.info.lifecycle_stage == "active"
     assert run.info.status == "FINISHED"
     assert run.data.params == {"lr": "0.1"}
-    assert run.data.tags["quark.tag.t"] == "1"
+    assert run.data.tags["t"] == "true"
     assert run.data.tags["quark.status"] == "completed"
     stage = client.get_experiment_by_name(project).lifecycle_stage
     assert stage == ("active" if on_deleted == "restore" else "deleted")
@@ -347,7 +353,9 @@ def test_an_experiment_deleted_while_its_run_runs(
 def test_a_run_deleted_while_it_runs(
     definition, config, client, find_runs, history, maker, on_deleted
 ):
-    backend = definition.open(dataclasses.replace(config, options={"on_deleted": on_deleted}))
+    backend = definition.open(
+        dataclasses.replace(config, options={"quark": "full", "on_deleted": on_deleted})
+    )
     backend.write(maker.start(tags=["t"]))
     backend.write(maker.metrics(("m", 0, 0.0)))
     (first,) = find_runs()
@@ -363,7 +371,7 @@ def test_a_run_deleted_while_it_runs(
         assert runs[0].info.run_id != first.info.run_id
         assert len(points) == 49
     assert runs[0].data.params == {"lr": "0.1"}
-    assert runs[0].data.tags["quark.tag.t"] == "1"
+    assert runs[0].data.tags["t"] == "true"
     assert not (config.run_path / "quarantine").exists()
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture
 def uri(server):
-    return f"mlflow+{server.uri}"
+    return f"mlflow:{server.uri}?quark=full"
 
 
 @pytest.fixture

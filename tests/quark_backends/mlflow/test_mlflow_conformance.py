@@ -38,7 +38,7 @@ class TestMlflow(BackendConformance):
         # MLflow's own tries again would only take time.
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         # The ids of samples are hashed by default, so they would not come back as they were.
-        options = {"sample_ids": "plain"}
+        options = {"sample_ids": "plain", "quark": "full"}
         return dataclasses.replace(config, location=proxy.url, options=options)
 
     @pytest.fixture

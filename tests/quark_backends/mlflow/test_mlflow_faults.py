@@ -21,7 +21,7 @@ import os, signal, sys, time
 import quark
 
 root, uri, project, first, last, run_id = sys.argv[1:]
-backends = f"mlflow+{uri}"
+backends = f"mlflow:{uri}?quark=full"
 if run_id:
     session = quark.resume_run(run_id=run_id, storage_dir=root, backends=backends)
 else:
@@ -89,7 +89,7 @@ def test_a_process_that_is_killed_and_resumed_has_every_point_once(
     assert {lane.state for lane in recovery.sync(tmp_path)} <= {"delivered"}
     assert read_steps(server, "m") == list(range(1000))
     assert len(read_steps(server, "same")) == 1000
-    opened = quark.open_run(run_id, tmp_path, backend=f"mlflow+{server.uri}")
+    opened = quark.open_run(run_id, tmp_path, backend=f"mlflow:{server.uri}?quark=full")
     metrics = quark.MetricsLogger(opened)
     stored = quark.MetricsLogger(quark.open_run(run_id, tmp_path))
     assert metrics.read(metric_key="m") == stored.read(metric_key="m")
@@ -104,7 +104,7 @@ def test_a_server_that_is_down_at_the_start(
     mortal_server.kill()
     began = time.monotonic()
     session = quark.start_run(
-        project=project, storage_dir=tmp_path, backends=f"mlflow+{mortal_server.uri}"
+        project=project, storage_dir=tmp_path, backends=f"mlflow:{mortal_server.uri}?quark=full"
     )
     metrics = quark.MetricsLogger(session)
     for step in range(300):
@@ -146,7 +146,7 @@ def _log_in_child(session, first):
 def test_forked_children_are_mirrored_too(tmp_path, server, project, read_steps, monkeypatch):
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
     session = quark.start_run(
-        project=project, storage_dir=tmp_path, backends=f"mlflow+{server.uri}"
+        project=project, storage_dir=tmp_path, backends=f"mlflow:{server.uri}?quark=full"
     )
     metrics = quark.MetricsLogger(session)
     metrics.log("m", 0.0, step=0)
@@ -184,7 +184,7 @@ def test_workers_of_a_data_loader(tmp_path, server, project, read_steps, monkeyp
     data = pytest.importorskip("torch.utils.data")
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
     session = quark.start_run(
-        project=project, storage_dir=tmp_path, backends=f"mlflow+{server.uri}"
+        project=project, storage_dir=tmp_path, backends=f"mlflow:{server.uri}?quark=full"
     )
     loader = data.DataLoader(
         _Dataset(session), num_workers=2, batch_size=2, multiprocessing_context="fork"

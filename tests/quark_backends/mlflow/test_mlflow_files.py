@@ -106,7 +106,9 @@ def test_payloads_lie_under_their_names(backend, maker, tmp_path, fetch, definit
 
 @pytest.mark.long
 def test_a_payload_that_is_too_large_is_left_out(definition, config, maker, tmp_path, list_paths):
-    backend = definition.open(dataclasses.replace(config, options={"max_payload_mb": "0"}))
+    backend = definition.open(
+        dataclasses.replace(config, options={"quark": "full", "max_payload_mb": "0"})
+    )
     backend.write(maker.start())
     put(backend, tmp_path)
     backend.write(maker.artifact())

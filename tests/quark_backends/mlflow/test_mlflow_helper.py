@@ -34,7 +34,10 @@ def find_helper(session, known, timeout_s=150):
 
 def start(tmp_path, server, project):
     return quark.start_run(
-        project=project, storage_dir=tmp_path, backends=f"mlflow+{server.uri}", config={"lr": 0.1}
+        project=project,
+        storage_dir=tmp_path,
+        backends=f"mlflow:{server.uri}?quark=full",
+        config={"lr": 0.1},
     )
 
 
@@ -78,7 +81,7 @@ with quark.start_run(project=sys.argv[1], storage_dir=sys.argv[2], backends=sys.
 assert session.report_delivery().complete, session.report_delivery()
 assert not {"mlflow", "google.protobuf", "requests"} & sys.modules.keys()
 """
-    arguments = [project, str(tmp_path), f"mlflow+{server.uri}"]
+    arguments = [project, str(tmp_path), f"mlflow:{server.uri}?quark=full"]
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=os.environ
     )

@@ -67,7 +67,9 @@ def test_what_mlflow_shows_of_telemetry(backend, maker, find_runs, history):
 
 @pytest.mark.long
 def test_the_worst_layers_become_curves(definition, config, maker, find_runs):
-    backend = definition.open(dataclasses.replace(config, options={"layers": "10"}))
+    backend = definition.open(
+        dataclasses.replace(config, options={"quark": "full", "layers": "10"})
+    )
     backend.write(maker.start())
     backend.write(maker.layers())
     backend.write(maker.parameters())
@@ -109,7 +111,10 @@ def test_ids_of_samples_are_hashed(backend, maker, definition, config, tmp_path)
     assert first.class_counts == {"cat": 2, "dog": 1}
     plain = definition.open(
         dataclasses.replace(
-            config, run_id="run1", run_path=tmp_path / "r1", options={"sample_ids": "plain"}
+            config,
+            run_id="run1",
+            run_path=tmp_path / "r1",
+            options={"quark": "full", "sample_ids": "plain"},
         )
     )
     other = KindMaker("run1")

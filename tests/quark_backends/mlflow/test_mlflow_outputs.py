@@ -28,7 +28,10 @@ def train(tmp_path, project, monkeypatch):
 
     def start(uri, count=300):
         session = quark.start_run(
-            project=project, storage_dir=tmp_path, backends=f"mlflow+{uri}", config={"lr": 0.1}
+            project=project,
+            storage_dir=tmp_path,
+            backends=f"mlflow:{uri}?quark=full",
+            config={"lr": 0.1},
         )
         metrics = quark.MetricsLogger(session)
         for step in range(count):
@@ -50,7 +53,9 @@ def select_tags(run, start):
 
 
 def read_back(session, uri, kind):
-    mirrored = quark.open_run(session.run_id, session.context.storage_dir, backend=f"mlflow+{uri}")
+    mirrored = quark.open_run(
+        session.run_id, session.context.storage_dir, backend=f"mlflow:{uri}?quark=full"
+    )
     return mirrored.open_run.read(kind, Query(all_attempts=True)).to_records()
 
 

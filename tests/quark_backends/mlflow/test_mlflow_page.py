@@ -14,7 +14,7 @@ pytestmark = [
 
 @pytest.fixture
 def page(tmp_path, server):
-    client = PageClient(open_source(tmp_path, f"mlflow+{server.uri}"))
+    client = PageClient(open_source(tmp_path, f"mlflow:{server.uri}?quark=full"))
     yield client
     client.app.state.page.desk.close(60)
     client.app.state.page.tables.close()
@@ -24,7 +24,11 @@ def page(tmp_path, server):
 def test_all_of_a_mirrored_run_is_there(page, tmp_path, server, empty_server):
     ids = [
         log_everything(
-            tmp_path, f"whole-{seed}", lr=0.1 + seed, seed=seed, backends=f"mlflow+{server.uri}"
+            tmp_path,
+            f"whole-{seed}",
+            lr=0.1 + seed,
+            seed=seed,
+            backends=f"mlflow:{server.uri}?quark=full",
         )
         for seed in range(2)
     ]

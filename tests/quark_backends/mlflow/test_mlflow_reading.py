@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def train(tmp_path, server, project, losses, **arguments):
-    backends = f"mlflow+{server.uri}"
+    backends = f"mlflow:{server.uri}?quark=full"
     session = quark.start_run(project=project, storage_dir=tmp_path, backends=backends, **arguments)
     with session, quark.MetricsLogger(session) as metrics:
         for step, loss in enumerate(losses):
@@ -42,7 +42,7 @@ def test_our_run_is_read_as_the_store_has_it(tmp_path, server, project, find_run
         tmp_path, server, project, [1.0, math.nan, 0.5], config={"a": {"b": 1}}, tags=["x@y"]
     )
     (run,) = find_runs()
-    uri = f"mlflow+{server.uri}"
+    uri = f"mlflow:{server.uri}?quark=full"
     for run_id in (session.run_id, run.info.run_id):
         opened = quark.open_run(run_id, tmp_path, backend=uri)
         assert opened.run_id == session.run_id
@@ -65,7 +65,7 @@ def test_our_run_is_read_as_the_store_has_it(tmp_path, server, project, find_run
 @pytest.mark.long
 def test_a_resumed_run_hides_what_it_did_again(tmp_path, server, project):
     session = train(tmp_path, server, project, [3.0, 2.0, 1.0])
-    uri = f"mlflow+{server.uri}"
+    uri = f"mlflow:{server.uri}?quark=full"
     again = quark.resume_run(
         run_id=session.run_id, storage_dir=tmp_path, backends=uri, from_step=1, reopen=True
     )
@@ -80,13 +80,13 @@ def test_a_resumed_run_hides_what_it_did_again(tmp_path, server, project):
 @pytest.mark.long
 def test_artifacts_are_read_back(tmp_path, server, project):
     session = quark.start_run(
-        project=project, storage_dir=tmp_path, backends=f"mlflow+{server.uri}"
+        project=project, storage_dir=tmp_path, backends=f"mlflow:{server.uri}?quark=full"
     )
     with session:
         artifacts = quark.ArtifactStore(session)
         artifacts.store("report", "report", {"a": 1}, step=3)
         artifacts.store("blob", "blob", b"\x00\x01", step=3)
-    opened = quark.open_run(session.run_id, tmp_path, backend=f"mlflow+{server.uri}")
+    opened = quark.open_run(session.run_id, tmp_path, backend=f"mlflow:{server.uri}?quark=full")
     artifacts = quark.ArtifactStore(opened)
     loaded = {record.artifact_key: artifacts.load(record) for record in artifacts.read()}
     assert loaded == {"report": {"a": 1}, "blob": b"\x00\x01"}
@@ -95,7 +95,7 @@ def test_artifacts_are_read_back(tmp_path, server, project):
 @pytest.mark.long
 def test_a_run_that_never_saw_quark(tmp_path, server, project, foreign):
     run, parent = foreign
-    opened = quark.open_run(run.info.run_id, tmp_path, backend=f"mlflow+{server.uri}")
+    opened = quark.open_run(run.info.run_id, tmp_path, backend=f"mlflow:{server.uri}?quark=full")
     assert opened.status == "interrupted"
     record = opened.context.run
     assert (record.name, record.notes, record.tags) == ("trial", "Notes.", ("best", "team=vision"))
@@ -130,7 +130,7 @@ def test_a_run_that_never_saw_quark(tmp_path, server, project, foreign):
 @pytest.mark.long
 def test_it_is_analyzed_compared_and_exported(tmp_path, server, project, foreign):
     run, _ = foreign
-    uri = f"mlflow+{server.uri}"
+    uri = f"mlflow:{server.uri}?quark=full"
     opened = quark.open_run(uri, run.info.run_id)
     result = quark.AnalyzerEngine(opened).analyze()
     assert {score.score_key for score in result.health_scores} >= {"overall"}
@@ -237,7 +237,7 @@ def test_without_artifacts_the_points_are_read(definition, config, client, find_
 
 def test_what_cannot_be_opened_is_said(tmp_path, server, project, monkeypatch):
     with pytest.raises(RunNotFoundError, match="absent"):
-        quark.open_run("absent", tmp_path, backend=f"mlflow+{server.uri}")
+        quark.open_run("absent", tmp_path, backend=f"mlflow:{server.uri}?quark=full")
     missing = tmp_path / "none.db"
     with pytest.raises(SessionStoreError, match="no MLflow store"):
         quark.open_run("absent", tmp_path, backend=f"mlflow+sqlite:///{missing}")
@@ -246,7 +246,7 @@ def test_what_cannot_be_opened_is_said(tmp_path, server, project, monkeypatch):
     with pytest.raises(SessionStoreError, match="cannot be reached"):
         quark.open_run("absent", tmp_path, backend="mlflow+http://127.0.0.1:9")
     with pytest.raises(SchemaValidationError):
-        quark.open_run("", tmp_path, backend=f"mlflow+{server.uri}")
+        quark.open_run("", tmp_path, backend=f"mlflow:{server.uri}?quark=full")
 
 
 @pytest.mark.long
@@ -258,10 +258,10 @@ def test_a_store_in_a_file(tmp_path, project, mlflow, monkeypatch):
     (tmp_path / "runs").mkdir()
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "120")
     with quark.start_run(
-        project=project, storage_dir=tmp_path / "root", backends=f"mlflow+{uri}"
+        project=project, storage_dir=tmp_path / "root", backends=f"mlflow:{uri}?quark=full"
     ) as session:
         quark.MetricsLogger(session).log("m", 1.0, step=1)
-    opened = quark.open_run(session.run_id, tmp_path, backend=f"mlflow+{uri}")
+    opened = quark.open_run(session.run_id, tmp_path, backend=f"mlflow:{uri}?quark=full")
     assert [r.value for r in quark.MetricsLogger(opened).read()] == [1.0]
     made = {path.name for path in tmp_path.iterdir()}
     if mlflow.__version__.startswith("2."):

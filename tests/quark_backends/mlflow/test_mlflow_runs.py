@@ -45,7 +45,7 @@ def without_times(points):
 
 
 def start(tmp_path, server, project, **arguments):
-    backends = f"mlflow+{server.uri}"
+    backends = f"mlflow:{server.uri}?quark=full"
     return quark.start_run(project=project, storage_dir=tmp_path, backends=backends, **arguments)
 
 
@@ -132,7 +132,7 @@ def test_params_and_tags(tmp_path, server, project, find_runs):
     assert tags["mlflow.note.content"] == "Notes."
     assert tags["mlflow.source.type"] == "LOCAL"
     assert tags["mlflow.source.name"]
-    assert [tags[f"quark.tag.{name}"] for name in ("a", "b_at_c", "late")] == ["1"] * 3
+    assert [tags[name] for name in ("a", "b_at_c", "late")] == ["true"] * 3
     assert run.info.run_name == "first"
 
 
@@ -161,7 +161,7 @@ def test_a_resumed_run_goes_on_in_its_mlflow_run(
     quark.MetricsLogger(session).log("m", 1.0, step=1)
     session.end_run("failed")
     again = quark.resume_run(
-        run_id=session.run_id, storage_dir=tmp_path, backends=f"mlflow+{server.uri}"
+        run_id=session.run_id, storage_dir=tmp_path, backends=f"mlflow:{server.uri}?quark=full"
     )
     quark.MetricsLogger(again).log("m", 2.0, step=2)
     deliver_all(again)
@@ -188,7 +188,7 @@ def test_a_run_whose_mirror_state_is_lost_is_found_by_its_tag(
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     again = quark.resume_run(
-        run_id=session.run_id, storage_dir=tmp_path, backends=f"mlflow+{server.uri}"
+        run_id=session.run_id, storage_dir=tmp_path, backends=f"mlflow:{server.uri}?quark=full"
     )
     quark.MetricsLogger(again).log("m", 2.0, step=2)
     again.end_run()

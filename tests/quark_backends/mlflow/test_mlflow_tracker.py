@@ -115,7 +115,7 @@ def test_the_environment_sends_the_run_to_another_experiment(project, find_runs,
 def test_a_run_of_a_thousand_points_of_which_mlflow_refuses_one(
     server, project, find_runs, history
 ):
-    session = quark.start_run(project=project, storage_dir="out", backends="mlflow")
+    session = quark.start_run(project=project, storage_dir="out", backends="mlflow:?quark=full")
     metrics = quark.MetricsLogger(session)
     for step in range(1000):
         # MLflow takes no time before 1970.
@@ -134,7 +134,7 @@ def test_a_run_of_a_thousand_points_of_which_mlflow_refuses_one(
     assert "613" in line
     assert "timestamp" in line
     # Among the artifacts it is all the same, and so is read back.
-    opened = quark.MetricsLogger(quark.open_run(f"mlflow+{server.uri}", session.run_id))
+    opened = quark.MetricsLogger(quark.open_run(f"mlflow:{server.uri}?quark=full", session.run_id))
     assert len(opened.read(metric_key="m")) == 1000
 
 

@@ -23,7 +23,11 @@ from quark_core.errors import QuarkError
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        if (name.startswith("QUARK_") and name != "QUARK_QUIET") or name in (
+            "FORCE_COLOR",
+            "TTY_COMPATIBLE",
+            "COLUMNS",
+        ):
             monkeypatch.delenv(name)
 
 

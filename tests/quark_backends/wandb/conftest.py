@@ -75,12 +75,27 @@ class Mirrored:
     def rows(self):
         return [make_dict(history.item) for history in self.of("history")]
 
+    @cached_property
+    def axes(self):
+        """Key or pattern -> its axis, as the newest definition has it."""
+        defined = ((each.name or each.glob_name, each.step_metric) for each in self.of("metric"))
+        return {name: axis for name, axis in defined if axis}
+
+    def find_axis(self, key):
+        patterns = (name for name in self.axes if name.endswith("/*") and key.startswith(name[:-1]))
+        name = key if key in self.axes else next(patterns, "*")
+        return self.axes.get(name, "_step")
+
     def points(self, key):
-        return [(row.get("quark/step"), row[key]) for row in self.rows if key in row]
+        """Step and value of each point, the step as W&B finds it; None on an axis of others."""
+        axis = self.find_axis(key)
+        has_steps = axis.endswith("step")
+        return [(row.get(axis) if has_steps else None, row[key]) for row in self.rows if key in row]
 
     @cached_property
     def keys(self):
         own = {key for row in self.rows for key in row if key.startswith("_")} | AXES
+        own |= set(self.axes.values())
         return {key for row in self.rows for key in row} - own
 
     @property

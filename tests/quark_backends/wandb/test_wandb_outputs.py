@@ -31,7 +31,7 @@ def train(start):
 
 def list_generations(mirrored):
     """The generations that history rows are of, in order, each once."""
-    marks = [row["quark/seq"] for row in mirrored.rows if "quark/seq" in row]
+    marks = [mark for row in mirrored.rows for mark in row.get("quark/seq", "").split()]
     writers = [mark.rsplit(".", 2)[0] for mark in marks]
     return [writer for writer in dict.fromkeys(writers) if "." in writer]
 

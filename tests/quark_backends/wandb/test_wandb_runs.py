@@ -71,11 +71,10 @@ def test_steps_are_an_axis_and_never_filled_in(start, read_mirror):
             metrics.log("m", float(step), step=step)
         metrics.log("e", 1.0, epoch=2)
     mirrored = read_mirror(session.run_path)
-    assert mirrored.points("m") == [(10, 10), (5, 5), (6, 6), (7, 7)]
-    assert mirrored.points("e") == [(None, 1)]
+    assert sorted(mirrored.points("m")) == [(5, 5), (6, 6), (7, 7), (10, 10)]
+    assert [row["quark/epoch"] for row in mirrored.rows if "e" in row] == [2]
     metrics = {each.name or each.glob_name: each for each in mirrored.of("metric")}
-    assert metrics["*"].step_metric == "quark/step"
-    assert not metrics["*"].options.step_sync
+    assert not metrics["e"].options.step_sync
     assert metrics["quark/step"].options.hidden
     assert metrics["e"].step_metric == "quark/epoch"
 

@@ -50,9 +50,9 @@ def test_config_table_and_image_are_in_w_and_b(tmp_path, read_mirror):
         tracker.log_artifacts({"Report": "report.md"})
     mirrored = read_mirror(tracker.session.run_path)
     assert {key: mirrored.config[key] for key in ("lr", "seed")} == {"lr": 0.2, "seed": 3}
-    assert mirrored.points("loss") == [(10, 0.1), (5, 0.2)]
+    assert sorted(mirrored.points("loss")) == [(5, 0.2), (10, 0.1)]
     row = find_shown(mirrored, "eval/preds")
-    assert (row["quark/step"], row["eval/preds"]["_type"]) == (5, "table-file")
+    assert (row["quark/artifact_step"], row["eval/preds"]["_type"]) == (5, "table-file")
     table = json.loads(find_file(mirrored, row["eval/preds"]["path"]).read_text())
     assert (table["columns"], table["data"]) == (["id", "text"], rows)
     row = find_shown(mirrored, "samples")

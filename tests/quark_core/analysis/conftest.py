@@ -11,7 +11,7 @@ from quark_core.testing.faults import define_scripted
 @pytest.fixture
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_"):
+        if name.startswith("QUARK_") and name != "QUARK_QUIET":
             monkeypatch.delenv(name)
 
 

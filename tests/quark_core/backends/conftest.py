@@ -17,7 +17,7 @@ _counter = itertools.count()
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_"):
+        if name.startswith("QUARK_") and name != "QUARK_QUIET":
             monkeypatch.delenv(name)
 
 

@@ -36,7 +36,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:metric 'größe':RuntimeWarning"
 def elsewhere(tmp_path, monkeypatch):
     """An empty working directory, and no settings of the user's."""
     for name in [*os.environ]:
-        if name.startswith("QUARK_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        if (name.startswith("QUARK_") and name != "QUARK_QUIET") or name in (
+            "FORCE_COLOR",
+            "TTY_COMPATIBLE",
+        ):
             monkeypatch.delenv(name)
     folder = tmp_path / "here"
     folder.mkdir()

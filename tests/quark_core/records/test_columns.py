@@ -21,6 +21,7 @@ from quark_core.records import (
 from quark_core.records.columns import Columns
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import Query
+from quark_core.testing.batches import make_samples
 
 INDEX = st.none() | st.integers(0, 5)
 KEYS = ("loss", "lr", "acc")
@@ -63,7 +64,8 @@ LAYER = st.builds(
 )
 RECORDS = {kind: records_of(kind, VALUE) for kind in RECORD_TYPES}
 RECORDS |= {"metric": METRIC, "event": EVENT, "layer": LAYER, "lifecycle": LIFECYCLE}
-SAMPLES = {kind: records[0] for kind, records in golden.RECORDS.items()}
+SAMPLES = {kind: make_samples(kind, "r")[0] for kind in RECORD_TYPES}
+SAMPLES |= {kind: records[0] for kind, records in golden.RECORDS.items()}
 SAMPLES |= {
     "metric": MetricRecord("r", "w", 0, 0, 0, 0, "loss", None, "loss", 0.5, 1),
     "event": EventRecord("r", "w", 0, 0, 0, 0, "saved", "info"),

@@ -10,7 +10,7 @@ import quark
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch, tmp_path):
     for name in [*os.environ]:
-        if name.startswith("QUARK_"):
+        if name.startswith("QUARK_") and name != "QUARK_QUIET":
             monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)

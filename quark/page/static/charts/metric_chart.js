@@ -41,6 +41,7 @@ import { readTheme } from "./theme.js";
  * @property {(low: number | null, high: number | null) => void} [onZoom] null and null for the whole
  * @property {(isFull: boolean) => void} [onFull] where the page keeps it; else the chart does
  * @property {(id: string) => void} [onMark] a mark was clicked
+ * @property {(step: number) => void} [onStep] a place was clicked where nothing else is
  */
 
 const HEIGHT = 190;
@@ -311,7 +312,20 @@ export class MetricChart {
     const isHit = this.painted.carets.some((caret) => Math.abs(caret.left / scale - left) < HIT_PX && Math.abs(caret.top / scale - top) < HIT_PX * 2);
     if (isHit) return this.setFull(true);
     const mark = this.painted.marks.find((group) => Math.abs(group.x / scale - left) < HIT_PX);
-    if (mark?.ids[0]) this.props.onMark?.(mark.ids[0]);
+    if (mark?.ids[0]) return this.props.onMark?.(mark.ids[0]);
+    const step = this.findStep(left);
+    if (step !== null) this.props.onStep?.(step);
+  }
+
+  /** The step at a place in the plot; null where there is none. @param {number} left in CSS pixels */
+  findStep(left) {
+    const { box, scales } = this.plot;
+    const x = scales.x[0] + (left - box.left) / Math.max(1, box.width) * (scales.x[1] - scales.x[0]);
+    if (this.kind === "step") return this.props.curves[0]?.unit === "epoch" ? null : Math.max(0, Math.round(x));
+    const at = this.lines.findIndex((line) => line.xs.length > 0);
+    if (this.kind === "metric" || at < 0) return null;
+    const step = this.props.curves[at].step[findNearest(this.lines[at].xs, x)];
+    return Number.isFinite(step) ? step : null;
   }
 
   get type() {

@@ -39,7 +39,7 @@ export function MetricTile({ metric, chart }) {
       title: metric.name, curves: kept.curves, window: view.window, whole: chart.wholeOf(),
       x: /** @type {any} */ (xKey === null ? view.x : "metric"), xCurve, start_s: chart.start_s,
       isLog: view.isLog, smooth: view.smooth, marks,
-      onZoom: chart.zoom, onMark: (/** @type {string} */ id) => change({}, { hash: `alert-${id}` }),
+      onZoom: chart.zoom, onMark: (/** @type {string} */ id) => change({}, { hash: `alert-${id}` }), onStep: chart.chooseStep,
     };
     if (drawn.current) drawn.current.update(props);
     else drawn.current = new charts.MetricChart(host.current, { ...props, width: width.current });

@@ -5,7 +5,8 @@ import { html } from "../data/html.js";
 import { useState } from "../vendor/hooks.js";
 import { useAnswer } from "./answers.js";
 import { askJson } from "./connection.js";
-import { change, root } from "./links.js";
+import { change } from "./links.js";
+import { Picture } from "./pictures.js";
 import { writeBytes, writeMany, writeStep } from "./texts.js";
 
 /** Images by step, with one slider for all of them. @param {{ run: string, query: URLSearchParams, version: number }} props */
@@ -21,8 +22,7 @@ export function Images({ run, query, version }) {
       aria-valuetext=${`step ${writeStep(steps[place])}`}
       onInput=${(/** @type {any} */ event) => change({ at: String(steps[Number(event.currentTarget.value)]) }, { together: true })} />
       <output>${writeStep(steps[place])} of ${writeMany(value.step_count, "step")}</output></label></div>`}
-    <ul class="images">${images.map((/** @type {any} */ row) => html`<li key=${row.key}><figure><img loading="lazy" alt=${`picture ${row.name}${row.step === null ? "" : ` at step ${row.step}`}`}
-      src=${new URL(row.url, root).href} /><figcaption>${row.name}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}</figcaption></figure></li>`)}</ul>
+    <ul class="images">${images.map((/** @type {any} */ row) => html`<li key=${row.key}><${Picture} run=${run} row=${row} /></li>`)}</ul>
     ${value.count > images.length && html`<p class="quiet">${images.length} of ${writeMany(value.count, "name")}: the text above chooses others</p>`}
     ${value.left_out > 0 && html`<p class="quiet">of the newest artifacts; ${writeStep(value.left_out)} older ones were not looked at</p>`}`;
 }

@@ -8,6 +8,7 @@ import { CopyButton, StateBadge } from "./badges.js";
 import { Batches } from "./batches.js";
 import { ChartList, listFirst, readNames, writeNames } from "./chart_list.js";
 import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
+import { Console } from "./console.js";
 import { Controls } from "./controls.js";
 import { EditButtons, EditNotes } from "./edit_run.js";
 import { Findings, Health, isGrave } from "./findings.js";
@@ -24,9 +25,10 @@ import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
 
 const RUNNING_MS = 1000;
 const ENDED_MS = 5000;
-const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["artifacts", Artifacts], ["system", LateSystem], ["batches", Batches]]));
+const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["console", Console], ["artifacts", Artifacts], ["system", LateSystem], ["batches", Batches], ["samples", LateSamples]]));
 const ENTRIES = 1000;
 const loadSystem = () => import("./system.js");
+const loadSamples = () => import("./samples.js");
 
 /** @typedef {{ x: string, window: [number, number] | null, find: string, smooth: number,
  *   isLog: boolean, attempts: string, ranks: string, tab: string }} View */
@@ -101,7 +103,7 @@ function Run({ first, place }) {
   // The links to copy name the workspace, once it is known.
   useSession();
   const metrics = useMemo(() => readMetrics(data.metrics), [data.metrics]);
-  const chart = useChartSettings(view, store, version, analysis, run, metrics);
+  const chart = useChartSettings(view, store, version, analysis, run, metrics, hasSamples(data));
   const active = place.hash;
   const isRunning = run.state === "running";
   const title = run.name || run.id;
@@ -146,11 +148,12 @@ function Run({ first, place }) {
       <p class="hidden" role="status" aria-live="polite" id="news">${news}</p>
       <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []}
         window=${chart.stepWindow} zoom=${(/** @type {number} */ from, /** @type {number} */ to) => chart.zoomSteps(from, to)} />
-      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, table: null, sort: null, rows: null })} />
+      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, stream: null, table: null, sort: null, rows: null, where: null, set: null, near: null, first: null })} />
       <div id="panel" role="tabpanel" aria-labelledby=${`tab-${view.tab}`}>
         ${view.tab === "charts" && html`<${Controls} view=${view} data=${data} metrics=${metrics} />
+          <${LateNear} isShown=${hasSamples(data)} run=${id} query=${place.query} heard=${heard} />
           <${ChartList} metrics=${metrics} find=${view.find} turned=${turned} turn=${turn} chart=${chart} />`}
-        ${Panel && html`<${Panel} run=${id} query=${place.query} change=${narrow} version=${heard?.turn ?? 0} absent=${data.absent} />`}
+        ${Panel && html`<${Panel} run=${id} query=${place.query} change=${narrow} version=${heard?.turn ?? 0} absent=${data.absent} isRunning=${isRunning} />`}
         ${view.tab === "config" && html`<${Config} data=${data} />`}
         ${view.tab === "delivery" && html`<${Delivery} data=${data} />`}
       </div>
@@ -161,6 +164,23 @@ function Run({ first, place }) {
 function LateSystem(props) {
   const page = useLate(loadSystem);
   return page && html`<${page.System} ...${props} />`;
+}
+
+/** @param {Record<string, any>} props those of `Samples` */
+function LateSamples(props) {
+  const page = useLate(loadSamples);
+  return page && html`<${page.Samples} ...${props} />`;
+}
+
+/** @param {any} data */
+function hasSamples(data) {
+  return Boolean(data.contents?.sample);
+}
+
+/** @param {{ isShown: boolean, run: string, query: URLSearchParams, heard: any }} props */
+function LateNear({ isShown, run, query, heard }) {
+  const page = useLate(isShown ? loadSamples : undefined);
+  return page && html`<${page.NearSamples} run=${run} near=${query.get("near")} version=${heard?.turn ?? 0} />`;
 }
 
 /** @param {{ run: any, progress: any }} props */
@@ -249,9 +269,9 @@ function readWindow(view) {
 /**
  * All that a chart is told, the same object until something of it changes.
  * @param {View} view @param {SeriesStore} store @param {number} version @param {any} analysis
- * @param {any} run @param {any[]} metrics
+ * @param {any} run @param {any[]} metrics @param {boolean} hasSamples
  */
-function useChartSettings(view, store, version, analysis, run, metrics) {
+function useChartSettings(view, store, version, analysis, run, metrics, hasSamples) {
   const start_s = Date.parse(run.created_at) / 1000;
   return useMemo(() => {
     /** @param {number | null} from @param {number | null} to @param {boolean} [together] */
@@ -263,6 +283,7 @@ function useChartSettings(view, store, version, analysis, run, metrics) {
     const isStep = view.x === "step";
     return {
       store, version, view, start_s, zoom, whole, wholeOf: () => shared, wholeText: String(shared), findings: analysis.findings, metrics,
+      chooseStep: hasSamples ? (/** @type {number} */ step) => change({ near: String(step) }, { together: true }) : undefined,
       stepWindow: isStep ? view.window : null,
       stepWhole: () => isStep ? whole() : run.newest_step ? [0, run.newest_step] : null,
       /** @param {number} from @param {number} to */
@@ -273,7 +294,7 @@ function useChartSettings(view, store, version, analysis, run, metrics) {
         else change({ x: null, from: writeEdge(from), to: writeEdge(to) });
       },
     };
-  }, [view, store, version, analysis, metrics, start_s, run.newest_step]);
+  }, [view, store, version, analysis, metrics, start_s, run.newest_step, hasSamples]);
 }
 
 /** @param {number} edge */

@@ -5,6 +5,8 @@ import { html } from "../data/html.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { Refused, askJson, isPassing } from "./connection.js";
 import { change as place, root } from "./links.js";
+import { Lineage } from "./lineage.js";
+import { MediaPanel } from "./media.js";
 import { Images, TextPayload, isText } from "./payloads.js";
 import { useRarely } from "./pace.js";
 import { EventRows } from "./run_facts.js";
@@ -20,7 +22,8 @@ const LEVELS = ["debug", "info", "warning", "error", "critical"];
 /** @type {Tab[]} */
 export const TABS = [
   { name: "charts", title: "Charts" }, { name: "system", title: "System and ranks", kind: "telemetry" },
-  { name: "batches", title: "Batches", kind: "batch" }, { name: "events", title: "Events and logs" },
+  { name: "batches", title: "Batches", kind: "batch" }, { name: "samples", title: "Samples", kind: "sample" }, { name: "events", title: "Events and logs" },
+  { name: "console", title: "Console", kind: "console" },
   { name: "artifacts", title: "Artifacts" }, { name: "config", title: "Config" },
   { name: "delivery", title: "Delivery" },
 ];
@@ -50,7 +53,7 @@ export function TabBar({ active, contents, absent, show }) {
  * @param {string} path @param {Record<string, unknown>} query @param {string} field
  * @param {string} cursorName @param {unknown} version
  */
-function usePages(path, query, field, cursorName, version) {
+export function usePages(path, query, field, cursorName, version) {
   const [pages, setPages] = useState(/** @type {{ rows: any[], next: string | null, mistake: string, isReady: boolean }} */ (
     { rows: [], next: null, mistake: "", isReady: false }));
   const isOlder = cursorName === "before";
@@ -116,6 +119,7 @@ export function Artifacts({ run, query, change, version, absent }) {
   const asked = readAsked(query);
   const { rows, next, mistake, isReady, more } = usePages(`api/runs/${encodeURIComponent(run)}/artifacts`,
     { text: text || null }, "artifacts", "after", version);
+  const shown = rows.find((row) => row.view && row.id === query.get("media"));
   return html`<div class="bar"><label>text <input id="find-artifact" type="text" value=${text}
       onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
@@ -123,12 +127,14 @@ export function Artifacts({ run, query, change, version, absent }) {
     ${rows.length > 0 && absent?.payload && html`<p class="notice-line">${absent.payload}</p>`}
     <${Images} run=${run} query=${query} version=${useRarely(version)} />
     ${asked && html`<${TableView} run=${run} query=${query} asked=${asked} />`}
+    ${shown && html`<${MediaPanel} run=${run} row=${shown} />`}
     ${rows.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Artifacts"><table class="plain-table"><thead><tr>
       <th scope="col">name</th><th scope="col">type</th><th scope="col" class="number">step</th><th scope="col" class="number">size</th><th scope="col">logged</th><th scope="col">payload</th></tr></thead>
       <tbody>${rows.map((row) => html`<tr key=${row.id}><th scope="row">${row.name}</th><td>${row.type}</td>
         <td class="number">${writeStep(row.step)}</td><td class="number">${writeBytes(row.size_bytes)}</td><td>${writeTime(row.at)}</td>
-        <td><div class="payloads">${row.table && row.url && html`<button class="plain" aria-label=${`Show ${row.name} as a table`} onClick=${() => place({ table: `${row.table}.${row.sha256}`, sort: null, rows: null })}>Table</button>`}${isText(row) && html`<${TextPayload} run=${run} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</div></td></tr>`)}</tbody></table></div>`}
-    ${next && html`<button class="plain more" onClick=${more}>more</button>`}`;
+        <td><div class="payloads">${row.view && row.url && html`<button class="plain" aria-label=${`Show ${row.name}${row.step === null ? "" : ` at step ${row.step}`}`} onClick=${() => place({ media: row.id })}>Show</button>`}${row.table && row.url && html`<button class="plain" aria-label=${`Show ${row.name} as a table`} onClick=${() => place({ table: `${row.table}.${row.sha256}`, sort: null, rows: null })}>Table</button>`}${isText(row) && !row.view && html`<${TextPayload} run=${run} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</div></td></tr>`)}</tbody></table></div>`}
+    ${next && html`<button class="plain more" onClick=${more}>more</button>`}
+    ${rows.length > 0 && html`<${Lineage} run=${run} />`}`;
 }
 
 /** @param {{ data: any }} props */

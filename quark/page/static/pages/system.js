@@ -18,6 +18,7 @@ const BINS = 600;
 const MOST_LISTED = 20;
 const MOST_LINES = 16;
 const LAGS = 1.1;
+const RATES = ["tokens_per_s", "samples_per_s", "flops_per_s", "mfu_percent"].map((name) => `system/runtime/${name}`);
 
 /** @typedef {import("../data/pack.js").Pack} Pack */
 
@@ -55,16 +56,42 @@ function useFigures(run, window, version) {
   }, [run, String(window), version]);
 }
 
+/** Of each rate that was measured the curves of its ranks. @param {string} run @param {[number, number] | null} window @param {number} version */
+function useRates(run, window, version) {
+  const { value } = useAnswer(async (signal) => {
+    const query = { key: RATES, ranks: "each", entries: BINS, low: window && Math.floor(window[0]), high: window && Math.ceil(window[1]) };
+    const curves = readCurves(decodePack(await (await ask(`api/runs/${encodeURIComponent(run)}/series`, query, signal)).arrayBuffer()));
+    return RATES.map((key) => curves.filter((curve) => curve.key === key && curve.step.length > 0)).filter((found) => found.length > 0);
+  }, [run, String(window), version]);
+  return value;
+}
+
+/** @param {{ curves: import("../data/curves.js").Curve[], window: [number, number] | null }} props */
+function Rate({ curves, window: shown }) {
+  const host = useRef(/** @type {HTMLElement | null} */ (null));
+  const drawn = useRef(/** @type {MetricChart | null} */ (null));
+  useEffect(() => {
+    if (!host.current) return;
+    const props = { title: curves[0].name, curves: curves.slice(0, MOST_LINES), window: shown, onZoom: zoom };
+    if (drawn.current) drawn.current.update(props);
+    else drawn.current = new MetricChart(host.current, props);
+  }, [curves, String(shown)]);
+  useEffect(() => () => drawn.current?.destroy(), []);
+  return html`<div class="tile"><div ref=${host} class="tile-chart"></div></div>`;
+}
+
 /** @param {{ run: string, query: URLSearchParams, version: number, absent: Record<string, string> }} props */
 export function System({ run, query, version, absent }) {
   const [from, to] = [Number(query.get("from") ?? NaN), Number(query.get("to") ?? NaN)];
   const window = /** @type {[number, number] | null} */ (from <= to && (query.get("x") ?? "step") === "step" ? [from, to] : null);
   const { value: packs, mistake } = useFigures(run, window, useRarely(version));
+  const rates = useRates(run, window, useRarely(version));
   if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
   if (!packs) return html`<p class="quiet">…</p>`;
-  if (!packs.length) return html`<p class="notice-line">${absent?.telemetry ?? "No telemetry was logged. quark.TelemetryLogger keeps what steps take and what the machine does."}</p>`;
+  if (!packs.length && !rates?.length) return html`<p class="notice-line">${absent?.telemetry ?? "No telemetry was logged. quark.TelemetryLogger keeps what steps take and what the machine does."}</p>`;
   const pace = packs.find(({ head }) => head.field === "step_time_ms" && head.ranks.length > 1);
   return html`${pace && html`<${Ranks} pack=${pace} />`}
+    ${rates && rates.length > 0 && html`<h2>What gets done, by rank</h2><div class="charts">${rates.map((curves) => html`<${Rate} key=${curves[0].key} curves=${curves} window=${window} />`)}</div>`}
     <div class="charts">${packs.map((pack) => html`<${Figure} key=${pack.head.field} pack=${pack} window=${window} />`)}</div>
     ${packs.some(({ head }) => !head.exact) && html`<p class="quiet">Each entry is the highest of its steps.</p>`}`;
 }

@@ -4,7 +4,7 @@
 import { html } from "../data/html.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { Refused, SignInNeeded, askJson } from "./connection.js";
-import { change } from "./links.js";
+import { change, root } from "./links.js";
 import { Gap, useRowWindow } from "./row_window.js";
 import { writeBytes, writeMany, writeStep, writeValue } from "./texts.js";
 
@@ -106,7 +106,7 @@ export function TableView({ run, query, asked }) {
         ${head.columns.map((/** @type {string} */ name, /** @type {number} */ column) => html`<${Head} key=${column} name=${name} column=${column} asked=${asked} isNumber=${isNumber(pages.values().next().value?.rows[0]?.[column])} />`)}</tr></thead>
       <tbody><${Gap} rows=${range.first} height_px=${ROW_PX} />
         ${rows.map(({ at, number, values }) => html`<tr key=${at} aria-rowindex=${at + 2}><th scope="row" class="number">${number === undefined ? "…" : writeStep(number + 1)}</th>
-          ${head.columns.map((/** @type {string} */ _, /** @type {number} */ column) => html`<${Cell} key=${column} value=${values?.[column]} />`)}</tr>`)}
+          ${head.columns.map((/** @type {string} */ _, /** @type {number} */ column) => html`<${Cell} key=${column} run=${run} value=${values?.[column]} />`)}</tr>`)}
         <${Gap} rows=${head.count - range.first - rows.length} height_px=${ROW_PX} /></tbody></table></div>`}
     ${!head && !mistake && html`<p class="quiet">…</p>`}</section>`;
 }
@@ -116,8 +116,13 @@ function isNumber(value) {
   return typeof value === "number" || (typeof value === "string" && value.trim() !== "" && !Number.isNaN(Number(value)));
 }
 
-/** @param {{ value: unknown }} props */
-function Cell({ value }) {
+/** @param {{ run: string, value: any }} props */
+function Cell({ run, value }) {
+  const image = value !== null && typeof value === "object" && /^[0-9a-f]{64}$/.test(value.image) ? value.image : null;
+  if (image) {
+    const address = new URL(`artifacts/${encodeURIComponent(run)}/${image}`, root).href;
+    return html`<td class="cell-image"><a href=${address} target="_blank" rel="noopener"><img loading="lazy" alt="picture in the table" src=${address} /></a></td>`;
+  }
   return html`<td class=${isNumber(value) ? "number" : ""} title=${typeof value === "string" && value.length > 20 ? value : undefined}>${typeof value === "number" ? String(value) : writeValue(value)}</td>`;
 }
 

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -31,6 +32,10 @@ _ARRIVING = ".partial"
 # What nothing was written to for so long is on its way no more.
 _ARRIVING_S = 3600.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Windows has none of these, and `quark serve` refuses to run there.
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_ONLY_FOLDERS = getattr(os, "O_DIRECTORY", 0)
+_CLOSED_BY_EXEC = getattr(os, "O_CLOEXEC", 0)
 
 
 class PayloadVault(Protocol):
@@ -151,7 +156,7 @@ class FolderVault:
             end = start + size_bytes
             while start < end:
                 wanted = min(_PIECE_BYTES, end - start)
-                piece = await self._call(partial(os.pread, descriptor, wanted, start))
+                piece = await self._call(partial(_read_at, descriptor, wanted, start))
                 if not piece:
                     raise SessionStoreError(f"payload {sha256} is shorter than it was")
                 start += len(piece)
@@ -221,7 +226,7 @@ class FolderVault:
         if folder is None:
             return None
         try:
-            return os.open(sha256, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            return os.open(sha256, os.O_RDONLY | _NO_LINK | _CLOSED_BY_EXEC, dir_fd=folder)
         except FileNotFoundError:
             return None
         finally:
@@ -248,7 +253,7 @@ class _Partial:
         try:
             self._file = os.open(
                 self._name,
-                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED_BY_EXEC,
                 0o400,
                 dir_fd=folder,
             )
@@ -283,13 +288,19 @@ class _Partial:
             os.close(self._folder)
 
 
+def _read_at(descriptor: int, size_bytes: int, start: int) -> bytes:
+    if sys.platform == "win32":
+        raise SessionStoreError("the service does not run on Windows")
+    return os.pread(descriptor, size_bytes, start)
+
+
 def _folders(workspace: str, run_id: str, sha256: str) -> tuple[str, ...]:
     return workspace, run_id, sha256[:2]
 
 
 def _descend(root: Path, folders: tuple[str, ...], *, make: bool) -> int | None:
     """A descriptor of a folder under the root, reached without following a link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    flags = os.O_RDONLY | _ONLY_FOLDERS | _CLOSED_BY_EXEC
     try:
         found = os.open(root, flags)
     except FileNotFoundError:
@@ -300,7 +311,7 @@ def _descend(root: Path, folders: tuple[str, ...], *, make: bool) -> int | None:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o700, dir_fd=found)
                     os.fsync(found)
-            following = os.open(name, flags | os.O_NOFOLLOW, dir_fd=found)
+            following = os.open(name, flags | _NO_LINK, dir_fd=found)
         except FileNotFoundError:
             return None
         finally:

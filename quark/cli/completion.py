@@ -1,0 +1,294 @@
+"""What a shell offers behind `quark …`: runs, projects, tags, metrics; and how it comes to ask.
+
+The shell calls `quark` anew at each press of the tab key, so that little is imported here,
+and an answer that is not there in time is none. Nothing that goes wrong is ever told: text
+in the middle of a line that somebody types is worse than no help.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+if TYPE_CHECKING:
+    from quark_core.backends.contract import SupportsRead
+
+__all__ = [
+    "answer_shell",
+    "complete_metrics",
+    "complete_projects",
+    "complete_runs",
+    "complete_tags",
+    "install_completion",
+    "install_option",
+    "is_completing",
+]
+
+_VARIABLE = "_QUARK_COMPLETE"
+_PATIENCE_S = 2.0
+_MOST = 100
+_MOST_RUNS = 10_000
+_HELP_CHARACTERS = 60
+_SHELLS = ("bash", "zsh", "fish")
+_BEGIN, _END = "# >>> quark completion >>>", "# <<< quark completion <<<"
+
+# A shell puts a word on the line as it is, and the names of runs may be a stranger's: nothing
+# that a shell would take for more than a word is ever offered.
+_FIT = re.compile(r"[\w.@+%][\w./@:+,=%-]*")
+
+T = TypeVar("T")
+
+
+def is_completing() -> bool:
+    """Whether this process answers a shell, rather than does what is on its command line."""
+    return _VARIABLE in os.environ
+
+
+def answer_shell(command: click.Command) -> None:
+    """Answer the shell that asks, whatever goes wrong; does not return."""
+    logging.disable(logging.CRITICAL)
+    with suppress(BaseException):
+        # Warnings of libraries too.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+        command(prog_name="quark")
+    # A thread that waits for a service, or a library's, is not waited for.
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def complete_runs(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Ids of runs that begin so, newest first, and names that do; each with project and name."""
+
+    def find(reader: SupportsRead) -> list[CompletionItem]:
+        from quark_core.runs.run_ids import find_labels
+        from quark_core.system.terminal_text import clean_line
+
+        found = []
+        labels = find_labels(reader, "", _MOST_RUNS)
+        for label in labels:
+            name = label.name or ""
+            if label.run_id.startswith(incomplete):
+                text = label.run_id
+            elif incomplete and name.startswith(incomplete):
+                text = name
+            else:
+                continue
+            if not _FIT.fullmatch(text):
+                continue
+            told = " ".join(each for each in (label.project, name, label.status) if each)
+            found.append(CompletionItem(text, help=clean_line(told)[:_HELP_CHARACTERS]))
+            if len(found) == _MOST:
+                break
+        return found
+
+    del param
+    return _ask(ctx, find)
+
+
+def complete_projects(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Projects that begin so."""
+
+    def find(reader: SupportsRead) -> list[CompletionItem]:
+        from quark_core.runs.run_ids import find_labels
+
+        labels = find_labels(reader, "", _MOST_RUNS)
+        return _offer((label.project for label in labels), incomplete)
+
+    del param
+    return _ask(ctx, find)
+
+
+def complete_metrics(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Metrics that begin so, as they were logged: of the run of this line, or of all."""
+
+    def find(reader: SupportsRead) -> list[CompletionItem]:
+        from quark.cli.store_access import find_run
+        from quark_core.records.names import decode_name
+        from quark_core.runs.searching import list_names, summarize_run
+
+        run = ctx.params.get("run")
+        if run:
+            keys = list(summarize_run(reader, str(find_run(reader, str(run)).run.id)).metrics)
+        else:
+            keys = list(list_names(reader, text=incomplete, limit=_MOST).metrics)
+        return _offer(map(decode_name, keys), incomplete)
+
+    del param
+    return _ask(ctx, find)
+
+
+def complete_tags(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Tags that begin so."""
+
+    def find(reader: SupportsRead) -> list[CompletionItem]:
+        from quark_core.runs.searching import list_names
+
+        names = list_names(reader, text=incomplete, limit=_MOST)
+        return _offer((tag.tag for tag in names.tags), incomplete)
+
+    del param
+    return _ask(ctx, find)
+
+
+def _offer(words: Iterator[str], incomplete: str) -> list[CompletionItem]:
+    fit = (word for word in words if _FIT.fullmatch(word))
+    found = dict.fromkeys(word for word in fit if word.startswith(incomplete))
+    return [CompletionItem(word) for word in sorted(found)[:_MOST]]
+
+
+def _ask(
+    ctx: click.Context, find: Callable[[SupportsRead], list[CompletionItem]]
+) -> list[CompletionItem]:
+    """What a look into the store of a line finds; nothing where that fails or takes too long."""
+    answers: list[list[CompletionItem]] = []
+
+    def work() -> None:
+        try:
+            answers.append(find(_open(ctx)))
+        except BaseException:  # noqa: BLE001 - see the module: nothing is told
+            answers.append([])
+
+    # Of a service that is down nobody knows how long it takes; the thread ends with the process.
+    thread = threading.Thread(target=work, name="quark-completion", daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    return answers[0] if answers else []
+
+
+def _open(ctx: click.Context) -> SupportsRead:
+    from quark_core.config.arguments import resolve_storage_dir
+    from quark_core.runs.composition import open_reader
+
+    directory = ctx.params.get("storage_dir")
+    backend = ctx.params.get("backend")
+    if backend:
+        from quark_core.runs.foreign_runs import open_foreign_store
+
+        return open_foreign_store(directory, str(backend)).reader
+    return open_reader(resolve_storage_dir(directory))
+
+
+def install_option(command: Callable[..., T]) -> Callable[..., T]:
+    """Add --install-completion to the root of the commands."""
+    return click.option(
+        "--install-completion",
+        is_flag=False,
+        flag_value="",
+        default=None,
+        expose_value=False,
+        is_eager=True,
+        metavar="[bash|zsh|fish]",
+        callback=_install,
+        help="Have the shell complete commands, options, runs and names.",
+    )(command)
+
+
+def _install(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    del param
+    if value is None or ctx.resilient_parsing:
+        return
+    shell = value or Path(os.environ.get("SHELL", "")).name
+    if shell not in _SHELLS:
+        raise click.BadParameter(
+            f"{shell or 'no shell'!r} is none of {', '.join(_SHELLS)}: name one of them, as in "
+            "quark --install-completion bash",
+            param_hint="--install-completion",
+        )
+    for line in install_completion(shell):
+        click.echo(line)
+    ctx.exit()
+
+
+def install_completion(shell: str) -> list[str]:
+    """Write what a shell needs into this user's own files; again changes nothing.
+
+    Args:
+        shell: bash, zsh or fish.
+
+    Returns:
+        What was done, and how it is undone, for people.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    script = _write_script(shell)
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    if shell == "fish":
+        path = config / "fish" / "completions" / "quark.fish"
+        done = [_put(path, script)]
+        undo = f"To undo it: rm {path}"
+    else:
+        path = config / "quark" / f"completion.{shell}"
+        folder = os.environ.get("ZDOTDIR") if shell == "zsh" else None
+        start = Path(folder or Path.home()) / f".{shell}rc"
+        done = [_put(path, script), _add_block(start, path)]
+        undo = f"To undo it: rm {path}, and delete the lines from {_BEGIN!r} on in {start}"
+    return [*done, undo, f"It works in each {shell} that is started from now on."]
+
+
+def _write_script(shell: str) -> str:
+    from quark.cli.main import cli
+
+    found = get_completion_class(shell)
+    assert found is not None
+    if shell == "bash":
+        # Only the text: to ask for the version of bash would take a process.
+        template = found.source_template
+        values = {
+            "complete_func": "_quark_completion",
+            "complete_var": _VARIABLE,
+            "prog_name": "quark",
+        }
+        return template % values
+    script: str = found(cli, {}, "quark", _VARIABLE).source()
+    if shell == "zsh":
+        script = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n" + script
+    return script
+
+
+def _put(path: Path, text: str) -> str:
+    try:
+        if path.read_text("utf-8") == text:
+            return f"{path} is up to date."
+    except FileNotFoundError:
+        pass
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return f"{path} written."
+
+
+def _add_block(start: Path, script: Path) -> str:
+    import shlex
+
+    known = start.read_text("utf-8") if start.exists() else ""
+    place = shlex.quote(str(script))
+    block = f"{_BEGIN}\n[ -f {place} ] && . {place}\n{_END}\n"
+    if block in known:
+        return f"{start} reads it already."
+    before, mark, rest = known.partition(f"{_BEGIN}\n")
+    if mark:
+        # Of an earlier time, for a file at another place.
+        known = before + rest.partition(f"{_END}\n")[2]
+    if known and not known.endswith("\n"):
+        known += "\n"
+    start.write_text(known + block, "utf-8")
+    return f"{start} reads it: three lines at its end."

@@ -1,0 +1,210 @@
+"""`quark import`: take in the runs of other tools."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from quark.cli.store_access import json_option, print_json, storage_option
+from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
+
+if TYPE_CHECKING:
+    from quark.importing.foreign import ForeignRun
+    from quark.importing.intake import RunImport
+
+__all__ = ["import_runs"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_LEAST_INTERVAL_S = 0.1
+
+
+@click.group("import")
+def import_runs() -> None:
+    """Take in the runs of another tool: metrics, config, tags, notes, times, status, files.
+
+    A run that was imported before gets what is new. What could not be taken is listed.
+    """
+
+
+def import_options(command: F) -> F:
+    """Add what every tool's command takes to a command."""
+    for option in (
+        json_option,
+        click.option(
+            "--interval",
+            "interval_s",
+            type=click.FloatRange(min=_LEAST_INTERVAL_S),
+            default=5.0,
+            show_default=True,
+            help="With --watch: seconds between two looks.",
+        ),
+        click.option("--watch", is_flag=True, help="Go on with what comes, until Ctrl-C."),
+        click.option("-t", "--tag", "tags", multiple=True, help="A tag for each run; repeat."),
+        click.option("-p", "--project", help="Project of all runs [default: as the tool has it]."),
+        storage_option,
+    ):
+        command = option(command)
+    return command
+
+
+@import_runs.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@import_options
+def tensorboard(directory: Path, **options: Any) -> None:
+    """The event files under DIRECTORY, whatever wrote them; each folder of them is a run.
+
+    Folders called train, validation, test and the like are one run, with metrics of that name.
+    """
+    from quark.importing.sources.tensorboard import find_runs
+
+    project = options["project"]
+    run_import("tensorboard", lambda: find_runs(directory, project=project), **options)
+
+
+@import_runs.command("csv")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--step", help="Column of the step [default: found by its name].")
+@click.option("--time", "moment", help="Column of the time [default: found by its name].")
+@click.option("--run-column", help="Column that tells runs apart [default: found by its name].")
+@import_options
+def csv_files(
+    path: Path, step: str | None, moment: str | None, run_column: str | None, **options: Any
+) -> None:
+    """Tables of metrics: the CSV file PATH, or those under the folder PATH.
+
+    One point a row or one metric a column; exports of W&B, TensorBoard and MLflow, logs of
+    Lightning and Keras, and Quark's own mirror are known.
+    """
+    from quark.importing.sources.csv import find_runs
+    from quark.importing.sources.csv_forms import ColumnChoice
+
+    choice, project = ColumnChoice(step, moment, run_column), options["project"]
+    run_import("csv", lambda: find_runs(path, choice, project=project), **options)
+
+
+@import_runs.command()
+@click.argument("uri")
+@click.option("-e", "--experiment", "experiments", multiple=True, help="Only this one; repeat.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), help="Only the newest N runs.")
+@import_options
+def mlflow(uri: str, experiments: tuple[str, ...], limit: int | None, **options: Any) -> None:
+    """The runs of MLflow at URI: http://…, sqlite:///…, or a folder of MLflow's."""
+    from quark.importing.sources.mlflow import find_runs
+
+    run_import("mlflow", lambda: find_runs(uri, experiments=experiments, limit=limit), **options)
+
+
+@import_runs.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@import_options
+def wandb(directory: Path, **options: Any) -> None:
+    """The runs in W&B's own files under DIRECTORY, such as ./wandb, offline ones or not.
+
+    Tables that W&B lets one download (.csv) are taken as well.
+    """
+    from quark.importing.sources.wandb import find_runs
+
+    project = options["project"]
+    run_import("wandb", lambda: find_runs(directory, project=project), **options)
+
+
+def run_import(
+    tool: str,
+    find: Callable[[], Iterable[ForeignRun]],
+    *,
+    storage_dir: Path | None,
+    project: str | None,
+    tags: tuple[str, ...],
+    watch: bool,
+    interval_s: float,
+    as_json: bool,
+) -> None:
+    """Import what is found, and say what has come; exit status 1 where a run failed.
+
+    Args:
+        tool: The tool.
+        find: Finds its runs; with `watch` again and again.
+        storage_dir, project, tags, watch, interval_s, as_json: As the options.
+    """
+    from quark.importing.intake import ImportOptions, open_intake
+    from quark.importing.watching import import_all, watch_all
+
+    root = resolve_storage_dir(storage_dir)
+    asked = ImportOptions(
+        project=None if project is None else check_label(project, "project"),
+        tags=check_tags(tags),
+    )
+    began_s = time.monotonic()
+    with open_intake(root, tool, asked) as intake:
+        if watch:
+            results = watch_all(intake, find, interval_s, None if as_json else _say_progress)
+        else:
+            results = import_all(intake, find)
+    if as_json:
+        print_json({"tool": tool, "runs": [result.to_dict() for result in results]})
+    else:
+        _print_results(results, time.monotonic() - began_s, root)
+    if any(result.failure for result in results):
+        sys.exit(1)
+
+
+def _say_progress(result: RunImport) -> None:
+    from quark_core.system.terminal_text import clean_line
+
+    told = result.failure or f"{result.points} points, {result.files} files"
+    click.echo(clean_line(f"{result.name or result.identity}: {told}"), err=True)
+
+
+def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from quark.cli.texts import Console, Text
+
+    console = Console()
+    if not results:
+        console.print("There are no runs here.")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("run", "name", "project", "points", "records", "files", ""):
+        table.add_column(heading, justify="right" if heading in _COUNTS else "left")
+    for one in results:
+        state = one.failure or ("new" if one.is_new else "" if one.is_changed else "nothing new")
+        table.add_row(
+            Text((one.run_id or "")[:12]),
+            Text(one.name or one.identity),
+            Text(one.project or ""),
+            *(f"{count:,}" for count in (one.points, one.records, one.files)),
+            Text(state),
+        )
+    console.print(table)
+    points = sum(one.points for one in results)
+    console.print(f"{points:,} points in {took_s:.1f} s, under {root}", markup=False)
+    _print_losses(results, console)
+
+
+def _print_losses(results: list[RunImport], console: Any) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from quark.cli.texts import Text
+
+    if not any(one.losses for one in results):
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="What could not be taken")
+    for heading in ("run", "what", "name", "count", "why"):
+        table.add_column(heading, overflow="fold")
+    for one in results:
+        for loss in one.losses:
+            texts = (one.name or one.identity, loss.kind, loss.name, str(loss.count), loss.reason)
+            table.add_row(*map(Text, texts))
+    console.print(table)
+
+
+_COUNTS = ("points", "records", "files")

@@ -1,0 +1,261 @@
+"""`quark logs`: what a run has printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import json_option, storage_option
+
+if TYPE_CHECKING:
+    from quark_core.records import EventRecord
+    from quark_core.records.kinds.console import ConsoleRecord
+    from quark_core.runs.console_lines import LineKey
+
+__all__ = ["logs"]
+
+_INTERRUPTED = 130
+_LOOK_S = 0.5
+_TAIL = 1000
+# How often a line that goes on is printed anew while it is followed.
+_AGAIN_S = 5.0
+_STREAMS = {"out": "stdout", "err": "stderr", "stdout": "stdout", "stderr": "stderr"}
+_AGE = re.compile(r"(\d{1,9})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@click.command()
+@click.argument("run")
+@storage_option
+@backend_option
+@click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run ends.")
+@click.option("--stream", type=click.Choice(list(_STREAMS)), help="Only this one of the two.")
+@click.option("--rank", type=click.IntRange(0), help="Only what this rank has printed.")
+@click.option(
+    "-n",
+    "--tail",
+    type=click.IntRange(0),
+    help=f"The newest so many lines [default: all, with -f {_TAIL}].",
+)
+@click.option("--since", metavar="TIME", help="From then on: 10m, 2h, 1d, or an ISO 8601 time.")
+@click.option("--search", metavar="TEXT", help="Only lines that hold this, in whatever case.")
+@click.option("-t", "--time", "with_time", is_flag=True, help="Print when each line came (UTC).")
+@click.option("--events", "with_events", is_flag=True, help="Events and log lines between them.")
+@json_option
+def logs(
+    run: str,
+    storage_dir: Path | None,
+    backend: str | None,
+    follows: bool,
+    stream: str | None,
+    rank: int | None,
+    tail: int | None,
+    since: str | None,
+    search: str | None,
+    with_time: bool,
+    with_events: bool,
+    as_json: bool,
+) -> None:
+    """Print what RUN (its id, the beginning of it, or its name) has printed.
+
+    Each line once, without what a terminal would be steered by; a progress bar
+    is the line that it last was. With --json each line is an object.
+
+    Exit status: 0; with -f 130 where Ctrl-C ends it before the run does.
+    """
+    from quark_core.runs.console_lines import ConsoleFollower, read_lines
+
+    source = RunSource(storage_dir, backend)
+    run_id = str(source.find(run).run.id)
+    is_wanted = _make_filter(
+        None if stream is None else _STREAMS[stream], rank, _read_since(since), search
+    )
+    printer = _Printer(with_time=with_time, as_json=as_json)
+    if follows and tail is None:
+        tail = _TAIL
+    try:
+        # Before the lines are read, so that none falls in between.
+        kinds = ("event",) if with_events else ()
+        follower = ConsoleFollower(source.reader, run_id, kinds) if follows else None
+        lines: list[Any] = list(
+            read_lines(source.reader, run_id, rank=rank, tail=tail, is_wanted=is_wanted)
+        )
+        if with_events:
+            lines = _add_events(source, run_id, lines, is_wanted, tail)
+        for line in lines:
+            printer.print(line)
+        if follower is not None:
+            _follow(source, run_id, follower.read, is_wanted, printer)
+        elif not lines and not as_json:
+            click.echo(_say_nothing(source, run_id), err=True)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+def _say_nothing(source: RunSource, run_id: str) -> str:
+    unstored = source.describe_unstored(run_id)
+    told = "quark: no such line was kept of this run (start_run(capture=…) says what is)"
+    return f"{told}\n{unstored}" if unstored else told
+
+
+def _follow(
+    source: RunSource,
+    run_id: str,
+    read: Callable[[], list[Any]],
+    is_wanted: Callable[[Any], bool],
+    printer: _Printer,
+) -> None:
+    from quark_core.errors import StoreUnavailableError
+
+    told: str | None = None
+    while True:
+        try:
+            has_ended = source.reader.load_run(run_id).state != "running"
+            records = read()
+        except StoreUnavailableError as error:
+            if str(error) != told:
+                told = str(error)
+                click.echo(f"quark: {told}; trying again", err=True)
+            time.sleep(_LOOK_S)
+            continue
+        told = None
+        for record in records:
+            if is_wanted(record):
+                printer.follow(record)
+        printer.print_waiting(is_last=has_ended)
+        sys.stdout.flush()
+        if has_ended:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _make_filter(
+    stream: str | None, rank: int | None, since_us: int | None, search: str | None
+) -> Callable[[Any], bool]:
+    wanted = None if search is None else search.lower()
+
+    def is_wanted(record: Any) -> bool:
+        if since_us is not None and record.time_us < since_us:
+            return False
+        if rank is not None and record.rank != rank:
+            return False
+        if record.KIND == "event":
+            return wanted is None or wanted in _describe_event(record).lower()
+        if stream is not None and record.stream != stream:
+            return False
+        return wanted is None or wanted in record.text.lower()
+
+    return is_wanted
+
+
+def _read_since(text: str | None) -> int | None:
+    """Microseconds since the epoch."""
+    from quark_core.records import parse_time
+
+    if text is None:
+        return None
+    age = _AGE.fullmatch(text.strip())
+    try:
+        if age is not None:
+            begin = datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+            return int(begin.timestamp() * 1e6)
+        return parse_time(text.strip())
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{text!r:.60} is neither an age such as 10m nor an ISO 8601 time",
+            param_hint="--since",
+        ) from None
+
+
+def _add_events(
+    source: RunSource,
+    run_id: str,
+    lines: list[Any],
+    is_wanted: Callable[[Any], bool],
+    tail: int | None,
+) -> list[Any]:
+    from quark_core.records.query import Query
+    from quark_core.runs.reading import read_rows
+
+    found: Any = read_rows(source.reader, run_id, "event", Query(limit=tail)).to_records()
+    merged = [*lines, *(event for event in found if is_wanted(event))]
+    merged.sort(key=lambda record: record.time_us)
+    return merged if tail is None else merged[max(0, len(merged) - tail) :]
+
+
+class _Printer:
+    """Prints lines and events."""
+
+    def __init__(self, *, with_time: bool, as_json: bool) -> None:
+        self._with_time = with_time
+        self._as_json = as_json
+        self._waiting: dict[LineKey, ConsoleRecord] = {}
+        self._shown: dict[LineKey, tuple[float, str]] = {}
+
+    def print(self, record: Any) -> None:
+        """Print one record."""
+        from quark_core.system.terminal_text import clean_line, clean_text, escape_json
+
+        is_event = record.KIND == "event"
+        if self._as_json:
+            told = record.to_dict()
+            if is_event:
+                told["text"] = _describe_event(record)
+            click.echo(escape_json(json.dumps(told, ensure_ascii=False)))
+            return
+        head = f"{record.timestamp[11:23]} " if self._with_time else ""
+        if record.rank:
+            head += f"[rank {record.rank}] "
+        if is_event:
+            click.echo(f"{head}{clean_line(_describe_event(record))}")
+            return
+        if record.left_out:
+            noun = "line was" if record.left_out == 1 else "lines were"
+            click.echo(f"{head}… {record.left_out:,} {noun} left out here …")
+        click.echo(head + clean_text(record.text.replace("\n", " ")))
+
+    def follow(self, record: Any) -> None:
+        """Print a whole line; one that goes on waits for what becomes of it."""
+        from quark_core.runs.console_lines import find_key
+
+        if record.KIND == "event":
+            self.print(record)
+            return
+        key = find_key(record)
+        if not record.is_whole:
+            self._waiting[key] = record
+            return
+        self._waiting.pop(key, None)
+        _, text = self._shown.pop(key, (0.0, None))
+        if text != record.text:
+            self.print(record)
+
+    def print_waiting(self, *, is_last: bool) -> None:
+        """Print lines that go on, now and then, and at the end."""
+        now_s = time.monotonic()
+        for key, record in list(self._waiting.items()):
+            shown_s, text = self._shown.get(key, (0.0, ""))
+            if text == record.text or not record.text.strip():
+                continue
+            if is_last or now_s - shown_s >= _AGAIN_S:
+                self._shown[key] = (now_s, record.text)
+                self.print(record)
+        if len(self._shown) > _TAIL:
+            self._shown.clear()
+
+
+def _describe_event(record: EventRecord) -> str:
+    """Such as `warning alert_raised: the loss does not fall`."""
+    payload: Mapping[str, Any] = record.payload or {}
+    message = payload.get("message")
+    told = f": {message}" if isinstance(message, str) and message else ""
+    return f"{record.severity} {record.event_type}{told}"

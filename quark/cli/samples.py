@@ -1,0 +1,116 @@
+"""`quark samples`: the text samples of a run, searched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import json_option, print_json, storage_option
+
+if TYPE_CHECKING:
+    from quark.cli.texts import Console
+    from quark_core.records.columns import Columns
+
+__all__ = ["samples"]
+
+_ROWS = 10
+_TEXT_CHARACTERS = 1_000
+
+
+@click.command()
+@click.argument("run")
+@click.option("-s", "--search", metavar="TEXT", help="Only rows in whose texts this stands.")
+@click.option(
+    "-w",
+    "--where",
+    metavar="CONDITION",
+    multiple=True,
+    help="Only rows of which this holds: 'reward > 0.5', 'task == math', 'answer ~ forty' (stands "
+    "in it). Several must all hold.",
+)
+@click.option("--name", metavar="SET", help="Only rows of this set.")
+@click.option("--step", type=click.IntRange(min=0), help="Only rows of this step.")
+@click.option("--near", type=click.IntRange(min=0), help="The rows nearest to this step.")
+@click.option("--sort", metavar="COLUMN", help="Sort by it; -COLUMN: the largest first.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=1),
+    default=_ROWS,
+    show_default=True,
+    help="Rows to show.",
+)
+@click.option("--full", is_flag=True, help="Show texts whole.")
+@storage_option
+@backend_option
+@json_option
+def samples(
+    run: str,
+    search: str | None,
+    where: tuple[str, ...],
+    name: str | None,
+    step: int | None,
+    near: int | None,
+    sort: str | None,
+    limit: int,
+    full: bool,
+    storage_dir: Path | None,
+    backend: str | None,
+    as_json: bool,
+) -> None:
+    """List the text samples of RUN (its id, the beginning of it, or its name), the newest first."""
+    from quark_core.runs.sample_search import find_samples, order_samples
+
+    source = RunSource(storage_dir, backend)
+    session = source.open(str(source.find(run).run.id))
+    found = find_samples(session, search=search, where=where, name=name, step=step)
+    is_descending = sort is not None and sort.startswith("-")
+    column = sort[1:] if sort is not None and is_descending else sort
+    shown = found.take(order_samples(found, column, descending=is_descending, near=near)[:limit])
+    if as_json:
+        print_json([record.to_dict() for record in shown.to_records()])
+        return
+    is_asked = search or where or name or step is not None
+    if not found.count:
+        click.echo("No samples fit." if is_asked else "This run has no text samples.")
+        return
+    from quark.cli.texts import Console
+
+    console = Console()
+    _print_rows(console, shown, characters=None if full else _TEXT_CHARACTERS)
+    rest = "" if shown.count == found.count else f" of {found.count}; --limit shows more"
+    click.echo(f"{shown.count} samples{rest}.")
+
+
+def _print_rows(console: Console, rows: Columns, *, characters: int | None) -> None:
+    from quark.cli.texts import Text
+
+    for record in rows.to_records():
+        sample: Any = record
+        head = Text.assemble((f"{sample.set_name}", "bold"))
+        for label, value in (
+            ("step", sample.step),
+            ("epoch", sample.epoch),
+            ("reward", None if sample.reward is None else f"{sample.reward:.6g}"),
+        ):
+            if value is not None:
+                head.append(f"  {label} ", "dim").append(str(value))
+        console.print(head)
+        texts = {"prompt": sample.prompt, "completion": sample.completion, **(sample.columns or {})}
+        for column, value in texts.items():
+            if value is None:
+                continue
+            text = value if isinstance(value, str) else str(value)
+            left = 0 if characters is None else max(0, len(text) - characters)
+            line = Text("  ").append(f"{column}: ", "cyan")
+            line.append(text if not left else text[:characters], lines=True)
+            if left:
+                line.append(f" … {left} characters more; --full shows them", "dim")
+            lost = (sample.cut or {}).get(column)
+            if lost is not None:
+                line.append(f" (cut when it was logged; it had {lost} characters)", "dim")
+            console.print(line)
+        console.print()

@@ -1,0 +1,221 @@
+"""What a tool says of a run, as a store takes it, and what of it has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quark.importing.columns import FIRST_US, LAST_US
+from quark.importing.foreign import RunFacts
+from quark.importing.losses import Losses
+from quark.importing.story import derive_run_id
+from quark_core.backends.contract import SupportsPrimary
+from quark_core.config import settings
+from quark_core.config.arguments import check_label, check_notes, check_tag
+from quark_core.config.redaction import redact_text
+from quark_core.config.snapshot import snapshot_config
+from quark_core.errors import SchemaValidationError
+from quark_core.records import ProjectRecord
+from quark_core.records.json_object import normalize_object
+from quark_core.records.names import MAX_NAME_LENGTH
+from quark_core.records.schema import TERMINAL_STATUSES
+from quark_core.records.times import now_us
+from quark_core.system.process import current_process
+
+__all__ = ["Changes", "Taken", "describe_start", "describe_process", "find_changes", "take_facts"]
+
+_MAX_NOTES = 100_000
+_MAX_TAGS = 1000
+_STOPPED = "interrupted"
+"""Status of what says that it goes on, when nobody watches it any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Facts that a store takes: checked, without secrets; see `RunFacts`."""
+
+    project: str
+    name: str | None
+    notes: str | None
+    tags: tuple[str, ...]
+    config: Mapping[str, Any] | None
+    config_digest: str
+    environment: Mapping[str, Any]
+    environment_digest: str
+    status: str
+    is_told: bool
+    started_us: int | None
+    ended_us: int | None
+    parent_run_id: str | None
+    git_commit: str | None
+
+
+def take_facts(facts: RunFacts, tool: str, losses: Losses) -> Taken:
+    """The facts as a store takes them; what it cannot take is told."""
+    config = None
+    if facts.config:
+        snapshot = snapshot_config(dict(facts.config))
+        config = {"values": dict(snapshot.values), "notes": list(snapshot.notes)}
+    environment = {
+        "imported": {"from": tool, "run": redact_text(facts.identity)},
+        **facts.environment,
+    }
+    known = _take_environment(environment, losses)
+    return Taken(
+        project=_cut_label(facts.project, "project", losses) or tool,
+        name=_cut_label(facts.name, "name", losses),
+        notes=_cut_notes(facts.notes, losses),
+        tags=_take_tags(facts.tags, losses),
+        config=config,
+        config_digest="" if config is None else _digest(config),
+        environment=known,
+        environment_digest=_digest(known),
+        status=facts.status if facts.status in TERMINAL_STATUSES else "running",
+        is_told=facts.is_told,
+        started_us=_take_time(facts.started_us),
+        ended_us=_take_time(facts.ended_us),
+        parent_run_id=None if facts.parent is None else derive_run_id(tool, facts.parent),
+        git_commit=facts.git_commit,
+    )
+
+
+def describe_start(
+    taken: Taken, run_id: str, run_path: str, storage_dir: Path, primary: SupportsPrimary
+) -> dict[str, Any]:
+    """What the start of a run says, as a store makes the run of it."""
+    root = str(storage_dir)
+    return {
+        "project": {
+            "id": ProjectRecord.derive_id(taken.project),
+            "name": taken.project,
+            "root_path": root,
+        },
+        "run": {
+            "name": taken.name,
+            "notes": taken.notes,
+            "parent_run_id": taken.parent_run_id,
+            "lineage_root_run_id": taken.parent_run_id or run_id,
+            "run_path": run_path,
+            "git_commit": taken.git_commit,
+            "strict_mode": False,
+            "tags": list(taken.tags),
+        },
+        "store": {
+            "name": getattr(primary, "store_name", None) or settings.store_name(storage_dir),
+            "path": root,
+        },
+        "process": describe_process(),
+    }
+
+
+def describe_process() -> dict[str, Any]:
+    """This process: as long as it imports the run, the run is alive."""
+    found: dict[str, Any] = msgspec.to_builtins(current_process())
+    return found
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is to be said of a run that its store does not know yet.
+
+    Attributes:
+        records: Lifecycle actions, with their data and times.
+        said: What has been said then, to be noted.
+    """
+
+    records: list[tuple[str, Mapping[str, Any], int]] = field(default_factory=list)
+    said: dict[str, Any] = field(default_factory=dict)
+
+
+def find_changes(said: Mapping[str, Any], taken: Taken, *, is_watched: bool) -> Changes:
+    """What the tool says now and did not say before: what people have edited with us stays.
+
+    Args:
+        said: What it had said, as `Changes.said`.
+        taken: What it says now.
+        is_watched: More may come, so that the end is not told, unless the tool tells it.
+    """
+    changes, now = Changes(), now_us()
+    edits: dict[str, Any] = {}
+    for name, value in (("name", taken.name), ("notes", taken.notes)):
+        if value is not None and value != said.get(name):
+            edits[name] = {"before": said.get(name), "after": value}
+            changes.said[name] = value
+    added = sorted({*taken.tags} - {*said.get("tags", ())})
+    if added:
+        edits["tags"] = {
+            "before": list(said.get("tags", ())),
+            "after": sorted({*taken.tags, *said.get("tags", ())}),
+            "added": added,
+            "removed": [],
+        }
+        changes.said["tags"] = edits["tags"]["after"]
+    if edits:
+        changes.records.append(("edit", {"by": "import", "changes": edits}, now))
+    if taken.config is not None and taken.config_digest != said.get("config"):
+        changes.records.append(("config", taken.config, now))
+        changes.said["config"] = taken.config_digest
+    if taken.environment_digest != said.get("environment"):
+        changes.records.append(("environment", taken.environment, now))
+        changes.said["environment"] = taken.environment_digest
+    if is_watched and (taken.status == "running" or not taken.is_told):
+        return changes
+    status = _STOPPED if taken.status == "running" else taken.status
+    ended_us = taken.ended_us or now
+    ending = [status, taken.ended_us]
+    if ending != said.get("ending"):
+        changes.records.append(("status", {"status": status}, ended_us))
+        changes.said["ending"] = ending
+    return changes
+
+
+def _cut_label(text: str | None, what: str, losses: Losses) -> str | None:
+    if text is None or not text.strip("/ \t\r\n"):
+        return None
+    cut = text.encode("utf-8", "replace").decode()[:MAX_NAME_LENGTH]
+    if len(cut) < len(text):
+        losses.add(what, text, f"what is beyond {MAX_NAME_LENGTH} characters is left out")
+    return check_label(cut, what)[:MAX_NAME_LENGTH]
+
+
+def _cut_notes(text: str | None, losses: Losses) -> str | None:
+    if not text:
+        return None
+    if len(text) > _MAX_NOTES:
+        losses.add("notes", "notes", f"what is beyond {_MAX_NOTES} characters is left out")
+    return check_notes(text[:_MAX_NOTES])
+
+
+def _take_tags(tags: Sequence[str], losses: Losses) -> tuple[str, ...]:
+    kept = set()
+    for tag in tags:
+        try:
+            kept.add(check_tag(tag, "tag"))
+        except SchemaValidationError as error:
+            losses.add("tag", str(tag), str(error))
+    if len(kept) > _MAX_TAGS:
+        losses.add("tag", "tags", f"a run has {_MAX_TAGS} at most", len(kept) - _MAX_TAGS)
+    return tuple(sorted(kept)[:_MAX_TAGS])
+
+
+def _take_environment(known: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
+    try:
+        return snapshot_config(dict(known)).values
+    except SchemaValidationError as error:
+        losses.add("environment", "environment", str(error))
+        return normalize_object({}, "environment") or {}
+
+
+def _take_time(time_us: int | None) -> int | None:
+    return time_us if time_us is not None and FIRST_US <= time_us <= LAST_US else None
+
+
+def _digest(config: Mapping[str, Any]) -> str:
+    text = json.dumps(config, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,324 @@
+"""What stands in a row of W&B's history, by the type that W&B gives it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quark.importing.distributions import make_distribution
+from quark.importing.foreign import ForeignFile, PointList
+from quark.importing.losses import Losses
+from quark_core.artifacts.payload_folder import is_plain_file
+from quark_core.records import EventRecord, GpuReading, SystemTelemetryRecord
+from quark_core.records.artifact_layout import split_path
+from quark_core.records.base import start_fields
+from quark_core.records.json_object import JsonObject
+
+if TYPE_CHECKING:
+    from quark_core.records import StreamRecord
+
+__all__ = ["WandbValues", "read_stats"]
+
+_FILE_TYPES = {
+    "image-file": "image",
+    "audio-file": "audio",
+    "video-file": "video",
+    "html-file": "html",
+    "object3D-file": "object3d",
+    "plotly-file": "figure",
+    "molecule-file": "molecule",
+    "graph-file": "graph",
+    "bokeh-file": "figure",
+}
+_LISTS = {"images": "image", "audio": "audio", "videos": "video", "html": "html"}
+_OWN_FILES = (
+    "media/",
+    "requirements.txt",
+    "wandb-",
+    "config.yaml",
+    "output.log",
+    "conda-environment.yaml",
+    "diff",
+)
+_LEVELS = {"INFO": "info", "WARN": "warning", "ERROR": "error"}
+_NONFINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_OWN_KEY = "quark"
+_MEBIBYTE = 2**20
+_CHUNK_BYTES = 2**20
+
+
+class WandbValues:
+    """Collects what rows hold.
+
+    Args:
+        folder: Where the run's files are.
+        losses: Told of what cannot be taken.
+
+    Attributes:
+        points, records, files: What was collected.
+    """
+
+    def __init__(self, folder: Path, losses: Losses) -> None:
+        self.points = PointList()
+        self.records: list[StreamRecord] = []
+        self.files: list[ForeignFile] = []
+        self._folder = folder
+        self._losses = losses
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether anything was collected."""
+        return bool(len(self.points) or self.records or self.files)
+
+    def take(self, key: str, value: Any, step: int, time_s: float) -> None:
+        """Take one value of a row; one that holds others is taken apart."""
+        if isinstance(value, (bool, int, float)):
+            self._add_point(key, step, value, time_s)
+        elif isinstance(value, str) and value in _NONFINITE:
+            self.points.add(key, step, _NONFINITE[value], time_s)
+        elif isinstance(value, dict):
+            if "_type" in value:
+                self._take_typed(key, value, step, time_s)
+                return
+            for name, inner in value.items():
+                self.take(f"{key}.{name}", inner, step, time_s)
+        elif value is not None and key != _OWN_KEY:
+            self._losses.add(
+                "value", key, f"a {type(value).__name__} is no metric, nor a type of W&B's"
+            )
+
+    def _add_point(self, key: str, step: int, value: float, time_s: float) -> None:
+        try:
+            self.points.add(key, step, float(value), time_s)
+        except OverflowError:
+            self._losses.add("value", key, "it is beyond float64")
+
+    def _take_typed(self, key: str, value: Mapping[str, Any], step: int, time_s: float) -> None:
+        form = str(value["_type"])
+        time_us = round(time_s * 1e6)
+        group = form.partition("/")[0]
+        if form == "histogram":
+            self._take_histogram(key, value, step, time_us)
+        elif form == "table-file":
+            self._take_table(key, value, step, time_us)
+        elif form in _FILE_TYPES:
+            self._take_file(key, _FILE_TYPES[form], value.get("path"), value, step, time_us)
+        elif form == "images/separated" or group in _LISTS:
+            names = value.get("filenames") or [
+                one.get("path") for one in value.get("items", ()) if isinstance(one, dict)
+            ]
+            captions = value.get("captions")
+            for place, name in enumerate(names if isinstance(names, list) else ()):
+                facts: dict[str, Any] = {}
+                if isinstance(captions, list) and place < len(captions):
+                    facts["caption"] = captions[place]
+                self._take_file(
+                    f"{key}/{place}", _LISTS.get(group, "image"), name, facts, step, time_us
+                )
+        else:
+            self._losses.add(form, key, f"W&B's type {form} has no place in a run")
+
+    def _take_histogram(self, key: str, value: Mapping[str, Any], step: int, time_us: int) -> None:
+        counts, edges = value.get("values"), value.get("bins")
+        packed = value.get("packedBins")
+        try:
+            if edges is None and packed:
+                low, width = float(packed["min"]), float(packed["size"])
+                edges = [low + place * width for place in range(int(packed["count"]) + 1)]
+            record = make_distribution(
+                key,
+                [float(edge) for edge in edges or ()],
+                [float(count) for count in counts or ()],
+                step=step if step >= 0 else None,
+                time_us=time_us,
+            )
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+            self._losses.add("histogram", key, f"it cannot be read: {error}")
+            return
+        if record is None:
+            self._losses.add("histogram", key, "it is empty")
+        else:
+            self.records.append(record)
+
+    def _take_table(self, key: str, value: Mapping[str, Any], step: int, time_us: int) -> None:
+        path = self._find(value.get("path"))
+        if path is None:
+            self._losses.add("table", key, f"its file is not there: {value.get('path')}")
+            return
+        try:
+            table = json.loads(path.read_bytes())
+            content = {"columns": [str(name) for name in table["columns"]], "rows": table["data"]}
+            data = msgspec.json.encode(content)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._losses.add("table", key, f"it cannot be read: {error}")
+            return
+        self._add_file(key, "table", data, {}, step, time_us, "json")
+
+    def _take_file(
+        self,
+        key: str,
+        artifact_type: str,
+        name: Any,
+        facts: Mapping[str, Any],
+        step: int | None,
+        time_us: int | None,
+    ) -> None:
+        path = self._find(name)
+        if path is None:
+            self._losses.add(artifact_type, key, f"its file is not there: {name}")
+            return
+        shown = {
+            fact: facts[fact]
+            for fact in ("caption", "width", "height", "boxes", "masks")
+            if facts.get(fact) is not None
+        }
+        self._add_file(key, artifact_type, path, shown, step, time_us)
+
+    def _add_file(
+        self,
+        key: str,
+        artifact_type: str,
+        content: bytes | Path,
+        facts: Mapping[str, Any],
+        step: int | None,
+        time_us: int | None,
+        payload_format: str = "bytes",
+    ) -> None:
+        self.files.append(
+            ForeignFile(
+                artifact_type=artifact_type,
+                name=key,
+                content=content,
+                payload_format=payload_format,
+                step=step if step is not None and step >= 0 else None,
+                time_us=time_us,
+                metadata=facts,
+            )
+        )
+
+    def _find(self, name: Any) -> Path | None:
+        """A file in the run's folder; nothing that is named leads out of it."""
+        if not isinstance(name, str) or split_path(name) is None:
+            return None
+        path = self._folder / name
+        inside = self._folder.resolve() in path.resolve().parents
+        return path if inside and is_plain_file(path) else None
+
+    def take_alert(self, alert: Any, time_us: int | None) -> None:
+        """An alert as an event."""
+        fields = start_fields(None)
+        payload = {"message": f"{alert.title}: {alert.text}", "title": alert.title}
+        self.records.append(
+            EventRecord(
+                *fields[:5],
+                time_us or fields[5],
+                "wandb_alert",
+                _LEVELS.get(alert.level, "info"),
+                None,
+                None,
+                None,
+                JsonObject(payload),
+            )
+        )
+
+    def take_files(self, files: Any, time_us: int | None) -> None:
+        """Files that the user has saved; W&B's own, and what the history names, are left out."""
+        for item in files.files:
+            if not item.path.startswith(_OWN_FILES):
+                self._take_file(item.path, "file", item.path, {}, None, time_us)
+
+    def take_artifact(self, artifact: Any, time_us: int | None) -> None:
+        """The files of an artifact that are on this machine, and are what the artifact says."""
+        if artifact.type in ("run_table", "job"):
+            return  # a table of the history once more, or W&B's note of the program
+        for entry in artifact.manifest.contents:
+            name = f"{artifact.name}/{entry.path}"
+            path = Path(entry.local_path)
+            if entry.ref:
+                self._losses.add("artifact", name, f"it lies elsewhere: {entry.ref}")
+            elif not entry.local_path or not is_plain_file(path):
+                self._losses.add("artifact", name, "its file is not on this machine")
+            elif not _is_what_it_says(path, entry):
+                # The file may name any path of whoever imports it.
+                self._losses.add("artifact", name, "its file is not what the artifact says")
+            else:
+                facts = {"artifact": artifact.name, "digest": artifact.digest}
+                facts |= {"aliases": list(artifact.aliases)} if artifact.aliases else {}
+                self._add_file(name, _make_type(artifact.type), path, facts, None, time_us)
+
+
+def _make_type(text: str) -> str:
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text)
+    return kept.lstrip("._-")[:100] or "file"
+
+
+def _is_what_it_says(path: Path, entry: Any) -> bool:
+    """Whether a file has the size and the digest that the artifact notes of it."""
+    try:
+        if entry.size and path.stat().st_size != entry.size:
+            return False
+        digest = hashlib.md5(usedforsecurity=False)
+        with path.open("rb") as file:
+            while piece := file.read(_CHUNK_BYTES):
+                digest.update(piece)
+        return base64.b64encode(digest.digest()).decode() == str(entry.digest)
+    except OSError:
+        return False
+
+
+def read_stats(stats: Any, losses: Losses) -> list[StreamRecord]:
+    """Figures of the machine as telemetry; those that it has no field for are in its metadata."""
+    found: dict[str, float] = {}
+    for item in stats.item:
+        try:
+            found[item.key] = float(json.loads(item.value_json))
+        except (ValueError, TypeError):
+            losses.add("system metric", item.key, "it is no number")
+    taken: dict[str, Any] = {
+        "cpu_usage_percent": found.pop("cpu", None),
+        "ram_usage_percent": found.pop("memory_percent", found.pop("memory", None)),
+        "process_rss_bytes": _scale(found.pop("proc.memory.rssMB", None)),
+    }
+    gpus = _read_gpus(found)
+    # What telemetry has no field for.
+    metadata = JsonObject({"wandb": found}) if found else None
+    time_us = stats.timestamp.seconds * 1_000_000 + stats.timestamp.nanos // 1000
+    return [
+        SystemTelemetryRecord(
+            None, "", 0, 0, 0, time_us, "time", **taken, gpus=gpus, metadata=metadata
+        )
+    ]
+
+
+_GPU_FIELDS = {
+    "gpu": "utilization_percent",
+    "memoryAllocated": "memory_usage_percent",
+    "memoryAllocatedBytes": "memory_used_bytes",
+    "temp": "temperature_celsius",
+    "powerWatts": "power_watts",
+}
+
+
+def _read_gpus(found: dict[str, float]) -> tuple[GpuReading, ...] | None:
+    """The GPUs' figures, taken out of those that were found."""
+    readings: dict[int, dict[str, Any]] = {}
+    for key in list(found):
+        parts = key.split(".")
+        if len(parts) == 3 and parts[0] == "gpu" and parts[1].isdecimal():
+            field = _GPU_FIELDS.get(parts[2])
+            if field is not None:
+                value = found.pop(key)
+                whole = field == "memory_used_bytes"
+                readings.setdefault(int(parts[1]), {})[field] = int(value) if whole else value
+    gpus = tuple(GpuReading(index, **values) for index, values in sorted(readings.items()))
+    return gpus or None
+
+
+def _scale(mebibytes: float | None) -> int | None:
+    return None if mebibytes is None else int(mebibytes * _MEBIBYTE)

@@ -1,0 +1,54 @@
+"""Which of a run's metrics somebody may mean who asks for one that it does not have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from quark_core.errors import QuarkError
+from quark_core.records.names import decode_name
+from quark_core.search.resolution import suggest_names
+
+if TYPE_CHECKING:
+    from quark_core.runs.open_run import OpenRun
+
+__all__ = ["describe_unknown_metric", "tell_unknown_metric"]
+
+_log = logging.getLogger("quark")
+
+# Beyond this the comparison of names would take longer than the read that found nothing.
+_MAX_COMPARED = 10_000
+
+
+def describe_unknown_metric(name: str, keys: Iterable[str]) -> str | None:
+    """What to say of a metric that is not among these, with the names near it; None without any."""
+    shown = decode_name(name)
+    near = suggest_names(shown, map(decode_name, islice(keys, _MAX_COMPARED)))
+    if not near:
+        return None
+    return f"has no metric {shown!r}; near it: {', '.join(map(repr, near))}"
+
+
+def tell_unknown_metric(run: OpenRun, key: str) -> None:
+    """Warn once of a metric that was read and that the run does not have, where one is near it.
+
+    Costs nothing more once it was looked up: a script may ask again and again for what is
+    yet to be logged.
+
+    Args:
+        run: The run, flushed.
+        key: The stored key.
+    """
+    from quark_core.runs.searching import summarize_run
+
+    if key in run.missed_metrics or run.reader is None or run.context.run_id is None:
+        return
+    run.missed_metrics.add(key)
+    try:
+        keys = summarize_run(run.reader, run.context.run_id).metrics
+    except QuarkError:
+        return
+    if key not in keys and (said := describe_unknown_metric(key, keys)):
+        _log.warning("run %s %s; nothing was read", run.context.run_id, said)

@@ -1,0 +1,143 @@
+"""Which run an id means that somebody has typed: the whole of it, or its beginning, as in git.
+
+Four characters are enough where one run begins so. What fits several runs, or none, is
+answered with those that may be meant. Programs that hold an id hold the whole of it: a
+beginning is only looked for where no run has it as its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
+from quark_core.backends.run_pages import RunLabel, SupportsLabels
+from quark_core.config.arguments import may_be_run_id
+from quark_core.errors import QuarkError, RunNotFoundError
+from quark_core.records.expression import Contains, Field, RunSearch, SearchSource
+from quark_core.system.terminal_text import clean_line
+
+__all__ = [
+    "LEAST_CHARACTERS",
+    "describe_near",
+    "find_labels",
+    "find_run",
+    "find_run_id",
+    "shorten_run_id",
+]
+
+LEAST_CHARACTERS = 4
+"""How much of an id is taken for its beginning."""
+
+_SHORT = 8
+_RANDOM_CHARACTERS = 16
+_LISTED = 5
+_NEAR = 3
+_CANDIDATES = 2_000
+_HEXADECIMAL = frozenset("0123456789abcdef")
+
+
+def shorten_run_id(run_id: str) -> str:
+    """As much of an id as tells runs apart: of ids that somebody has chosen, all."""
+    is_random = len(run_id) >= _RANDOM_CHARACTERS and _HEXADECIMAL.issuperset(run_id)
+    return run_id[:_SHORT] if is_random else run_id
+
+
+def find_run(reader: SupportsRead, given: str, argument: str = "run_id") -> StoredRun:
+    """The run of a store whose id, or the beginning of it, is given.
+
+    Raises:
+        RunNotFoundError: No run, or more than one, fits; the message lists which may be meant.
+        SessionStoreError: The store cannot be read.
+    """
+    try:
+        return reader.load_run(given)
+    except RunNotFoundError as error:
+        unknown = error
+    found = _list_beginnings(reader, given)
+    if len(found) == 1:
+        return reader.load_run(found[0].run_id)
+    if found:
+        raise RunNotFoundError(_describe_several(argument, given, found))
+    reason = str(unknown).removeprefix(f"run_id {given}: ")
+    raise RunNotFoundError(f"{argument} {given}: {reason}{describe_near(reader, given)}")
+
+
+def find_run_id(reader: SupportsRead, given: str, argument: str = "run_id") -> str:
+    """The id of that run; see `find_run`."""
+    return find_run(reader, given, argument).run.id or given
+
+
+def find_labels(reader: SupportsRead, beginning: str, limit: int | None = None) -> list[RunLabel]:
+    """Runs whose id begins so, newest first, by the store's own list where it has one."""
+    if beginning and not may_be_run_id(beginning):
+        return []
+    store: object = reader
+    if isinstance(store, SupportsLabels):
+        return store.list_labels(beginning, limit)
+    if beginning and isinstance(reader, SupportsSearch):
+        text = f"'{beginning}' in run.id"
+        search = RunSearch(
+            where=Contains(Field("run", "id"), beginning),
+            archived=True,
+            source=SearchSource(text, (), "where", "order_by"),
+        )
+        stored: Iterable[StoredRun] = [summary.stored for summary in reader.search(search)]
+    else:
+        stored = reader.list_runs(limit=None if beginning else limit)
+    found = [_label(each) for each in stored if (each.run.id or "").startswith(beginning)]
+    return found[:limit]
+
+
+def _describe_several(argument: str, given: str, found: list[RunLabel]) -> str:
+    """What to say of a beginning that several runs have."""
+    listed = ", ".join(map(_describe, found[:_LISTED]))
+    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    count = f"{len(found)}" if len(found) < _CANDIDATES else f"more than {_CANDIDATES:,}"
+    return f"{argument} {given!r} fits {count} runs: {listed}{more}; give more of it"
+
+
+def describe_near(reader: SupportsRead, given: str) -> str:
+    """Which runs an id that no run has may have meant: by its name, or by a slip of the hand."""
+    try:
+        labels = find_labels(reader, "", _CANDIDATES)
+    except QuarkError:
+        return ""
+    named = [label for label in labels if label.name == given]
+    if named:
+        listed = ", ".join(label.run_id for label in named[:_LISTED])
+        more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+        have = "have" if len(named) > 1 else "has"
+        return f"; {listed}{more} {have} that name, which is no id"
+    if len(given) < LEAST_CHARACTERS and any(label.run_id.startswith(given) for label in labels):
+        return f"; of the beginning of an id {LEAST_CHARACTERS} characters are needed"
+    near = _find_near(given, labels)
+    return f"; near it: {', '.join(map(_describe, near))}" if near else ""
+
+
+def _list_beginnings(reader: SupportsRead, given: str) -> list[RunLabel]:
+    if len(given) < LEAST_CHARACTERS:
+        return []
+    return find_labels(reader, given, _CANDIDATES)
+
+
+def _find_near(given: str, labels: list[RunLabel]) -> list[RunLabel]:
+    import difflib
+
+    # Whoever types a beginning mistypes a beginning.
+    by_text: dict[str, RunLabel] = {}
+    for label in labels:
+        for text in (label.run_id[: len(given)], label.name or ""):
+            if text:
+                by_text.setdefault(text.lower(), label)
+    near = difflib.get_close_matches(given.lower(), by_text, _NEAR, cutoff=0.7)
+    return list(dict.fromkeys(by_text[text] for text in near))
+
+
+def _label(stored: StoredRun) -> RunLabel:
+    run = stored.run
+    return RunLabel(run.id or "", run.project_name, run.name, run.status)
+
+
+def _describe(label: RunLabel) -> str:
+    name = f' "{clean_line(label.name)}"' if label.name else ""
+    return f"{label.run_id}{name}"

@@ -1,0 +1,141 @@
+"""A run's configuration as it is kept, for who has the session; and how it is changed later."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from quark_core.config.snapshot import snapshot_config
+from quark_core.records import ConfigSnapshot
+from quark_core.records.json_object import JsonObject
+from quark_core.runs.open_run import OpenRun
+
+__all__ = ["CONFIG_CHANGED", "RunConfig"]
+
+CONFIG_CHANGED = "config_changed"
+"""The type of the event that a change is told by."""
+
+_SHOWN_KEYS = 5
+_SHOWN_VALUE = 60
+_JOURNAL_TIMEOUT_S = 1.0
+
+
+class RunConfig(Mapping[str, Any]):
+    """A run's configuration as its store keeps it: plain JSON values, secrets redacted.
+
+    Always as this process knows the run now. What is nested comes as a copy, so that a
+    change of it changes nothing here. It is changed by `update` and by `config[key] = value`;
+    what it was before stays with the run. May be called from any thread.
+
+    Args:
+        run: The run as it is open here.
+    """
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+
+    @property
+    def _values(self) -> Mapping[str, Any]:
+        config = self._run.config
+        return {} if config is None else config.values
+
+    def __getitem__(self, key: str) -> Any:
+        return copy.deepcopy(self._values[key])
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.update({key: value})
+
+    def update(self, config: object = None, /, **values: Any) -> None:
+        """Change the configuration of a run that goes on; returns once the journal has it.
+
+        Each top-level key takes its new value, as of `dict.update`; a nested mapping takes the
+        place of the one that was there. Stores, searches (`config.lr`), the page and mirrors
+        have the new values; the run gets an event `config_changed` that says what they were.
+        What changes nothing does nothing. On a rank that does not lead its run, and in a forked
+        child, it changes what is seen here, and nothing that is kept.
+
+        Args:
+            config: What `start_run` takes as `config`.
+            values: Single keys: `config.update(lr=0.1)`.
+
+        Raises:
+            SchemaValidationError: `config` is no mapping; the message names it.
+            InvalidRunStateError: The run has ended, or is open for reading only.
+        """
+        given = snapshot_config(config)
+        named = snapshot_config(values)
+        run = self._run
+        if run.refusal is not None:
+            run.refuse("config.update")
+        with run.lock:
+            before = run.config or ConfigSnapshot(JsonObject())
+            after = _merge(_merge(before, given), named)
+            changes = {
+                key: {"before": before.values.get(key), "after": value}
+                for key, value in after.values.items()
+                if key not in before.values or before.values[key] != value
+            }
+            if not changes:
+                return
+            run.config = after
+            if not run.leads or run.forked:
+                return
+            raw = {} if after.raw is None else {"raw": after.raw}
+            notes = list(after.notes)
+            run.emit_lifecycle("config", {"values": after.values, "notes": notes, **raw})
+            said = "; ".join(_describe_change(key, before, after) for key in changes)
+            payload = JsonObject({"message": f"config: {said}", "changes": changes})
+            run.emit_event(CONFIG_CHANGED, "info", step=run.step, payload=payload)
+        run.stream.hand_over(_JOURNAL_TIMEOUT_S)
+
+    def __delitem__(self, key: str) -> NoReturn:
+        raise TypeError(
+            f"a run keeps what it was started with, so {key!r} cannot be removed: "
+            f"write session.config[{key!r}] = None"
+        )
+
+    if not TYPE_CHECKING:  # for mypy every attribute would be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            said = f"'RunConfig' object has no attribute {name!r}"
+            if name in self._values:
+                said += f". Write session.config[{name!r}]"
+            raise AttributeError(said, name=name, obj=self)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        keys = list(self._values)
+        more = f", and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
+        return f"RunConfig({', '.join(map(repr, keys[:_SHOWN_KEYS]))}{more})"
+
+
+def _merge(before: ConfigSnapshot, given: ConfigSnapshot) -> ConfigSnapshot:
+    """A configuration with new values in the place of those of the same keys."""
+    raw = None
+    if before.raw is not None or given.raw is not None:
+        raw = JsonObject({**(before.raw or before.values), **(given.raw or given.values)})
+    return ConfigSnapshot(
+        JsonObject({**before.values, **given.values}),
+        tuple(dict.fromkeys((*before.notes, *given.notes))),
+        raw,
+    )
+
+
+def _describe_change(key: str, before: ConfigSnapshot, after: ConfigSnapshot) -> str:
+    new = _show(after.values[key])
+    if key not in before.values:
+        return f"{key} is {new}"
+    return f"{key} {_show(before.values[key])} becomes {new}"
+
+
+def _show(value: object) -> str:
+    shown = repr(value)
+    return shown[:_SHOWN_VALUE] + "…" * (len(shown) > _SHOWN_VALUE)

@@ -1,0 +1,129 @@
+"""ConsoleCapture: what the process prints becomes records of its run."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Literal
+
+from quark_core.config.redaction import REDACTED, cut_text
+from quark_core.records.kinds.console import ConsoleRecord
+from quark_core.runs.open_run import OpenRun
+from quark_core.system.console.lines import Line
+from quark_core.system.console.taps import console_taps
+
+__all__ = ["CaptureMode", "ConsoleCapture"]
+
+CaptureMode = Literal["sys", "fd"]
+
+_LONGEST_TEXT = 4096
+_CUT = "…[cut]"
+# Of a run so much is kept as it comes, then a trickle, and the newest lines at its end.
+_WHOLE_CHARACTERS = 32 * 1024 * 1024
+_TRICKLE_PER_S = 256
+_TRICKLE_BURST = 16 * 1024
+_NEWEST_LINES = 200
+# A private key has so many lines at most; each of them alone does not look like one.
+_KEY_LINES = 200
+_KEY_BEGIN, _KEY_END, _KEY_NAME = "-----BEGIN", "-----END", "PRIVATE KEY-----"
+
+
+class ConsoleCapture:
+    """Puts the lines of this process's console into a run's stream.
+
+    A line is in the run's black box when `print` returns. Lines are cut after 4,096 characters.
+    Of a run 32 MB are kept as they come, then 256 bytes a second, and at its end the newest.
+
+    Args:
+        run: The run.
+        mode: "sys" for what Python writes to `sys.stdout` and `sys.stderr`, "fd" for all that is
+            written to the descriptors 1 and 2, child processes and C libraries included.
+    """
+
+    def __init__(self, run: OpenRun, mode: CaptureMode) -> None:
+        self._run = run
+        self._mode = mode
+        self._channel = run.stream.channel(ConsoleRecord.KIND)
+        origin = run.origin
+        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+        self._room = _WHOLE_CHARACTERS
+        self._refilled_s = 0.0
+        self._is_trickling = False
+        self._newest: deque[tuple[str, Line]] = deque(maxlen=_NEWEST_LINES)
+        self._left_out: dict[str, int] = {}
+        self._key_lines: dict[str, int] = {}
+        self._sink = self._put
+
+    def start(self) -> None:
+        """Take what is printed from now on."""
+        if self._mode == "sys":
+            console_taps.open(self._sink)
+
+    def stop(self) -> None:
+        """Take what was printed so far, and no more."""
+        if self._mode == "sys":
+            console_taps.close(self._sink)
+        for stream, line in self._newest:
+            self._write(stream, line)
+        self._newest.clear()
+
+    def _put(self, stream: str, line: Line) -> None:
+        if self._run.is_over:
+            return
+        size = min(len(line.text), _LONGEST_TEXT)
+        if self._is_trickling:
+            now_s = time.monotonic()
+            refill = int((now_s - self._refilled_s) * _TRICKLE_PER_S)
+            if refill:
+                self._refilled_s = now_s
+                self._room = min(_TRICKLE_BURST, self._room + refill)
+        if size > self._room:
+            if not self._is_trickling:
+                self._is_trickling = True
+                self._room, self._refilled_s = 0, time.monotonic()
+            self._keep_newest(stream, line)
+            return
+        self._room -= size
+        for earlier, gone in self._newest:
+            # What comes now is newer, and they must not come after it.
+            self._left_out[earlier] = self._left_out.get(earlier, 0) + 1 + gone.left_out
+        self._newest.clear()
+        self._write(stream, line)
+
+    def _keep_newest(self, stream: str, line: Line) -> None:
+        if len(self._newest) == _NEWEST_LINES:
+            oldest, gone = self._newest[0]
+            self._left_out[oldest] = self._left_out.get(oldest, 0) + 1 + gone.left_out
+        self._newest.append((stream, line))
+
+    def _write(self, stream: str, line: Line) -> None:
+        text = line.text
+        if _KEY_NAME in text or self._key_lines.get(stream):
+            text = self._hide_key(stream, text)
+        if len(text) > _LONGEST_TEXT:
+            text = cut_text(text, _LONGEST_TEXT) + _CUT
+        channel = self._channel
+        channel.put(
+            ConsoleRecord(
+                *self._origin,
+                channel.take_sequence(),
+                line.time_us,
+                stream,
+                line.number,
+                text,
+                line.is_whole,
+                line.left_out + self._left_out.pop(stream, 0),
+            )
+        )
+
+    def _hide_key(self, stream: str, text: str) -> str:
+        """A line of a private key that goes over several."""
+        left = self._key_lines.get(stream, 0)
+        if _KEY_END in text:
+            self._key_lines[stream] = 0
+            return text if _KEY_BEGIN in text else REDACTED
+        if _KEY_BEGIN in text and _KEY_NAME in text:
+            self._key_lines[stream] = _KEY_LINES
+            return REDACTED
+        self._key_lines[stream] = max(0, left - 1)
+        return REDACTED if left else text

@@ -1,0 +1,1 @@
+"""Instruments of `quark.watch(extras=…)`: what looks at some modules in probed steps."""

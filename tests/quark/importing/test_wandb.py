@@ -1,0 +1,162 @@
+"""Files of the real W&B, offline, and what was logged into them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import quark
+from quark_core.runs.composition import open_reader
+
+WRITE = """
+import sys
+import numpy as np, wandb
+run = wandb.init(project="proj", id=sys.argv[2], name="fast", dir=sys.argv[1], notes="a note",
+    config={"lr": 0.1, "opt": {"name": "adam"}, "api_key": "hunter2hunter2"}, tags=["base"],
+    group="g1", job_type="train")
+rng = np.random.default_rng(0)
+for i in range(20):
+    run.log({"loss": 1 / (i + 1), "nested": {"a": i}, "flag": i % 2 == 0,
+        "bad": float("nan") if i == 3 else 1.0, "word": "x"})
+pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+run.log({"hist": wandb.Histogram(rng.normal(size=100).tolist()),
+    "img": wandb.Image(pixels, caption="c"), "imgs": [wandb.Image(pixels), wandb.Image(pixels)],
+    "table": wandb.Table(columns=["a", "b"], data=[[1, "x"], [2, "y"]]),
+    "html": wandb.Html("<b>x</b>")})
+run.config.update({"late": 3})
+with open(sys.argv[1] + "/weights.txt", "w") as file:
+    file.write("weights")
+artifact = wandb.Artifact("model", type="model")
+artifact.add_file(sys.argv[1] + "/weights.txt")
+run.log_artifact(artifact)
+run.alert("careful", "text of it")
+run.finish(exit_code=int(sys.argv[3]))
+"""
+
+
+def log_run(folder, run_id="abc", code=0):
+    folder.mkdir(exist_ok=True)
+    environment = {name: text for name, text in os.environ.items() if "WANDB" not in name}
+    for name in ("DATA_DIR", "CACHE_DIR", "CONFIG_DIR"):
+        environment[f"WANDB_{name}"] = str(folder / "home")
+    subprocess.run(
+        [sys.executable, "-c", WRITE, str(folder), run_id, str(code)],
+        env={**environment, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+        check=True,
+        capture_output=True,
+    )
+    return folder / "wandb"
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """One run, logged once; each test has a copy."""
+    return log_run(tmp_path_factory.mktemp("wandb"))
+
+
+@pytest.fixture
+def place(logged, tmp_path):
+    shutil.copytree(logged, tmp_path / "wandb", symlinks=True)
+    return tmp_path / "wandb"
+
+
+def values(points):
+    return [(step, value) for step, value, _ in points]
+
+
+def test_everything_that_was_logged_is_there(place, take, read_points, store):
+    (run,) = take("wandb", place)
+    run_id = run["run_id"]
+    assert values(read_points(run_id, "loss")) == [(i, 1 / (i + 1)) for i in range(20)]
+    assert values(read_points(run_id, "nested.a")) == [(i, float(i)) for i in range(20)]
+    assert values(read_points(run_id, "flag"))[:2] == [(0, 1.0), (1, 0.0)]
+    bad = values(read_points(run_id, "bad", include_non_finite=True))
+    assert len(bad) == 20
+    assert bad[3][1] != bad[3][1]
+    opened = quark.open_run(run_id, storage_dir=store)
+    record = opened.context.run
+    assert (record.name, record.project_name, record.notes) == ("fast", "proj", "a note")
+    assert record.tags == ("base", "group=g1", "job_type=train")
+    assert record.status == "completed"
+    stored = open_reader(store).load_run(run_id)
+    assert dict(stored.config.values) == {
+        "lr": 0.1,
+        "opt": {"name": "adam"},
+        "api_key": "[redacted]",
+        "late": 3,
+    }
+    artifacts = quark.ArtifactStore(opened)
+    assert [one.step for one in artifacts.read(artifact_type="image")] == [20, 20, 20]
+    (image,) = artifacts.read(artifact_key="img")
+    assert artifacts.load(image).startswith(b"\x89PNG")
+    assert image.metadata["caption"] == "c"
+    (table,) = artifacts.read(artifact_type="table")
+    assert artifacts.load(table) == {"columns": ["a", "b"], "rows": [[1, "x"], [2, "y"]]}
+    (model,) = artifacts.read(artifact_type="model")
+    assert artifacts.load(model) == b"weights"
+    assert {(one["kind"], one["name"]) for one in run["losses"]} == {("value", "word")}
+
+
+def test_a_file_that_is_cut_anywhere_brings_what_is_whole_and_the_rest_later(
+    place, take, read_points
+):
+    (file,) = place.glob("offline-run-*/*.wandb")
+    whole = file.read_bytes()
+    expected = [(i, 1 / (i + 1)) for i in range(20)]
+    run_id, steps = None, []
+    for size in (len(whole) // 3, len(whole) // 2 + 13, len(whole) - 5, len(whole)):
+        file.write_bytes(whole[:size])
+        (run,) = take("wandb", place)
+        run_id = run_id or run["run_id"]
+        assert run["run_id"] == run_id
+        found = values(read_points(run_id, "loss"))
+        assert found == expected[: len(found)]
+        steps.append(len(found))
+    assert steps == sorted(steps)
+    assert steps[-1] == 20
+
+
+def test_a_damaged_file_gives_what_comes_before_the_damage_and_says_so(place, take, read_points):
+    (file,) = place.glob("offline-run-*/*.wandb")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+    (run,) = take("wandb", place)
+    assert any("damaged" in one["reason"] for one in run["losses"])
+    found = values(read_points(run["run_id"], "loss"))
+    assert found == [(i, 1 / (i + 1)) for i in range(len(found))]
+
+
+def test_a_file_that_names_anothers_file_as_an_artifact_does_not_get_it(place, take, store):
+    from wandb.proto import wandb_internal_pb2 as types
+
+    from quark.importing.losses import Losses
+    from quark.importing.sources.wandb_values import WandbValues
+
+    secret = place / "id_rsa"
+    secret.write_text("private")
+    artifact = types.ArtifactRecord(name="model", type="model")
+    artifact.manifest.contents.add(path="a", local_path=str(secret), digest="x", size=7)
+    losses = Losses()
+    found = WandbValues(place, losses)
+    found.take_artifact(artifact, None)
+    found.take("img", {"_type": "image-file", "path": "../id_rsa"}, 0, 0.0)
+    (place / "link").symlink_to(secret)
+    found.take("img2", {"_type": "image-file", "path": "link"}, 0, 0.0)
+    assert not found.files
+    assert len(losses.list()) == 3
+
+
+def test_a_failed_run_has_failed(tmp_path, take, store):
+    (run,) = take("wandb", log_run(tmp_path / "w", code=1))
+    assert quark.open_run(run["run_id"], storage_dir=store).context.run.status == "failed"
+
+
+def test_no_wandb_file_at_all_is_no_run(tmp_path, take):
+    (tmp_path / "run-x.wandb").write_bytes(b"not one of theirs" * 100)
+    (run,) = take("wandb", tmp_path, status=1)
+    assert "does not say yet" in run["failure"]
+    assert json.dumps(run)
