@@ -37,15 +37,18 @@ def train(folder):
 @contextlib.contextmanager
 def serve(folder):
     """The address of a page over the runs of a folder."""
+    said = []
     command = [sys.executable, "-m", "quark", "ui", "--no-open", "--port", "0"]
     with subprocess.Popen(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as server:
         try:
             for line in server.stdout:
+                said.append(line)
                 if found := re.search(r"http://\S+", line):
                     yield found[0]
-                    break
+                    return
+            raise RuntimeError("".join(said))
         finally:
             server.terminate()
 
