@@ -9,7 +9,6 @@ import quark
 from quark_backends.mlflow.lifecycle import make_user_tags
 from quark_core.runs import recovery
 
-
 odd_names = pytest.mark.filterwarnings(
     "ignore:metric .* is outside Quark's naming rule:RuntimeWarning"
 )
