@@ -1,7 +1,7 @@
 """Makes the picture of the page: python docs/site/picture.py [TARGET].
 
-It trains what the tutorial "first ten minutes" trains, with its mistake, opens the run by `quark ui`
-in a headless Chromium, and keeps what is seen as docs/assets/page.png, of 256 colours. It needs
+It trains what the tutorial "first ten minutes" trains, with its mistake, opens the run by
+`quark ui` in a headless Chromium, and keeps what is seen as docs/assets/page.png, of 256 colours. It needs
 PyTorch, Pillow, playwright and a Chromium (QUARK_CHROMIUM, or one on the PATH).
 """
 
@@ -24,14 +24,10 @@ _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 def train(folder):
-    """Runs the tutorial's program and its mistake; the run's id."""
+    """Runs the tutorial's program, and its mistake."""
     blocks = re.findall(r"^```python\n(.*?)^```", TUTORIAL.read_text("utf-8"), re.DOTALL | re.M)
-    program = "\n".join([*blocks, "print(broken.run_id)"])
-    (folder / "train.py").write_text(program, "utf-8")
-    ran = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return ran.stdout.split()[-1]
+    (folder / "train.py").write_text("\n".join(blocks), "utf-8")
+    subprocess.run([sys.executable, "train.py"], cwd=folder, check=True)
 
 
 @contextlib.contextmanager
@@ -53,7 +49,7 @@ def serve(folder):
             server.terminate()
 
 
-def look(address, run_id, target):
+def look(address, target):
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("QUARK_CHROMIUM") or shutil.which("chromium")
@@ -78,9 +74,9 @@ def main():
     target = Path(sys.argv[1] if len(sys.argv) > 1 else TARGET).resolve()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_id = train(folder)
+        train(folder)
         with serve(folder) as address:
-            look(address, run_id, target)
+            look(address, target)
     shrink(target)
     print(f"{target}, {target.stat().st_size} bytes")
 
