@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from quark_core.system.process import current_process
 
 __all__ = ["Changes", "Taken", "describe_start", "describe_process", "find_changes", "take_facts"]
 
+_COMMIT = re.compile(r"[\w.+:/-]{0,200}", re.ASCII)
 _MAX_NOTES = 100_000
 _MAX_TAGS = 1000
 _STOPPED = "interrupted"
@@ -81,7 +83,7 @@ def take_facts(facts: RunFacts, tool: str, losses: Losses) -> Taken:
         started_us=_take_time(facts.started_us),
         ended_us=_take_time(facts.ended_us),
         parent_run_id=None if facts.parent is None else derive_run_id(tool, facts.parent),
-        git_commit=facts.git_commit,
+        git_commit=_take_commit(facts.git_commit, losses),
     )
 
 
@@ -214,6 +216,13 @@ def _take_environment(known: Mapping[str, Any], losses: Losses) -> Mapping[str, 
 
 def _take_time(time_us: int | None) -> int | None:
     return time_us if time_us is not None and FIRST_US <= time_us <= LAST_US else None
+
+
+def _take_commit(commit: object, losses: Losses) -> str | None:
+    if commit is None or (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
+        return commit or None
+    losses.add("commit", redact_text(str(commit)), "it is no commit")
+    return None
 
 
 def _digest(config: Mapping[str, Any]) -> str:

@@ -55,8 +55,10 @@ __all__ = [
     "Points",
     "Portion",
     "RunFacts",
+    "make_integers",
 ]
 
+_FARTHEST_S = 1e12
 PORTION_POINTS = 50_000
 """About how many points one portion has at most."""
 
@@ -123,6 +125,17 @@ class Points:
     epochs: NDArray[np.int64] | None = None
 
 
+def make_integers(values: Sequence[int]) -> NDArray[np.int64]:
+    """Whole numbers as a column; what it cannot hold as its least one, which no record has."""
+    import numpy as np
+
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        low, high = -(2**63), 2**63 - 1
+        return np.array([one if low <= one <= high else low for one in values], np.int64)
+
+
 class PointList:
     """Collects points one by one, where the tool gives them so."""
 
@@ -154,10 +167,12 @@ class PointList:
         import numpy as np
 
         seconds = np.nan_to_num(np.array(self._times_s, np.float64), posinf=0.0, neginf=0.0)
+        # What lies beyond is told as what it is, and must fit into an integer till then.
+        seconds = seconds.clip(-_FARTHEST_S, _FARTHEST_S)
         points = Points(
             list(self._names),
             np.array(self._which, np.int64),
-            np.array(self._steps, np.int64),
+            make_integers(self._steps),
             np.array(self._values, np.float64),
             np.rint(seconds * 1e6).astype(np.int64),
         )

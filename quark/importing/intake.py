@@ -25,7 +25,7 @@ from quark.importing.facts import (
 from quark.importing.files import FileIntake
 from quark.importing.foreign import ForeignRun, ImportFailure, Portion, RunFacts
 from quark.importing.losses import Loss, Losses
-from quark.importing.story import ACTION, Story, derive_run_id, load_story
+from quark.importing.story import ACTION, Story, derive_run_id, is_run_id, load_story
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backends.contract import Batch, SupportsGroups, SupportsPrimary
 from quark_core.backends.registry import default_registry
@@ -204,7 +204,8 @@ class RunIntake:
         facts = run.describe()
         # What cannot be taken of them is told at the end.
         taken = take_facts(self._change(facts), self._tool, Losses())
-        run_id = outcome.run_id = facts.run_id or derive_run_id(self._tool, facts.identity)
+        own_id = facts.run_id if is_run_id(facts.run_id) else None
+        run_id = outcome.run_id = own_id or derive_run_id(self._tool, facts.identity)
         outcome.identity, outcome.name = facts.identity, taken.name
         outcome.project = taken.project
         if self._seen.setdefault(run_id, run.key) != run.key:

@@ -9,6 +9,7 @@ another token than its own in the newest record, and goes on from there.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from typing import Any
 
@@ -18,12 +19,13 @@ from quark_core.backends.contract import SupportsRead
 from quark_core.records import LifecycleRecord
 from quark_core.records.query import Query
 
-__all__ = ["ACTION", "Story", "derive_run_id", "load_story"]
+__all__ = ["ACTION", "Story", "derive_run_id", "is_run_id", "load_story"]
 
 ACTION = "import"
 """The lifecycle action of the record."""
 
 _ID_DIGITS = 20
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _NEWEST = Query(equals={"action": ACTION}, all_attempts=True)
 
 
@@ -67,6 +69,11 @@ class Story(msgspec.Struct, kw_only=True):
     def name_writer(self, run_id: str) -> str:
         """The writer of the attempt: the same for everybody who imports the run."""
         return f"import{self.attempt}-{run_id}"
+
+
+def is_run_id(text: object) -> bool:
+    """Whether it may be an id of ours: what somebody else has written may be a path."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
 def derive_run_id(tool: str, identity: str) -> str:

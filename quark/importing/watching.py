@@ -105,7 +105,11 @@ class _Watch:
     def _take_all(self, *, is_watched: bool) -> None:
         self._intake.begin_pass()
         for run in self._find():
-            mark = run.mark()
+            try:
+                mark = run.mark()
+            except OSError:
+                # Its file is gone; to take it says so.
+                mark = None
             key = run.key
             if mark is not None and self._marks.get(key) == mark:
                 continue

@@ -71,7 +71,8 @@ class LogFile:
                 data = file.read()
         except OSError:
             return
-        start, position, parts = self.offset, 0, b""
+        start, position = self.offset, 0
+        parts: list[bytes] = []
         while position + _PIECE.size <= len(data):
             left = _BLOCK_BYTES - (start + position) % _BLOCK_BYTES
             if left < _PIECE.size:
@@ -86,9 +87,11 @@ class LogFile:
             if zlib.crc32(piece, zlib.crc32(bytes([kind]))) != checksum:
                 self.damage = f"the record at byte {start + position} is damaged"
                 return
-            parts = piece if kind in (_FULL, _FIRST) else parts + piece
+            if kind in (_FULL, _FIRST):
+                parts = []
+            parts.append(piece)
             position = end
             if kind in (_FULL, _LAST):
                 self.offset = start + position
-                yield parts
-                parts = b""
+                yield b"".join(parts)
+                parts = []

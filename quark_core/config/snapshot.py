@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import reprlib
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -34,6 +35,7 @@ _MAX_DEPTH = 32
 _MAX_NODES = 100_000
 _MAX_NOTES = 100
 _MAX_REPR = 500
+_REPR_LEVELS, _REPR_ITEMS = 2, 50
 _ACCEPTED = (
     "a dict or another mapping, an argparse.Namespace, a types.SimpleNamespace, a NamedTuple, an "
     "instance of a dataclass, an attrs class or a pydantic model, or an OmegaConf DictConfig"
@@ -218,7 +220,7 @@ class _Conversion:
 
     def _fall_back(self, value: object, path: str, reason: str) -> str:
         try:
-            text = str(normalize_json(repr(value), path))
+            text = str(normalize_json(_describe(value), path))
         except Exception as error:  # noqa: BLE001 - foreign code may raise anything
             text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
         if len(text) > _MAX_REPR:
@@ -229,6 +231,17 @@ class _Conversion:
     def _note(self, text: str) -> None:
         if len(self.notes) < _MAX_NOTES:
             self.notes.append(text)
+
+
+def _describe(value: object) -> str:
+    """A repr that does not unfold: of lists that hold lists, each many times, none has an end."""
+    if type(value) not in (dict, list, tuple, set, frozenset):
+        return repr(value)
+    short = reprlib.Repr()
+    short.maxlevel = _REPR_LEVELS
+    short.maxdict = short.maxlist = short.maxtuple = short.maxset = short.maxfrozenset = _REPR_ITEMS
+    short.maxstring = short.maxother = short.maxlong = _MAX_REPR
+    return short.repr(value)
 
 
 def _plain_scalar(value: Any) -> Any:

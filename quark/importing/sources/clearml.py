@@ -12,7 +12,6 @@ How a task ended is not in the archive: it counts as completed, and ends with it
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,13 @@ from quark.importing.foreign import (
     RunFacts,
 )
 from quark.importing.losses import Losses
-from quark_core.config import settings
+from quark.importing.places import (
+    find_files,
+    open_archive,
+    read_entry,
+    read_entry_lines,
+    unpack_entry,
+)
 
 __all__ = ["find_runs"]
 
@@ -37,6 +42,7 @@ _TASK = "task.json"
 _METRICS = "metrics.jsonl"
 _SCALAR = "training_stats_scalar"
 _PLOT = "plot"
+_PORTION_FILES = 64
 _NO_STEP = -(2**31)
 """The iteration of what ClearML calls a single value."""
 
@@ -55,7 +61,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     if not root.exists():
         raise ImportFailure(f"{root} does not exist")
     root = root.resolve()
-    for path in [root] if root.is_file() else sorted(root.rglob("*.zip")):
+    for path in find_files(root, "*.zip"):
         yield ClearmlRun(path, project)
 
 
@@ -105,6 +111,7 @@ class ClearmlRun(ForeignRun):
         taken = int(position.get("events", 0))
         points, files = PointList(), list[ForeignFile]()
         single: list[tuple[str, float, float]] = []
+        told = int(position.get("singles", 0))
         number, last_step = 0, 0
         for event in self._read_events(losses):
             number += 1
@@ -114,36 +121,56 @@ class ClearmlRun(ForeignRun):
             step = event.get("iter")
             step = step if isinstance(step, int) else 0
             last_step = max(last_step, step)
-            if number <= taken:
-                continue
             name = "/".join(str(event[key]) for key in ("metric", "variant") if event.get(key))
-            form = event.get("type")
-            if form == _SCALAR:
+            if step == _NO_STEP and event.get("type") == _SCALAR:
+                # At the last step, which is known at the end: counted apart.
                 value = _read_value(event.get("value"), name, losses)
-                if value is not None and step == _NO_STEP:
-                    single.append((name, value, time_s))
-                elif value is not None:
-                    points.add(name, step, value, time_s)
-            elif form == _PLOT:
-                files.append(_make_plot(name, event, step, time_us))
-            else:
-                losses.add("event", name, f"ClearML's {form} is not taken")
-            if len(points) >= PORTION_POINTS:
-                yield Portion(position={"events": number}, points=points.take())
-                taken = number
-        for name, value, time_s in single:
+                single += [] if value is None else [(name, value, time_s)]
+            elif number > taken:
+                self._take(event, name, step, time_us, points, files, losses)
+            if len(points) >= PORTION_POINTS or len(files) >= _PORTION_FILES:
+                yield Portion(
+                    position={**position, "events": number},
+                    points=points.take() if len(points) else None,
+                    files=files,
+                )
+                files, taken = [], number
+        for name, value, time_s in single[told:]:
             points.add(name, last_step, value, time_s)
         done = bool(position.get("artifacts"))
-        if done and number <= taken and not len(points):
+        if done and number <= taken and not len(points) and not files:
             return
-        with zipfile.ZipFile(self._path) as archive, tempfile.TemporaryDirectory() as folder:
+        with (
+            open_archive(self._path) as archive,
+            tempfile.TemporaryDirectory(prefix="quark-import-") as folder,
+        ):
             if not done:
                 files += self._read_artifacts(archive, Path(folder), losses)
             yield Portion(
-                position={"events": number, "artifacts": True},
+                position={"events": number, "artifacts": True, "singles": len(single)},
                 points=points.take() if len(points) else None,
                 files=files,
             )
+
+    def _take(
+        self,
+        event: Mapping[str, Any],
+        name: str,
+        step: int,
+        time_us: int,
+        points: PointList,
+        files: list[ForeignFile],
+        losses: Losses,
+    ) -> None:
+        form = event.get("type")
+        if form == _SCALAR:
+            value = _read_value(event.get("value"), name, losses)
+            if value is not None:
+                points.add(name, step, value, time_us / 1e6)
+        elif form == _PLOT:
+            files.append(_make_plot(name, event, step, time_us))
+        else:
+            losses.add("event", name, f"ClearML's {form} is not taken")
 
     def _note_time(self, time_us: int) -> None:
         low, high = self._span or (time_us, time_us)
@@ -151,24 +178,23 @@ class ClearmlRun(ForeignRun):
 
     def _read_task(self) -> dict[str, Any]:
         try:
-            with zipfile.ZipFile(self._path) as archive:
-                task = json.loads(archive.read(_TASK))
+            with open_archive(self._path) as archive:
+                task = json.loads(read_entry(archive, _TASK))
             return {"id": task["id"], **task}
         except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
             raise ImportFailure(f"{self._path} is no archive of ClearML's: {error}") from None
 
     def _read_events(self, losses: Losses) -> Iterator[dict[str, Any]]:
-        with zipfile.ZipFile(self._path) as archive:
+        with open_archive(self._path) as archive:
             if _METRICS not in archive.namelist():
                 return
-            with archive.open(_METRICS) as lines:
-                for line in lines:
-                    try:
-                        events = json.loads(line)
-                    except ValueError:
-                        losses.add("event", "event", "it cannot be decoded")
-                        continue
-                    yield from (one for one in events if isinstance(one, dict))
+            for line in read_entry_lines(archive, _METRICS):
+                try:
+                    events = list(json.loads(line))
+                except (ValueError, TypeError):
+                    losses.add("event", "event", "it cannot be decoded")
+                    continue
+                yield from (one for one in events if isinstance(one, dict))
 
     def _read_artifacts(
         self, archive: zipfile.ZipFile, folder: Path, losses: Losses
@@ -178,15 +204,8 @@ class ClearmlRun(ForeignRun):
         for place, entry in enumerate((task.get("execution") or {}).get("artifacts") or ()):
             name, inside = str(entry.get("key")), str(entry.get("uri")).removeprefix(above)
             target = folder / str(place)
-            try:
-                size_bytes = archive.getinfo(inside).file_size
-                if size_bytes > settings.artifact_limit_bytes():
-                    losses.add("artifact", name, f"it has {size_bytes} bytes, which is too much")
-                    continue
-                with archive.open(inside) as source, target.open("wb") as file:
-                    shutil.copyfileobj(source, file)
-            except KeyError:
-                losses.add("artifact", name, f"it lies elsewhere: {inside}")
+            if (reason := unpack_entry(archive, inside, target)) is not None:
+                losses.add("artifact", name, reason)
                 continue
             facts = {"file_name": inside.rpartition("/")[2]}
             found.append(

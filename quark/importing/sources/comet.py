@@ -13,7 +13,6 @@ says of the machine are not taken.
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -28,14 +27,23 @@ from quark.importing.foreign import (
     Points,
     Portion,
     RunFacts,
+    make_integers,
 )
 from quark.importing.losses import Losses
-from quark_core.config import settings
+from quark.importing.places import (
+    find_files,
+    open_archive,
+    read_entry,
+    read_entry_lines,
+    unpack_entry,
+)
 
 __all__ = ["find_runs"]
 
 _EXPERIMENT = "experiment.json"
 _MESSAGES = "messages.json"
+_PORTION_FILES = 64
+_PORTION_BYTES = 64 * 2**20
 _AUTO = ("curr_step", "curr_epoch")
 _TYPES = {"visualization": "image", "image": "image", "audio": "audio", "video": "video"}
 _CONSOLE = "standard_output"
@@ -59,7 +67,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     if not root.exists():
         raise ImportFailure(f"{root} does not exist")
     root = root.resolve()
-    for path in [root] if root.is_file() else sorted(root.rglob("*.zip")):
+    for path in find_files(root, "*.zip"):
         yield CometRun(path, project)
 
 
@@ -78,9 +86,9 @@ class CometRun(ForeignRun):
 
     def describe(self) -> RunFacts:
         """See `ForeignRun`."""
-        with self._open() as archive:
+        with open_archive(self._path) as archive:
             try:
-                known = json.loads(archive.read(_EXPERIMENT))
+                known = json.loads(read_entry(archive, _EXPERIMENT))
                 key = str(known.get("offline_id") or known["experiment_key"])
             except (KeyError, ValueError, TypeError, AttributeError) as error:
                 raise ImportFailure(f"{self._path} is no archive of Comet's: {error!r}") from None
@@ -102,11 +110,14 @@ class CometRun(ForeignRun):
         """See `ForeignRun`."""
         taken = int(position.get("messages", 0))
         rows: list[tuple[str, int, int, float, int]] = []
-        uploads: list[Mapping[str, Any]] = []
+        files: list[ForeignFile] = []
         moment = [-1, -1]
-        number = 0
-        with self._open() as archive, _open_entry(archive, _MESSAGES, self._path) as lines:
-            for number, line in enumerate(lines, 1):
+        number = size_bytes = 0
+        with (
+            open_archive(self._path) as archive,
+            tempfile.TemporaryDirectory(prefix="quark-import-") as folder,
+        ):
+            for number, line in enumerate(self._read_lines(archive), 1):
                 form, payload = _parse(line, losses)
                 self._note(form, payload, moment)
                 if number <= taken:
@@ -114,33 +125,28 @@ class CometRun(ForeignRun):
                 if form == "metric_msg":
                     rows += _read_metric(payload, moment, losses)
                 elif form == "file_upload":
-                    uploads.append(payload)
+                    target = Path(folder) / str(len(files))
+                    made = _extract(archive, payload, target, losses)
+                    files += [] if made is None else [made]
+                    size_bytes += target.stat().st_size if target.exists() else 0
                 elif form == _CONSOLE:
                     losses.add("console", "output", "lines of the console are not taken")
                 elif form not in ("parameter_msg", "log_other", "") and form not in _MACHINE:
                     losses.add("message", form, "such messages of Comet's are not taken")
-                if len(rows) >= PORTION_POINTS:
-                    yield Portion(position={"messages": number}, points=_make_points(rows))
-                    rows, taken = [], number
-            if number <= taken and not rows:
-                return
-            with tempfile.TemporaryDirectory(prefix="quark-import-") as folder:
-                files = [
-                    made
-                    for place, upload in enumerate(uploads)
-                    if (made := _extract(archive, upload, Path(folder) / str(place), losses))
-                ]
-                yield Portion(
-                    position={"messages": number},
-                    points=_make_points(rows) if rows else None,
-                    files=files,
-                )
+                is_heavy = len(files) >= _PORTION_FILES or size_bytes >= _PORTION_BYTES
+                if is_heavy or len(rows) >= PORTION_POINTS:
+                    yield _make_portion(number, rows, files)
+                    rows, files, size_bytes, taken = [], [], 0, number
+            if number > taken or rows or files:
+                yield _make_portion(number, rows, files)
 
-    def _open(self) -> zipfile.ZipFile:
+    def _read_lines(self, archive: zipfile.ZipFile) -> Iterator[bytes]:
         try:
-            return zipfile.ZipFile(self._path)
-        except (OSError, zipfile.BadZipFile) as error:
-            raise ImportFailure(f"{self._path} cannot be read: {error}") from error
+            yield from read_entry_lines(archive, _MESSAGES)
+        except KeyError:
+            raise ImportFailure(
+                f"{self._path} is no archive of Comet's: it has no {_MESSAGES}"
+            ) from None
 
     def _note(self, form: str, payload: Mapping[str, Any], moment: list[int]) -> None:
         """What a message says of the run itself, taken before or not."""
@@ -165,11 +171,11 @@ class CometRun(ForeignRun):
         place[last] = value
 
 
-def _open_entry(archive: zipfile.ZipFile, name: str, path: Path) -> Any:
-    try:
-        return archive.open(name)
-    except KeyError:
-        raise ImportFailure(f"{path} is no archive of Comet's: it has no {name}") from None
+def _make_portion(
+    number: int, rows: list[tuple[str, int, int, float, int]], files: list[ForeignFile]
+) -> Portion:
+    points = _make_points(rows) if rows else None
+    return Portion(position={"messages": number}, points=points, files=files)
 
 
 def _parse(line: bytes, losses: Losses) -> tuple[str, Mapping[str, Any]]:
@@ -209,10 +215,10 @@ def _make_points(rows: list[tuple[str, int, int, float, int]]) -> Points:
     return Points(
         names,
         np.array([places[row[0]] for row in rows], np.int64),
-        np.array([row[1] for row in rows], np.int64),
+        make_integers([row[1] for row in rows]),
         np.array([row[3] for row in rows], np.float64),
-        np.array([row[4] for row in rows], np.int64),
-        np.array([row[2] for row in rows], np.int64),
+        make_integers([row[4] for row in rows]),
+        make_integers([row[2] for row in rows]),
     )
 
 
@@ -225,15 +231,8 @@ def _extract(
     kind = str(upload.get("upload_type") or "file")
     name = str(facts.get("fileName") or facts.get("figName") or kind)
     inside = str(upload.get("file_path") or "").rpartition("/")[2]
-    try:
-        entry = archive.getinfo(inside)
-        if entry.file_size > settings.artifact_limit_bytes():
-            losses.add(kind, name, f"it has {entry.file_size} bytes, which is too much")
-            return None
-        with archive.open(entry) as source, target.open("wb") as file:
-            shutil.copyfileobj(source, file)
-    except (KeyError, OSError, zipfile.BadZipFile) as error:
-        losses.add(kind, name, f"its file is not in the archive: {error}")
+    if (reason := unpack_entry(archive, inside, target)) is not None:
+        losses.add(kind, name, reason)
         return None
     step, time_ms = facts.get("step"), upload.get("local_timestamp")
     return ForeignFile(

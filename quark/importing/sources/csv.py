@@ -30,6 +30,7 @@ from quark.importing.foreign import (
     RunFacts,
 )
 from quark.importing.losses import Losses
+from quark.importing.places import DOCUMENT_BYTES, find_files, read_document
 from quark.importing.sources.csv_forms import ColumnChoice, TableForm, find_form, parse_moment
 from quark.importing.sources.csv_runs import find_table_runs, is_table_of_runs
 
@@ -58,8 +59,7 @@ def find_runs(
     if not root.exists():
         raise ImportFailure(f"{root} does not exist")
     root = root.resolve()
-    paths = [root] if root.is_file() else sorted(root.rglob("*.csv"))
-    for path in paths:
+    for path in find_files(root, "*.csv"):
         own = path.parent / "run.json"
         if own.is_file() and path.name != "metrics_long.csv" and not root.is_file():
             continue  # the other tables of our own mirror
@@ -117,7 +117,7 @@ class CsvTable:
         self.path = path
         self.is_cut = False
         with path.open("rb") as file:
-            first = file.readline()
+            first = self._read_line(file)
             text = first.decode("utf-8-sig", "replace")
             counts = {mark: text.count(mark) for mark in _DELIMITERS}
             self.delimiter = max(counts, key=lambda mark: counts[mark])
@@ -158,7 +158,7 @@ class CsvTable:
 
         def lines() -> Iterator[str]:
             nonlocal at, whole
-            for line in file:
+            while line := self._read_line(file):
                 at += len(line)
                 whole = at if line.endswith(b"\n") else -1
                 yield line.decode("utf-8", "replace").replace("\0", "")
@@ -172,6 +172,12 @@ class CsvTable:
                 yield at, row
         except csv.Error as error:
             raise ImportFailure(f"{self.path} cannot be read on at byte {at}: {error}") from error
+
+    def _read_line(self, file: BinaryIO) -> bytes:
+        line = file.readline(DOCUMENT_BYTES + 1)
+        if len(line) > DOCUMENT_BYTES:
+            raise ImportFailure(f"{self.path} has a line of more than {DOCUMENT_BYTES} bytes")
+        return line
 
     def _is_settled(self) -> bool:
         """Whether nobody has written for a while."""
@@ -360,13 +366,13 @@ _INT64_MAX = 2**63 - 1
 
 def _load_config(folder: Path) -> Mapping[str, Any]:
     """The hyperparameters that lie beside a table; empty where there are none, or no reader."""
-    path = folder / "hparams.yaml"
-    if not path.is_file():
+    data = read_document(folder / "hparams.yaml")
+    if data is None:
         return {}
     try:
         import yaml
 
-        found = yaml.safe_load(path.read_text("utf-8", "replace"))
+        found = yaml.safe_load(data.decode("utf-8", "replace"))
     except Exception:  # noqa: BLE001 - it may be anybody's file, and is no part of the metrics
         return {}
     return found if isinstance(found, dict) else {}
@@ -375,9 +381,9 @@ def _load_config(folder: Path) -> Mapping[str, Any]:
 def _load_own(folder: Path) -> RunFacts | None:
     """What our own mirror says of the run; None where it is none of its folders."""
     try:
-        run = json.loads((folder / "run.json").read_bytes())
-        config = folder / "config.json"
-        values = json.loads(config.read_bytes())["values"] if config.is_file() else {}
+        run = json.loads(read_document(folder / "run.json") or b"")
+        config = read_document(folder / "config.json")
+        values = {} if config is None else json.loads(config)["values"]
         return RunFacts(
             identity=str(run["id"]),
             run_id=str(run["id"]),

@@ -112,7 +112,8 @@ def find_form(header: Sequence[str], path: Path, choice: ColumnChoice) -> TableF
         form.value, form.metric = value, found["tag"] if found else path.stem
         return form
     used = {form.step, form.epoch, form.time, form.run}
-    ranges = {name for name in header if any(f"{name}{end}" in header for end in _RANGE_ENDS)}
+    known = set(header)
+    ranges = {name for name in header if any(f"{name}{end}" in known for end in _RANGE_ENDS)}
     for place, name in enumerate(header):
         if place in used or plain[place] in _ASIDE or _is_range_end(name, ranges):
             continue

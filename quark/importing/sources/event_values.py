@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -87,6 +88,9 @@ class ValueReader:
         if plugin:
             self.plugins[name] = plugin
         plugin = self.plugins.get(name, _PLAIN_PLUGIN)
+        count = math.prod(dimension.size for dimension in value.tensor.tensor_shape.dim)
+        if count > max(value.tensor.ByteSize(), 1):
+            raise ValueError(f"it says that it has {count} elements, and does not hold them")
         array = tensor_util.make_ndarray(value.tensor)
         is_number = array.dtype.kind in "fiub"
         if plugin in ("scalars", _PLAIN_PLUGIN) and is_number and array.size == 1:

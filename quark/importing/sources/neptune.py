@@ -33,6 +33,7 @@ from quark.importing.foreign import (
 )
 from quark.importing.histograms import make_histogram
 from quark.importing.losses import Losses
+from quark.importing.places import find_files
 from quark_core.artifacts.payload_folder import is_plain_file
 from quark_core.records.artifact_layout import split_path
 
@@ -85,7 +86,7 @@ def find_runs(
         raise ImportFailure(f"{root} does not exist")
     root = root.resolve()
     grouped: dict[tuple[Path, str], list[Path]] = {}
-    for path in [root] if root.is_file() else sorted(root.rglob("*.parquet")):
+    for path in find_files(root, "*.parquet"):
         found = _PART.fullmatch(path.stem)
         run = path.stem if found is None else found["run"]
         grouped.setdefault((path.parent, run), []).append(path)

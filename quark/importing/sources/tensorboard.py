@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quark.importing.columns import FIRST_US, LAST_US
 from quark.importing.foreign import (
     PORTION_POINTS,
     ForeignFile,
@@ -33,6 +34,7 @@ from quark.importing.foreign import (
 from quark.importing.losses import Losses
 from quark.importing.sources.event_values import ValueReader
 from quark.importing.sources.record_frames import FrameReader
+from quark_core.config.redaction import redact_values
 
 __all__ = ["find_runs"]
 
@@ -40,6 +42,7 @@ _MARK = "tfevents"
 _SPLITS = re.compile(r"(train|training|val|valid|validation|eval|evaluation|test|dev)([_-]\w+)?")
 _HPARAMS_FOLDER = re.compile(r"\d{9,11}(\.\d+)?")
 _HEAD_BYTES = 4096
+_FIRST_S, _LAST_S = FIRST_US / 1e6, LAST_US / 1e6
 _PORTION_FILES = 256
 _PORTION_BYTES = 32 * 2**20
 
@@ -134,13 +137,18 @@ def _is_only_splits(above: Path, found: Mapping[Path, Any]) -> bool:
 
 def _find_series(path: Path, files: Sequence[Path]) -> tuple[str, str] | None:
     """The tag and the name of a series that `add_scalars` has given a folder of its own."""
+    from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 
     tags = set()
-    for frames in FrameReader(files[0], 0).read():
-        for data in frames.data[:8]:
-            tags |= {value.tag for value in Event.FromString(data).summary.value}
-        break
+    try:
+        for frames in FrameReader(files[0], 0).read():
+            for data in frames.data[:8]:
+                tags |= {value.tag for value in Event.FromString(data).summary.value}
+            break
+    except (DecodeError, OSError):
+        # It fails as a run of its own, and costs no other one.
+        return None
     if len(tags) != 1:
         return None
     tag = tags.pop()
@@ -166,7 +174,11 @@ class EventRun(ForeignRun):
     def describe(self) -> RunFacts:
         """See `ForeignRun`."""
         files = [file for folder in self._folders for file in folder.files]
-        begun = [(began_s, file.name) for file in files if (began_s := self._find_start(file))]
+        begun = [
+            (began_s, file.name)
+            for file in files
+            if (began_s := self._find_start(file)) and _FIRST_S <= began_s <= _LAST_S
+        ]
         if not begun:
             raise ImportFailure(f"{files[0]} holds no event yet")
         # Files that come later begin later, wherever their names are in the alphabet.
@@ -245,7 +257,8 @@ class EventRun(ForeignRun):
                 values.losses.add("event", "event", "it cannot be decoded")
                 continue
             time_s = event.wall_time
-            first_s, last_s = min(first_s, time_s), max(last_s, time_s)
+            if _FIRST_S <= time_s <= _LAST_S:
+                first_s, last_s = min(first_s, time_s), max(last_s, time_s)
             step = event.step
             is_start = (
                 event.HasField("session_log") and event.session_log.status == SessionLog.START
@@ -271,8 +284,9 @@ class EventRun(ForeignRun):
             yield self._end_piece(piece, first_s, last_s)
 
     def _end_piece(self, piece: _Piece, first_s: float, last_s: float) -> _Piece:
-        span = self._span or (first_s, last_s)
-        self._span = (min(span[0], first_s), max(span[1], last_s))
+        if first_s <= last_s:
+            span = self._span or (first_s, last_s)
+            self._span = (min(span[0], first_s), max(span[1], last_s))
         return piece
 
     def _make_portion(
@@ -282,7 +296,7 @@ class EventRun(ForeignRun):
             position={
                 "files": dict(offsets),
                 "tags": dict(values.plugins),
-                "config": dict(values.config),
+                "config": redact_values(dict(values.config)),
                 "span": self._span,
             },
             points=piece.points.take() if len(piece.points) else None,

@@ -38,6 +38,7 @@ from quark_core.records.json_object import JsonObject
 
 __all__ = ["find_runs"]
 
+_TABLES = ("metrics", "configs", "system_metrics", "alerts", "traces")
 _PREFIX = "trackio."
 _MEDIA = {"image": "image", "audio": "audio", "video": "video", "file": "file"}
 _LEVELS = {"info": "info", "warn": "warning", "error": "error"}
@@ -57,7 +58,11 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     root = Path(place).expanduser()
     if not root.exists():
         raise ImportFailure(f"{root} does not exist")
-    paths = [root.resolve()] if root.is_file() else sorted(root.resolve().glob("*.db"))
+    paths = (
+        [root.resolve()]
+        if root.is_file()
+        else sorted(one for one in root.resolve().glob("*.db") if one.is_file())
+    )
     if not paths:
         raise ImportFailure(f"{root} holds no database of Trackio's (PROJECT.db)")
     for path in paths:
@@ -71,6 +76,9 @@ class _Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        for table in _TABLES:
+            if self.has(table) and not self._is_plain(table):
+                raise ImportFailure(f"{path} is no database of Trackio's: {table} is no table")
         columns = self.ask("SELECT name FROM pragma_table_info('metrics')")
         if ("metrics",) not in columns:
             raise ImportFailure(f"{path} is no database of Trackio's")
@@ -86,6 +94,7 @@ class _Database:
         try:
             address = f"{self.path.as_uri()}?mode=ro"
             with closing(sqlite3.connect(address, uri=True, timeout=10)) as connection:
+                connection.execute("PRAGMA trusted_schema = OFF")
                 return connection.execute(question, values).fetchall()
         except sqlite3.Error as error:
             raise ImportFailure(f"{self.path} cannot be read: {error}") from error
@@ -93,6 +102,14 @@ class _Database:
     def has(self, table: str) -> bool:
         """Whether there is such a table."""
         return bool(self.ask("SELECT 1 FROM sqlite_master WHERE name = ?", table))
+
+    def _is_plain(self, table: str) -> bool:
+        """Whether it is a table that holds its rows: a view may have no end."""
+        plain = (
+            "SELECT 1 FROM sqlite_master WHERE name = ? AND type = 'table'"
+            " AND sql LIKE 'create table%' AND sql NOT LIKE '% as (%'"
+        )
+        return bool(self.ask(plain, table))
 
     def list_runs(self) -> list[tuple[str, str]]:
         """Key and name of each run, the oldest first."""

@@ -31,7 +31,9 @@ from quark.importing.foreign import (
     RunFacts,
 )
 from quark.importing.losses import Losses
+from quark.importing.places import find_files
 from quark.importing.sources.wandb_values import WandbValues, read_stats
+from quark_core.config.redaction import redact_values
 
 if TYPE_CHECKING:
     from quark_backends.wandb.log_file import LogFile
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["find_runs"]
 
 _PORTION_FILES = 64
+_WRITTEN_BY_PEOPLE = ("config", "summary", "environment", "name", "notes", "tags")
 _ASIDE = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
 _INSTALL = 'W&B\'s files are read by its library: pip install "quark-tracker[wandb]"'
 
@@ -57,7 +60,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     if not root.exists():
         raise ImportFailure(f"{root} does not exist")
     root = root.resolve()
-    paths = [root] if root.is_file() else sorted({one.resolve() for one in root.rglob("*.wandb")})
+    paths = sorted({one.resolve() for one in find_files(root, "*.wandb")})
     grouped: dict[str, list[Path]] = {}
     for path in sorted(paths, key=lambda one: (one.parent.name, one.name)):
         if path.suffix == ".wandb":
@@ -69,7 +72,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     from quark.importing.sources.csv import find_runs as find_tables
 
     folders = {path.parent for files in grouped.values() for path in files}
-    for path in [root] if root.is_file() else sorted(root.rglob("*.csv")):
+    for path in find_files(root, "*.csv"):
         if path.suffix == ".csv" and not folders.intersection(path.parents):
             yield from find_tables(path, project=project)
 
@@ -193,12 +196,18 @@ class WandbRun(ForeignRun):
         records, values.records = values.records, []
         files, values.files = values.files, []
         return Portion(
-            position={"files": dict(offsets), "said": json.loads(json.dumps(self._said))},
+            position={"files": dict(offsets), "said": self._copy_said()},
             points=points.take() if len(points) else None,
             records=records,
             files=files,
             from_step=from_step,
         )
+
+    def _copy_said(self) -> dict[str, Any]:
+        """What was said, to be noted in the store: without secrets, as all that is in there."""
+        said: dict[str, Any] = json.loads(json.dumps(self._said))
+        open_text = {name: said[name] for name in _WRITTEN_BY_PEOPLE if name in said}
+        return said | redact_values(open_text)
 
     def _find_step(self, history: Any) -> int:
         for item in history.item:

@@ -14,6 +14,7 @@ import msgspec
 from quark.importing.foreign import ForeignFile, PointList
 from quark.importing.histograms import make_histogram
 from quark.importing.losses import Losses
+from quark.importing.places import read_document
 from quark_core.artifacts.payload_folder import is_plain_file
 from quark_core.records import EventRecord, GpuReading, SystemTelemetryRecord
 from quark_core.records.artifact_layout import split_path
@@ -128,7 +129,10 @@ class WandbValues:
         try:
             if edges is None and packed:
                 low, width = float(packed["min"]), float(packed["size"])
-                edges = [low + place * width for place in range(int(packed["count"]) + 1)]
+                count = int(packed["count"])
+                if count != len(counts or ()):
+                    raise ValueError(f"it has {len(counts or ())} counts for {count} bins")
+                edges = [low + place * width for place in range(count + 1)]
             made = make_histogram(
                 key,
                 [float(edge) for edge in edges or ()],
@@ -150,7 +154,7 @@ class WandbValues:
             self._losses.add("table", key, f"its file is not there: {value.get('path')}")
             return
         try:
-            table = json.loads(path.read_bytes())
+            table = json.loads(read_document(path) or b"")
             content = {"columns": [str(name) for name in table["columns"]], "rows": table["data"]}
             data = msgspec.json.encode(content)
         except (OSError, ValueError, KeyError, TypeError) as error:
