@@ -22,6 +22,7 @@ MOST_FILES = 100_000
 """So many files a directory may have."""
 
 _MOST_DEPTH = 64
+_MOST_LINKS = 2_000
 _MOST_TOLD = 100
 _MOST_URI = 2_000
 _HASHED_BYTES = 64 * 1024 * 1024
@@ -37,12 +38,27 @@ class DirectoryScan:
         files: Each regular file: its path below the root, with slashes, and where it lies.
         skipped: Path -> why it is left out; the first hundred.
         skipped_count: How many are.
+        links: How many links to directories were followed.
     """
 
     root: Path
     files: list[tuple[str, Path]] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     skipped_count: int = 0
+    links: int = 0
+
+    def follow(self) -> None:
+        """Count a link to a directory: some that lead to each other make ways without an end.
+
+        Raises:
+            SchemaValidationError: There are too many.
+        """
+        self.links += 1
+        if self.links > _MOST_LINKS:
+            raise SchemaValidationError(
+                f"path {self.root} has more than {_MOST_LINKS} links to directories: log the "
+                "directories that they lead to"
+            )
 
     def skip(self, relative: str, reason: str) -> None:
         """Note what is left out."""
@@ -116,6 +132,8 @@ def _walk(
             elif len(above) >= _MOST_DEPTH:
                 scan.skip(relative, f"it is nested deeper than {_MOST_DEPTH} directories")
             else:
+                if entry.is_symlink():
+                    scan.follow()
                 yield from _walk(scan, place, f"{relative}/", (*above, identity))
         except OSError as error:
             scan.skip(relative, error.strerror or str(error))

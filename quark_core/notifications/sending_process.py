@@ -92,7 +92,10 @@ def _send_by_apprise(request: Mapping[str, Any]) -> tuple[str, str]:
     logger.addHandler(lines)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    target = apprise.Apprise()
+    asset = apprise.AppriseAsset()
+    # As of a webhook: what is sent is meant for that address, and not for where it leads.
+    asset.http_redirects = False
+    target = apprise.Apprise(asset=asset)
     if not target.add(request["url"]):
         return "refused", "Apprise does not know such an address"
     # What fails is tried again from outside, so that each try has its bound.

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from quark_core.artifacts.output_folder import OutputFolder
+from quark_core.artifacts.output_folder import OutputFolder, make_file_name
 from quark_core.backends.contract import SupportsArtifacts, SupportsRead
 from quark_core.config.arguments import check_label
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError, SessionStoreError
@@ -209,7 +209,10 @@ def copy_version(run: OpenRun, record: ArtifactRecord, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if record.artifact_type != _DIRECTORY:
         name = decode_name(record.artifact_name)
-        target = folder / (Path(name).name if split_path(name) else record.sha256[:16])
+        # Of whoever has made it: no hidden file, such as a shell would run at its next start.
+        target = folder / make_file_name(
+            Path(name).name if split_path(name) else record.sha256[:16]
+        )
         if os.path.lexists(target):
             raise SchemaValidationError(f"folder: {target} exists, and is not replaced")
         return reading.copy_payload(run, record, target)

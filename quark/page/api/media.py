@@ -5,7 +5,6 @@ Metadata is whoever's logged it, or wrote the store: of it only what has the rig
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -46,6 +45,7 @@ _MOST_CHARACTERS = 2_000
 _LABEL_CHARACTERS = 200
 _MOST_VERSIONS = 500
 _SIDES = 4
+_FARTHEST = 1e300
 _ENCODINGS = ("L", "RGB")
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 # What asks the network for something of its own, whatever a policy says of what it loads, or
@@ -70,7 +70,7 @@ def describe_facts(record: ArtifactRecord) -> dict[str, Any]:
         value = noted.get(name)
         if isinstance(value, str):
             facts[name] = value[:_MOST_CHARACTERS]
-        elif isinstance(value, (bool, int, float)) and math.isfinite(value):
+        elif isinstance(value, bool) or _is_number(value):
             facts[name] = value
     return facts
 
@@ -174,7 +174,8 @@ def _read_mask(found: Any) -> dict[str, Any] | None:
 
 def _is_number(value: Any) -> bool:
     is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_plain and math.isfinite(value)
+    # Whole numbers of any length too: a float they would not all be.
+    return is_plain and -_FARTHEST <= value <= _FARTHEST
 
 
 def read_range(text: str | None, size_bytes: int) -> tuple[int, int] | None:

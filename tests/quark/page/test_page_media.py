@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import quark
-from quark.page.api.media import defuse_html, describe_over, read_range
+from quark.page.api.media import defuse_html, describe_facts, describe_over, read_range
 from quark_core.errors import ArtifactNotFoundError
 from quark_core.records import ArtifactRecord
 
@@ -170,6 +170,7 @@ def test_lineage_is_told_both_ways(page):
         {"boxes": {"a": [{"box": ["x", 1, 2, 3]}, {"box": [1]}, 3, {"label": 1}]}},
         {"boxes": {"a": {"b": 1}}, "masks": [{"sha256": "../x", "encoding": "L"}, 3]},
         {"masks": [{"sha256": "a" * 64, "encoding": "EVIL"}]},
+        {"boxes": {"a": [{"box": [10**400, 1, 2, 3]}]}, "width": 10**400},
     ],
 )
 def test_metadata_of_somebody_else_is_sent_in_no_other_form(metadata):
@@ -178,5 +179,6 @@ def test_metadata_of_somebody_else_is_sent_in_no_other_form(metadata):
         metadata=json.loads(json.dumps(metadata)),
     )  # fmt: skip
     over = describe_over(record)
+    assert describe_facts(record) == {}
     assert all(boxes == [] for boxes in over["boxes"].values())
     assert (over["masks"], over["labels"]) == ([], {})

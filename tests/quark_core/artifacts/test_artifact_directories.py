@@ -240,6 +240,28 @@ def test_a_manifest_of_somebody_else_leads_nowhere(artifacts, session, tmp_path)
     assert not any((tmp_path / "out").iterdir())
 
 
+def test_a_maze_of_links_has_an_end(artifacts, tmp_path):
+    maze = tmp_path / "maze"
+    rooms = [maze / str(place) for place in range(12)]
+    for room in rooms:
+        room.mkdir(parents=True)
+        for other in rooms:
+            if other != room:
+                (room / other.name).symlink_to(other)
+    with pytest.raises(SchemaValidationError, match="links to directories"):
+        artifacts.log_directory(maze)
+
+
+def test_a_file_of_somebody_else_is_copied_out_under_a_name_that_hides_nothing(
+    artifacts, session, tmp_path
+):
+    with pytest.warns(RuntimeWarning, match="naming rule"):
+        artifacts.store("file", ".bashrc", b"rm -r", payload_format="bytes")
+    copied = session.use_artifact(".bashrc").copy_to(tmp_path / "out")
+    assert copied.parent == tmp_path / "out"
+    assert not copied.name.startswith(".")
+
+
 def test_a_reference_says_where_a_file_lies_and_no_secret(artifacts, session, tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_bytes(b"words")

@@ -9,6 +9,7 @@ class Receiver:
 
     def __init__(self, statuses=(200,)):
         self.requests = []
+        self.location = None
         self.asked = threading.Semaphore(0)
         self._statuses = list(statuses)
         self._hangs = threading.Event()
@@ -26,6 +27,8 @@ class Receiver:
                     return
                 self.send_response(status)
                 self.send_header("Content-Length", "0")
+                if receiver.location is not None:
+                    self.send_header("Location", receiver.location)
                 self.end_headers()
 
             def log_message(self, *_):

@@ -210,6 +210,15 @@ def test_apprise_tells_its_services(tmp_path, receive):
     assert sent["type"] == "failure"
 
 
+@pytest.mark.parametrize("scheme", ["json", "webhook+http"])
+def test_a_notice_is_sent_on_to_nobody(scheme, tmp_path, receive):
+    asked, other = receive(307), receive()
+    asked.location = f"http://{other.address}/"
+    tell_all(make_notifier(tmp_path, f"{scheme}://{asked.address}/"), make_notice())
+    assert asked.requests
+    assert other.requests == []
+
+
 def test_mail_is_sent_by_a_mail_server(tmp_path):
     from aiosmtpd.controller import Controller
     from aiosmtpd.handlers import Message
