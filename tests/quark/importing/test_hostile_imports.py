@@ -9,6 +9,8 @@ import zipfile
 import pytest
 
 from quark.importing.foreign import ImportFailure
+from quark.importing.losses import Losses
+from quark.importing.sources import clearml, comet
 from quark_core.runs.composition import open_reader
 
 SECRET = "hunter2hunter2"
@@ -225,3 +227,46 @@ def test_a_file_of_an_archive_that_cannot_be_unpacked_costs_itself_alone(tmp_pat
     (tmp_path / "a.zip").write_bytes(data)
     (run,) = take("comet", tmp_path)
     assert (run["points"], run["files"], run["failure"]) == (1, 0, None)
+
+
+def read_broken_off(run):
+    """What comes of a run of which each portion is the last one before somebody ends the import."""
+    position, files, points = {}, [], 0
+    while portion := next(iter(run.read(position, Losses())), None):
+        position = portion.position
+        files += [one.name for one in portion.files]
+        points += 0 if portion.points is None else len(portion.points.values)
+    return files, points
+
+
+def test_an_import_that_is_broken_off_again_and_again_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(comet, "PORTION_POINTS", 2)
+    monkeypatch.setattr(clearml, "PORTION_POINTS", 2)
+    messages = []
+    for step in range(7):
+        named = {"fileName": f"n{step}"}
+        upload = {"additional_params": named, "file_path": "f", "upload_type": "file"}
+        messages += [{"type": "file_upload", "payload": upload}, make_metric(1.0, step)]
+    make_comet(tmp_path / "a.zip", messages)
+    (run,) = comet.find_runs(tmp_path)
+    assert read_broken_off(run) == ([f"n{step}" for step in range(7)], 7)
+    events = [[{"metric": "single", "iter": -(2**31), "type": "training_stats_scalar", "value": 1}]]
+    for step in range(7):
+        plot = {"metric": f"n{step}", "iter": step, "type": "plot", "plot_str": "{}"}
+        scalar = {"metric": "loss", "iter": step, "type": "training_stats_scalar", "value": 1}
+        events.append([plot, scalar])
+    lines = "\n".join(map(json.dumps, events))
+    make_zip(tmp_path / "c" / "a.zip", {"task.json": '{"id": "t"}', "metrics.jsonl": lines})
+    (run,) = clearml.find_runs(tmp_path / "c")
+    assert read_broken_off(run) == ([f"n{step}" for step in range(7)], 8)
+
+
+def test_a_configuration_that_unfolds_without_end_is_short(tmp_path, take):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 14):
+        inner = ", ".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} [{inner}]")
+    (tmp_path / "hparams.yaml").write_text("\n".join(lines))
+    (tmp_path / "metrics.csv").write_text("step,loss\n0,1\n")
+    (run,) = take("csv", tmp_path)
+    assert (run["points"], run["failure"]) == (1, None)
