@@ -96,16 +96,14 @@ class TrainingSession(LogLines):
                 it is now, with secrets redacted and interpolations resolved (their raw form
                 is kept as well).
             tags: Labels to find the run by.
-            parent_run_id: The run that this one descends from, or the beginning of its id; it
-                must exist.
-            storage_dir: Storage root. By default the working directory, or the next folder
-                above it that has a store of this user's: see docs/reference/storage-root.md.
+            parent_run_id: The run that this one descends from, which must exist.
+            storage_dir: Storage root; the working directory, or a store above it, by default
+                (`docs/reference/storage-root.md`).
             strict_mode: Fail on what only data can cause (non-finite values,
                 odd metric names) and on the primary's first delivery error.
             backends: What is added to the primary: names or URIs, such as "csv" or
                 ["csv:./out"]; "none" keeps nothing. QUARK_BACKENDS by default.
-            name: A name for people.
-            notes: Free text.
+            name, notes: A name for people, and free text.
             ranks: Which ranks keep records: "zero", "all" or a list; the lowest
                 begins and ends the run. QUARK_RANKS, else "zero" by default.
             objective: The metric that the run's health is judged by, such as "val/loss"; it is
