@@ -15,7 +15,7 @@ from quark_core.backends.delivery_report import DeliveryReport
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
 from quark_core.config.arguments import check_tag
-from quark_core.config.habits import explain_argument_errors, explain_attribute
+from quark_core.config.habits import explain_argument_errors, explain_attribute, explain_item
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
@@ -31,7 +31,7 @@ from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
 from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
-from quark_core.sessions.notifying import attach_notifier_of_environment, tell_end
+from quark_core.sessions.notifying import attach_notifier_of_environment, settle_notices, tell_end
 from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
@@ -407,6 +407,7 @@ class TrainingSession(LogLines):
                 raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
             open_runs.remove(self)
         run.settle_writers()
+        settle_notices(run)
         if run.children is not None:
             # What the run's other writers have logged comes before its end.
             half_s = max(0.0, (deadline - time.monotonic()) / 2)
@@ -426,8 +427,7 @@ class TrainingSession(LogLines):
         say_what_is_left(run, report)
         if self._introduction is not None:
             self._introduction.part(status)
-        if run.notifier is not None:
-            tell_end(run, status)
+        tell_end(run, status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
@@ -505,6 +505,12 @@ class TrainingSession(LogLines):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise explain_attribute(self, name, "session", "'TrainingSession' object")
+
+        def __getitem__(self, key: object) -> NoReturn:
+            raise explain_item(key)
+
+        def __setitem__(self, key: object, value: object) -> NoReturn:
+            raise explain_item(key)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
