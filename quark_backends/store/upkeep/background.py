@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -59,7 +57,6 @@ class WriteGate:
         self._lock = threading.Lock()
         self._waiting = 0
         self._written_at = 0.0
-        _gates.add(self)
 
     @contextmanager
     def write(self) -> Iterator[None]:
@@ -82,40 +79,6 @@ class WriteGate:
             time.sleep(_CALM_S)
         with self._lock:
             yield
-
-
-# SQLite keeps what is locked in the memory of the process: a child that is forked in the middle
-# of a transaction finds the store locked for ever. So a fork waits for its end, within a bound.
-_FORK_TIMEOUT_S = 1.0
-_gates: weakref.WeakSet[WriteGate] = weakref.WeakSet()
-_forking = threading.local()
-
-
-def _hold_gates() -> None:
-    deadline = time.monotonic() + _FORK_TIMEOUT_S
-    _forking.held = [
-        gate
-        for gate in list(_gates)
-        if gate._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
-    ]
-
-
-def _release_gates() -> None:
-    for gate in _forking.held:
-        gate._lock.release()
-    _forking.held = []
-
-
-def _replace_gates() -> None:
-    # Whoever held one has not come along.
-    for gate in list(_gates):
-        gate._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(
-        before=_hold_gates, after_in_parent=_release_gates, after_in_child=_replace_gates
-    )
 
 
 class BackgroundCompaction:
