@@ -90,14 +90,12 @@ class TrainingSession(LogLines):
 
         Args:
             project: Name of the project that the run belongs to.
-            config: A dict or another mapping, an argparse Namespace, a
-                SimpleNamespace, a NamedTuple, an instance of a dataclass, an attrs class
-                or a pydantic model, or an OmegaConf DictConfig, and any mix of them; taken as
-                it is now, with secrets redacted and interpolations resolved (their raw form
-                is kept as well).
+            config: A dict or another mapping, an argparse Namespace, a SimpleNamespace, a
+                NamedTuple, an instance of a dataclass, an attrs class or a pydantic model, an
+                OmegaConf DictConfig, and any mix of them; taken as it is now, with secrets
+                redacted and interpolations resolved (their raw form is kept as well).
             tags: Labels to find the run by.
-            parent_run_id: The run that this one descends from, or the beginning of its id; it
-                must exist.
+            parent_run_id: The run that it descends from, which exists, or its id's beginning.
             storage_dir: Storage root. By default the working directory, or the next folder
                 above it that has a store of this user's: see docs/reference/storage-root.md.
             strict_mode: Fail on what only data can cause (non-finite values,
@@ -106,12 +104,12 @@ class TrainingSession(LogLines):
                 ["csv:./out"]; "none" keeps nothing. QUARK_BACKENDS by default.
             name: A name for people.
             notes: Free text.
-            ranks: Which ranks keep records: "zero", "all" or a list; the lowest
-                begins and ends the run. QUARK_RANKS, else "zero" by default.
+            ranks: Which ranks keep records, "zero", "all" or a list; the lowest begins and ends
+                the run. QUARK_RANKS, else "zero".
             objective: The metric that the run's health is judged by, such as "val/loss"; it is
                 kept in the configuration. QUARK_OBJECTIVE, else what names say.
-            mode: Whether the objective is better when lower ("min") or higher
-                ("max"); by its name by default, "min" where that does not say.
+            mode: Whether the objective is better when lower ("min") or higher ("max"); by its
+                name by default, "min" where that does not say.
             on_stop: What `quark stop` does: "flag" sets `stop_requested` on the ranks
                 that keep records, "raise" also raises `StopRequested`, once, at the next call
                 that logs. Ranks that wait for one another: `docs/how-to/stop-and-edit-runs.md`.
@@ -125,11 +123,10 @@ class TrainingSession(LogLines):
             UnknownBackendError: `backends` names what is not installed.
             RunNotFoundError: There is no run `parent_run_id`.
             SessionStoreError: The primary store cannot be opened or does not
-                acknowledge within QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a
-                service within 5 s. Where the launcher has restarted the run, or
-                QUARK_OFFLINE is "allow", it begins within 2 s without a service
-                that is out of reach, unless QUARK_REQUIRE_SERVICE is set or the
-                run is strict.
+                acknowledge within QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a service within
+                5 s. Where the launcher has restarted the run, or QUARK_OFFLINE is "allow", it
+                begins within 2 s without a service that is out of reach, unless
+                QUARK_REQUIRE_SERVICE is set or the run is strict.
         """
         _check_on_stop(on_stop)
         observers = choose_observers(system_metrics, capture)
