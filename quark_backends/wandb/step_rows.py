@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from quark_backends.wandb.log_file import HISTORY_KEY
-from quark_backends.wandb.media import Media
+from quark_backends.wandb.media import Media, Rows
 from quark_backends.wandb.state import WandbState
 
 __all__ = ["Histogram", "Part", "StepRow", "StepRows", "join_parts"]
@@ -49,7 +49,7 @@ class Part(msgspec.Struct):
     """
 
     mark: str
-    values: dict[str, int | float | str | Histogram | Media]
+    values: dict[str, int | float | str | Histogram | Media | Rows]
     axis: str
     step: int | None = None
     is_metric: bool = False
@@ -247,7 +247,7 @@ def _fits(part: Part, parts: Sequence[Part], keys: set[str]) -> bool:
     for key in part.values.keys() & keys:
         if key in _LATER or part.replaces:
             continue
-        if key not in ("quark/step", "quark/epoch"):
+        if key not in ("quark/step", "quark/epoch", part.axis):
             return False
         if any(other.values.get(key, part.values[key]) != part.values[key] for other in parts):
             return False
