@@ -52,6 +52,7 @@ _WORDS = {
     "parameter_name": "weight",
     "parameter_role": "weight",
     "payload_format": "bytes",
+    "relation": "used",
     "score_key": "overall",
     "severity": "error",
     "sha256": "0" * 64,
