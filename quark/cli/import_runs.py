@@ -78,6 +78,28 @@ def aim(directory: Path, **options: Any) -> None:
     run_import("aim", lambda: find_runs(directory, project=project), **options)
 
 
+@import_runs.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@import_options
+def clearml(path: Path, **options: Any) -> None:
+    """Archives of ClearML's offline mode: PATH, or those under it (~/.clearml/cache/offline)."""
+    from quark.importing.sources.clearml import find_runs
+
+    project = options["project"]
+    run_import("clearml", lambda: find_runs(path, project=project), **options)
+
+
+@import_runs.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@import_options
+def comet(path: Path, **options: Any) -> None:
+    """Archives of Comet's OfflineExperiment: PATH, or those under it."""
+    from quark.importing.sources.comet import find_runs
+
+    project = options["project"]
+    run_import("comet", lambda: find_runs(path, project=project), **options)
+
+
 @import_runs.command("csv")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--step", help="Column of the step [default: found by its name].")

@@ -231,6 +231,7 @@ class RunIntake:
             # What came is there; the rest may come later, and then the end is told again.
             facts = replace(facts, status="running")
         described = take_facts(self._change(facts), self._tool, losses)
+        outcome.name = described.name
         writing.settle(story, described, outcome, is_watched=is_watched)
         if failure is not None:
             raise failure

@@ -122,9 +122,12 @@ def compare(shown, printed, where):
 
 
 def main():
-    home = Path(sys.argv[1])
+    home, environment = Path(sys.argv[1]), dict(os.environ)
     warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
     for number, path in enumerate(map(Path, sys.argv[2:])):
+        # What a page sets is not there in the next one.
+        os.environ.clear()
+        os.environ.update(environment)
         try:
             run_page(path, home / str(number))
         except BlockError as error:
