@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from hostile_runs import ESCAPES, EVIL, FINE, STYLE, find_unfit, log_hostile_run, run_command
+from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -84,7 +85,7 @@ def list_commands(group=cli, prefix=""):
 def store(tmp_path, monkeypatch):
     """A store with hostile runs: two, one in the trash, one of which records wait for a mirror."""
     for name in [*os.environ]:
-        if (name.startswith("QUARK_") and name != "QUARK_QUIET") or name in (
+        if (name.startswith("QUARK_") and name not in SET_FOR_TESTS) or name in (
             "FORCE_COLOR",
             "TTY_COMPATIBLE",
         ):
