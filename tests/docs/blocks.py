@@ -36,7 +36,7 @@ class Block:
     not_run: str | None = None
     status: int = 0
     fails_with: str | None = None
-    prints: str | None = None
+    follows: bool = False  # nothing but blank lines between it and the block before
 
 
 @dataclass
@@ -73,6 +73,7 @@ def parse_page(path, text):
             page.needs = tuple(words[words.index("needs") + 1 :])
     lines = text.splitlines()
     said = []  # the comments since the last block
+    follows = False
     number = 0
     while number < len(lines):
         line = lines[number]
@@ -80,18 +81,19 @@ def parse_page(path, text):
             end = _find(lines, number + 1, "-->")
             body = "\n".join(lines[number + 1 : end])
             page.blocks.append(Block("python", body, number + 2, hidden=True))
+            follows = False
             number = end
         elif fence := _FENCE.match(line):
             end = _find(lines, number + 1, fence["ticks"])
             indent = len(fence["indent"])
             body = "\n".join(each[indent:] for each in lines[number + 1 : end])
-            _add(page, fence["language"], body, number + 2, "\n".join(said))
-            said = []
+            _add(page, fence["language"], body, number + 2, "\n".join(said), follows)
+            said, follows = [], True
             number = end
         elif line.strip().startswith("<!--"):
             said.append(line)
         elif line.strip():
-            said = []
+            said, follows = [], False
         number += 1
     return page
 
@@ -103,7 +105,7 @@ def _find(lines, start, mark):
     raise ValueError(f"line {start}: nothing ends the block that begins here")
 
 
-def _add(page, language, body, line, said):
+def _add(page, language, body, line, said, follows):
     not_run, status, fails = _NOT_RUN.search(said), _STATUS.search(said), _FAILS.search(said)
     block = Block(
         language,
@@ -112,6 +114,7 @@ def _add(page, language, body, line, said):
         not_run=not_run["reason"] if not_run else None,
         status=int(status["status"]) if status else 0,
         fails_with=fails["error"] if fails else None,
+        follows=follows,
     )
     page.blocks.append(block)
 

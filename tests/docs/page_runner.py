@@ -1,7 +1,7 @@
 """Runs the blocks of pages as a reader would: python -m page_runner FOLDER PAGE...
 
 Each page has an empty folder and one namespace. Its Python blocks are executed in order, its
-console and sh blocks by bash in the same folder. A text block that follows a block is what that
+console and sh blocks by bash in the same folder. A text block right after a block is what that
 one prints: its words must be in what was printed. The first block that fails ends the process
 with its page and line.
 """
@@ -35,7 +35,7 @@ def run_page(path, folder):
     for block in page.blocks:
         where = f"{page.name}:{block.line}"
         if block.language == "text":
-            if printed is not None:
+            if printed is not None and block.follows:
                 compare(block.text, printed, where)
             printed = None
         elif block.not_run:
@@ -122,9 +122,12 @@ def compare(shown, printed, where):
 
 
 def main():
-    home = Path(sys.argv[1])
+    home, environment = Path(sys.argv[1]), dict(os.environ)
     warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
     for number, path in enumerate(map(Path, sys.argv[2:])):
+        # What a page sets is not there in the next one.
+        os.environ.clear()
+        os.environ.update(environment)
         try:
             run_page(path, home / str(number))
         except BlockError as error:

@@ -56,7 +56,7 @@ def clean_environment(home):
     }
 
 
-@pytest.mark.parametrize("pages", list_cases())
+@pytest.mark.parametrize("pages", list(list_cases()))
 def test_the_blocks_of_a_page_run_as_they_stand(pages, tmp_path):
     missing = {need for page in pages for need in page.needs if not is_installed(need)}
     if missing:

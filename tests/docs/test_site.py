@@ -29,7 +29,7 @@ def test_the_site_is_built_without_a_warning_and_without_a_dead_link(tmp_path):
     assert built.returncode == 0, built.stderr
     site = tmp_path / "docs" / "site"
     page = (site / "reference" / "api" / "runs" / "start_run.html").read_text()
-    assert 'id="quark.start_run"' in page
+    assert 'id="quark_core.sessions.session.TrainingSession.start_run"' in page
     assert "<!-- hidden" not in page
 
 

@@ -1,0 +1,141 @@
+"""What the guide for people from other trackers says: each of their calls beside ours, run.
+
+Ours are run for each tracker in a process of its own; theirs too where the tracker is installed
+here. What needs an account or a server is only compiled.
+"""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+from blocks import DOCS
+from test_blocks import clean_environment
+
+GUIDE = DOCS / "how-to" / "come-from-another-tracker.md"
+TRACKERS = ("W&B", "MLflow", "TensorBoard", "Aim", "Neptune", "Comet", "ClearML")
+TIMEOUT_S = 200
+
+# What both sides of a row may name.
+COMMON = """
+import os, pathlib
+import matplotlib.figure, numpy, torch
+array = numpy.zeros((8, 8), "uint8")
+values = numpy.linspace(-1.0, 1.0, 100)
+sound = numpy.zeros(1600, "float32")
+labels, scores = numpy.array([0, 1, 1, 0]), numpy.array([0.1, 0.9, 0.8, 0.3])
+figure = matplotlib.figure.Figure()
+figure.add_subplot().plot([0, 1])
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.save(model.state_dict(), "model.pt")
+pathlib.Path("data").mkdir()
+pathlib.Path("data/train.csv").write_text("1,2")
+"""
+OURS = "import quark\n"
+# Behind the first row, which makes the session.
+OURS_AFTER_START = """
+artifacts, events = quark.ArtifactStore(session), quark.EventLogger(session)
+run_id = session.run_id
+"""
+THEIRS = {
+    "W&B": "import wandb\n",
+    "MLflow": "import mlflow\nmlflow.set_tracking_uri('sqlite:///mlflow.db')\n",
+    "TensorBoard": "from torch.utils.tensorboard import SummaryWriter\n",
+}
+THEIRS_AFTER_START = {"MLflow": "mlflow_run_id = mlflow.active_run().info.run_id\n"}
+LIBRARY = {"W&B": "wandb", "MLflow": "mlflow", "TensorBoard": "tensorboard"}
+# Calls that nobody can make here, and why.
+ONLY_COMPILED = {
+    "wandb.use_artifact(": "needs an account",
+    "wandb.Api(": "needs an account",
+    "wandb.init(id=": "needs an account",
+    'wandb.log({"sound"': "needs the package soundfile",
+    "mlflow.pytorch.log_model(": "takes a minute",
+    "mlflow.MlflowClient().set_registered_model_alias(": "needs a registered model",
+}
+
+
+def read_rows(tracker):
+    """The rows of a tracker's table: statements there, statements here."""
+    section = GUIDE.read_text("utf-8").split(f"\n## {tracker}\n")[1].split("\n## ")[0]
+    rows = []
+    for line in section.splitlines():
+        if line.startswith("| `"):
+            theirs, ours = line.strip("| ").split(" | ")
+            rows.append((read_code(theirs), read_code(ours)))
+    return rows
+
+
+def read_code(cell):
+    """The statements of a cell: the code before its first prose, parts joined by semicolons."""
+    found = re.match(r"`[^`]+`(?:; `[^`]+`)*", cell)
+    return re.findall(r"`([^`]+)`", found[0]) if found else []
+
+
+def is_python(statement):
+    try:
+        ast.parse(statement)
+    except SyntaxError:
+        return False
+    return True
+
+
+def run_lines(lines, tmp_path):
+    """Runs lines as a program whose traceback names the one that fails."""
+    folder = tmp_path / "program"
+    folder.mkdir()
+    (tmp_path / "home").mkdir()
+    (folder / "program.py").write_text("\n".join(lines), "utf-8")
+    ran = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env=clean_environment(tmp_path / "home"),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_both_sides_of_a_row_are_code_or_a_command(tracker):
+    rows = read_rows(tracker)
+    assert len(rows) > 10
+    for theirs, ours in rows:
+        assert theirs
+        for statement in [*theirs, *ours]:
+            assert is_python(statement) or re.match(
+                r"(wandb|mlflow|tensorboard|aim|quark) ", statement
+            ), statement
+
+
+@pytest.mark.parametrize(
+    "tracker", [TRACKERS[0], *(pytest.param(each, marks=pytest.mark.long) for each in TRACKERS[1:])]
+)
+def test_what_is_written_here_runs(tracker, tmp_path):
+    rows = read_rows(tracker)
+    lines = [COMMON, OURS, *rows[0][1], OURS_AFTER_START]
+    for _, ours in rows[1:]:
+        statements = [statement for statement in ours if is_python(statement)]
+        # A reader sees what has arrived.
+        lines += ["session.open_run.context.status == 'running' and session.flush()", *statements]
+    run_lines(lines, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tracker", sorted(LIBRARY))
+def test_what_is_written_there_runs(tracker, tmp_path):
+    if importlib.util.find_spec(LIBRARY[tracker]) is None:
+        pytest.skip(f"needs {LIBRARY[tracker]}")
+    rows = read_rows(tracker)
+    lines = [COMMON, THEIRS[tracker], *rows[0][0], THEIRS_AFTER_START.get(tracker, "")]
+    for theirs, _ in rows[1:]:
+        lines += [
+            statement
+            for statement in theirs
+            if is_python(statement) and not statement.startswith(tuple(ONLY_COMPILED))
+        ]
+    run_lines(lines, tmp_path)
