@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from instrumenting.devices import why_not_there
+from instrumenting.instruments import measure_instruments
 from instrumenting.reductions import measure_reductions
 from instrumenting.rivals import measure_rivals
 from instrumenting.statistics import measure_statistics
@@ -28,6 +29,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "reductions": measure_reductions,
     "steps": measure_steps,
     "rivals": measure_rivals,
+    "instruments": measure_instruments,
 }
 OF_ANY_DEVICE = ("reductions", "steps")
 

@@ -20,6 +20,7 @@ from typing import Any
 from instrumenting.devices import why_not_there
 from writing.artifacts import measure_large, measure_many
 from writing.kills import measure_kills
+from writing.samples import measure_samples
 from writing.steps import measure_steps
 
 PARTS: dict[str, Callable[..., Any]] = {
@@ -27,6 +28,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "large": measure_large,
     "many": measure_many,
     "kills": measure_kills,
+    "samples": measure_samples,
 }
 
 

@@ -1,4 +1,4 @@
-"""Store what is no scalar: histograms, checkpoint metadata, tables, images and files.
+"""Store what is no scalar: histograms, tables, images, sound, curves, files, directories; use them.
 
     python examples/store_artifacts.py [--storage-dir DIR]
 
@@ -20,6 +20,19 @@ from quark import ArtifactRecord, ArtifactStore, TrainingSession
 def report(_store: ArtifactStore, record: ArtifactRecord) -> None:
     """A retention hook: called after each artifact was stored."""
     print(f"  stored {record.artifact_key} ({record.artifact_type}, {record.size_bytes} bytes)")
+
+
+def log_media(artifacts: ArtifactStore) -> None:
+    """Sound, points, and how a classifier does, as `quark ui` shows them."""
+    chance = np.random.default_rng(2)
+    artifacts.log_audio("tone", np.sin(np.arange(8000) * 0.3), sample_rate_hz=8000, step=120)
+    artifacts.log_point_cloud("scan", chance.normal(size=(500, 3)), step=120)
+    truth = chance.integers(0, 2, 200)
+    scores = truth * 0.4 + chance.random(200) * 0.6
+    artifacts.log_confusion_matrix("classes", truth, scores > 0.5, labels=["cat", "dog"], step=120)
+    curve = artifacts.log_roc_curve("roc", truth, scores, step=120)
+    print("area:", round(dict(curve.metadata or {})["auc"]["1"], 2))
+    artifacts.log_markdown("notes", "# Warm-up\n\nThe **second** half is noise.", step=120)
 
 
 def main() -> None:
@@ -64,6 +77,11 @@ def main() -> None:
         twice = artifacts.store("tensor_summary", "encoder/second", {"mean": 0.02, "std": 0.31})
         assert again.sha256 == twice.sha256
 
+        log_media(artifacts)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "train.txt").write_text("one two three")
+            artifacts.log_directory(folder, name="corpus", aliases=["gold"]).wait()
+
         print("loaded:", artifacts.load(snapshot))
         print("bins:", len(artifacts.load(histogram.id)["bins"]))
         with artifacts.open(checkpoint) as stream:
@@ -72,6 +90,12 @@ def main() -> None:
         print("found:", [record.artifact_name for record in found])
         print("the file lies in", Path(session.run_path, str(histogram.payload_relative_path)))
     print(f"list them with: quark artifacts {session.run_id}")
+    with TrainingSession.start_run(
+        project="artifact-demo", storage_dir=arguments.storage_dir
+    ) as later:
+        corpus = later.use_artifact("corpus:gold")
+        print(corpus.name, "holds", [path.name for path in corpus.path.iterdir()])
+    print(f"and see who uses what with: quark artifacts lineage {session.run_id}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ __all__ = ["StepFlops", "count_flops"]
 
 # The first steps warm up what is compiled or chosen at run time.
 _COUNTED_STEP = 2
+# Where every step is probed, one of them is counted all the same.
+_LAST_STEP = 8
 
 
 class _FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch says no types
@@ -86,7 +88,7 @@ class StepFlops:
         if self._is_done:
             return
         self._steps += 1
-        if self._steps < _COUNTED_STEP or is_probed:
+        if self._steps < _COUNTED_STEP or (is_probed and self._steps < _LAST_STEP):
             return
         if torch.compiler.is_compiling():
             return

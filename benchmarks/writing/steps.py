@@ -147,10 +147,10 @@ def _nothing() -> None:
     return None
 
 
-def _open_telemetry(cadence: int) -> Any:
+def _open_telemetry(cadence: int, **rates: Any) -> Any:
     def open_writer(session: Any, device: str) -> Any:
         config = quark.SystemTelemetryConfig(sample_every_n_steps=cadence, device=device)
-        telemetry = quark.SystemTelemetry(session, config=config)
+        telemetry = quark.SystemTelemetry(session, config=config, **rates)
 
         def around(number: int, work: Callable[[], None]) -> None:
             with telemetry.start_step(number, epoch=0) as scope:
@@ -180,5 +180,8 @@ def _open_batches(session: Any, device: str) -> Any:
 WRITERS = {
     "telemetry, cadence 1": _open_telemetry(1),
     "telemetry, cadence 10": _open_telemetry(10),
+    "telemetry with rates, cadence 1": _open_telemetry(
+        1, tokens_per_step=4096, flops_per_token=6e6, peak_flops_per_s=1e12
+    ),
     "log_batch": _open_batches,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -231,7 +232,8 @@ def install_completion(shell: str) -> list[str]:
         OSError: A file cannot be written.
     """
     script = _write_script(shell)
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    config = Path(given) if os.path.isabs(given) else Path.home() / ".config"
     if shell == "fish":
         path = config / "fish" / "completions" / "quark.fish"
         done = [_put(path, script)]
@@ -279,16 +281,26 @@ def _put(path: Path, text: str) -> str:
 def _add_block(start: Path, script: Path) -> str:
     import shlex
 
-    known = start.read_text("utf-8") if start.exists() else ""
+    # Bytes: what is not ours stays as it is, in whatever encoding.
+    known = start.read_bytes() if start.exists() else b""
     place = shlex.quote(str(script))
-    block = f"{_BEGIN}\n[ -f {place} ] && . {place}\n{_END}\n"
+    begin, end = f"{_BEGIN}\n".encode(), f"{_END}\n".encode()
+    block = begin + f"[ -f {place} ] && . {place}\n".encode() + end
     if block in known:
         return f"{start} reads it already."
-    before, mark, rest = known.partition(f"{_BEGIN}\n")
-    if mark:
-        # Of an earlier time, for a file at another place.
-        known = before + rest.partition(f"{_END}\n")[2]
-    if known and not known.endswith("\n"):
-        known += "\n"
-    start.write_text(known + block, "utf-8")
+    before, has_begin, rest = known.partition(begin)
+    _, has_end, after = rest.partition(end)
+    if has_begin and has_end:
+        # Of an earlier time, for a file at another place. A full disk must not cost the file.
+        target = start.resolve()
+        scratch = target.with_name(f"{target.name}.quark{os.getpid()}")
+        try:
+            scratch.write_bytes(before + block + after)
+            shutil.copymode(target, scratch)
+            os.replace(scratch, target)
+        finally:
+            scratch.unlink(missing_ok=True)
+        return f"{start} reads it: the three lines that were there are for this file now."
+    with start.open("ab") as file:
+        file.write((b"\n" if known and not known.endswith(b"\n") else b"") + block)
     return f"{start} reads it: three lines at its end."

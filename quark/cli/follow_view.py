@@ -18,6 +18,7 @@ from quark.cli.texts import (
     find_duration_s,
 )
 from quark_core.records.names import decode_name
+from quark_core.runs.rank_rates import RATES
 
 if TYPE_CHECKING:
     from quark.cli.followed_run import Look, Points
@@ -135,6 +136,20 @@ def describe_progress_parts(look: Look) -> list[str]:
         parts.append(pace + (f" (data {100 * data:.0f} %)" if data is not None else ""))
     if progress.get("eta_s") is not None:
         parts.append(f"{describe_duration(progress['eta_s'])} to go")
+    parts += _describe_rates(look)
+    return parts
+
+
+def _describe_rates(look: Look) -> list[str]:
+    """The newest rates of a process, where telemetry has them."""
+    parts = []
+    for name, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
+        metric = look.summary.metrics.get(RATES[name])
+        if metric is not None and metric.last is not None:
+            parts.append(f"{describe_number(metric.last)} {unit} by a process")
+    mfu = look.summary.metrics.get(RATES["mfu_percent"])
+    if mfu is not None and mfu.last is not None:
+        parts.append(f"MFU {describe_number(mfu.last)} %")
     return parts
 
 

@@ -67,6 +67,39 @@ def tensorboard(directory: Path, **options: Any) -> None:
     run_import("tensorboard", lambda: find_runs(directory, project=project), **options)
 
 
+@import_runs.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@import_options
+def aim(directory: Path, **options: Any) -> None:
+    """The repository of Aim's in DIRECTORY (where .aim is)."""
+    from quark.importing.sources.aim import find_runs
+
+    project = options["project"]
+    run_import("aim", lambda: find_runs(directory, project=project), **options)
+
+
+@import_runs.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@import_options
+def clearml(path: Path, **options: Any) -> None:
+    """Archives of ClearML's offline mode: PATH, or those under it (~/.clearml/cache/offline)."""
+    from quark.importing.sources.clearml import find_runs
+
+    project = options["project"]
+    run_import("clearml", lambda: find_runs(path, project=project), **options)
+
+
+@import_runs.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@import_options
+def comet(path: Path, **options: Any) -> None:
+    """Archives of Comet's OfflineExperiment: PATH, or those under it."""
+    from quark.importing.sources.comet import find_runs
+
+    project = options["project"]
+    run_import("comet", lambda: find_runs(path, project=project), **options)
+
+
 @import_runs.command("csv")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--step", help="Column of the step [default: found by its name].")
@@ -98,6 +131,40 @@ def mlflow(uri: str, experiments: tuple[str, ...], limit: int | None, **options:
     from quark.importing.sources.mlflow import find_runs
 
     run_import("mlflow", lambda: find_runs(uri, experiments=experiments, limit=limit), **options)
+
+
+@import_runs.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--files", type=click.Path(path_type=Path), help="Folder of the export's files.")
+@click.option(
+    "--step-multiplier",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Multiply steps by this, where they have a fraction.",
+)
+@import_options
+def neptune(directory: Path, files: Path | None, step_multiplier: int, **options: Any) -> None:
+    """The Parquet files under DIRECTORY that Neptune's exporter has written."""
+    from quark.importing.sources.neptune import find_runs
+
+    project = options["project"]
+    run_import(
+        "neptune",
+        lambda: find_runs(directory, files=files, step_multiplier=step_multiplier, project=project),
+        **options,
+    )
+
+
+@import_runs.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@import_options
+def trackio(directory: Path, **options: Any) -> None:
+    """Trackio's databases in DIRECTORY, such as ~/.cache/huggingface/trackio."""
+    from quark.importing.sources.trackio import find_runs
+
+    project = options["project"]
+    run_import("trackio", lambda: find_runs(directory, project=project), **options)
 
 
 @import_runs.command()

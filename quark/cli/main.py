@@ -19,7 +19,7 @@ __all__ = ["cli", "main"]
 
 _COMMANDS = {
     "analyze": "Say what is wrong with a run, and how well it does.",
-    "artifacts": "List the artifacts of a run, their versions and lineage, or copy them out.",
+    "artifacts": "List artifacts, their versions and lineage, or copy them out.",
     "backends": "List the storage backends and plugins, or begin one.",
     "backup": "Copy a store with all that is in it, or check a copy.",
     "compare": "Say what differs between runs, and whether it matters.",

@@ -15,6 +15,7 @@ import click
 from quark.cli.service_options import make_files_private, require_service
 
 if TYPE_CHECKING:
+    from quark.cli.workspace_notices import WorkspaceNotices
     from quark_backends.service.server.application import MakePage
     from quark_backends.service.server.config import ServiceConfig
     from quark_backends.service.server.workspaces.deployment import Deployment
@@ -55,6 +56,20 @@ __all__ = ["serve"]
     default=None,
     help="Let keys with the scope write change runs on the page, and ask them to stop.",
 )
+@click.option(
+    "--notify",
+    metavar="[WORKSPACE=]URL",
+    multiple=True,
+    help="Tell of runs that fail or are lost, and of alerts, there: slack://…, mailto://…, "
+    "webhook+https://… (extra notify); repeat for several. Others of this machine see what stands "
+    "here: QUARK_SERVE_NOTIFY and the file of --config keep it from them.",
+)
+@click.option(
+    "--notify-on",
+    metavar="WORDS",
+    help="A severity, from which on alerts are told, and ends of runs "
+    "[default: error, failed, lost].",
+)
 @click.option("--workers", type=int, help="Processes [default: 1].")
 @click.option("--migrate", is_flag=True, help="Bring databases of an older version to this one.")
 @click.option(
@@ -92,6 +107,7 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
         )
     finally:
         deployment.close()
+    notices = _begin_notices(config)
     bound = bind_socket(config.host, config.port)
     port = bound.getsockname()[1]
     url = f"http://{_show_host(config.host)}:{port}"
@@ -116,7 +132,22 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
         changes = "; keys with the scope write may change runs" if config.allow_edit else ""
         click.echo(f"The page is on {url}/: log in with a key{changes}.")
     sys.stdout.flush()
-    run_server(config, bound, make_page=_find_page(config))
+    try:
+        run_server(config, bound, make_page=_find_page(config))
+    finally:
+        if notices is not None:
+            notices.close()
+
+
+def _begin_notices(config: ServiceConfig) -> WorkspaceNotices | None:
+    if not config.notify:
+        return None
+    # Late, as the page: only servers that tell anybody have it.
+    from quark.cli.workspace_notices import WorkspaceNotices
+
+    notices = WorkspaceNotices(config)
+    notices.start()
+    return notices
 
 
 def _find_page(config: ServiceConfig) -> MakePage | None:

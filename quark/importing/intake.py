@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections import Counter
@@ -55,6 +56,8 @@ __all__ = ["ImportOptions", "RunImport", "RunIntake", "open_intake"]
 
 IMPORTED = "run_imported"
 """Type of the event that says what an import has brought."""
+
+_log = logging.getLogger("quark")
 
 _TRIES = 8
 _PATIENCE_S = 30.0
@@ -164,7 +167,7 @@ class RunIntake:
         self._tool = tool
         self._options = options
         self._scratch = scratch
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, str] = {}
 
     def begin_pass(self) -> None:
         """All runs of the place are about to be given, each once."""
@@ -189,6 +192,9 @@ class RunIntake:
             losses.add("run", outcome.identity, str(error))
         except QuarkError as error:
             outcome.failure = str(error)
+        except Exception as error:  # noqa: BLE001 - what is read is anybody's: the others come
+            _log.debug("a run cannot be imported", exc_info=error)
+            outcome.failure = f"it cannot be read: {type(error).__name__}: {error}"
         outcome.losses = losses.list()
         return outcome
 
@@ -196,11 +202,12 @@ class RunIntake:
         self, run: ForeignRun, outcome: RunImport, losses: Losses, *, is_watched: bool
     ) -> None:
         facts = run.describe()
-        taken = take_facts(self._change(facts), self._tool, losses)
+        # What cannot be taken of them is told at the end.
+        taken = take_facts(self._change(facts), self._tool, Losses())
         run_id = outcome.run_id = facts.run_id or derive_run_id(self._tool, facts.identity)
         outcome.identity, outcome.name = facts.identity, taken.name
         outcome.project = taken.project
-        if self._seen.setdefault(run_id, id(run)) != id(run):
+        if self._seen.setdefault(run_id, run.key) != run.key:
             raise ImportFailure(
                 f"{facts.identity} is there twice; only the first one is taken (a copy of a run "
                 "is the same run)"
@@ -212,17 +219,44 @@ class RunIntake:
             outcome.is_new = True
         run.known = writing.count_points
         files = FileIntake(self._find_payload_folder(run_id), losses)
+        failure: Exception | None = None
+        try:
+            story = self._read_all(run, writing, story, files, outcome, losses)
+        except SessionStoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again when the run's end is told
+            failure, story = error, writing.reload()
+        facts = run.describe()
+        if failure is not None:
+            # What came is there; the rest may come later, and then the end is told again.
+            facts = replace(facts, status="running")
+        described = take_facts(self._change(facts), self._tool, losses)
+        outcome.name = described.name
+        writing.settle(story, described, outcome, is_watched=is_watched)
+        if failure is not None:
+            raise failure
+
+    def _read_all(
+        self,
+        run: ForeignRun,
+        writing: _RunWriting,
+        story: Story,
+        files: FileIntake,
+        outcome: RunImport,
+        losses: Losses,
+    ) -> Story:
+        """Read a run to its end, also where somebody else imports it at the same time.
+
+        Raises:
+            ImportFailure: The others are quicker again and again.
+        """
         for _ in range(_TRIES):
             found = self._read(run, writing, story, files, outcome, losses)
             if found is not None:
-                story = found
-                break
+                return found
             # Another import was quicker: what it has stored is not read again.
             story = writing.reload()
-        else:
-            raise ImportFailure("another import of this run is at work; import it again later")
-        described = take_facts(self._change(run.describe()), self._tool, losses)
-        writing.settle(story, described, outcome, is_watched=is_watched)
+        raise ImportFailure("another import of this run is at work; import it again later")
 
     def _read(
         self,
@@ -321,19 +355,17 @@ class _RunWriting:
             story.said["config"] = taken.config_digest
         group = _Group(story)
         self._add_lifecycle(group, records, taken.started_us or now_us())
+        reason = ""
         try:
-            stored = self._write(group, None)
+            if self._write(group, None):
+                return story
         except BackendRejected as error:
-            known = self.load()
-            if known is None:
-                raise ImportFailure(str(error)) from error
-            return known
-        if stored:
-            return story
+            reason = f": {error}"
         known = self.load()
         if known is None:
             raise ImportFailure(
-                f"run {self._run_id} was removed from this store for good, and is not taken again"
+                f"run {self._run_id} is in the trash of this store (`quark restore {self._run_id}` "
+                f"puts it back), or was removed from it for good{reason}"
             )
         return known
 

@@ -180,6 +180,7 @@ def report(
         SessionStoreError: A store cannot be read.
     """
     from quark.page.api.source import open_source
+    from quark_core.runs.run_ids import find_run_id
     from quark_core.sessions.session import TrainingSession
 
     asked = [run] if isinstance(run, (str, TrainingSession)) else list(run)
@@ -197,7 +198,7 @@ def report(
                 chosen.append((open_session_source(each), str(each.run_id)))
                 continue
             shared = shared or open_source(root, backend)
-            chosen.append((shared, each))
+            chosen.append((shared, find_run_id(shared.reader, each)))
         return compose_report(chosen, ReportOptions(config=config, logs=logs))
     finally:
         if shared is not None:

@@ -72,6 +72,7 @@ from quark_core.records import (
     PhaseRecord,
 )
 from quark_core.records.codec import encode_records
+from quark_core.records.kinds.samples import SampleRecord
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -256,6 +257,7 @@ class _Writing:
             if len(part) == 1 or not self._write_together(part):
                 for batch, records in part:
                     self._write_one(batch, records)
+        self.files.drop_taken()
 
     def _is_new(self, batch: Batch) -> bool:
         writer = self._state.load_writer(batch.writer_id)
@@ -276,8 +278,8 @@ class _Writing:
         is_end = batch.kind == LifecycleRecord.KIND and any(r.action == "status" for r in records)
         if is_end or self.files.is_due:
             self._send_files(final=is_end)
-        elif batch.kind == ArtifactRecord.KIND:
-            self.files.send(self.run_id, folder="artifacts")
+        elif batch.kind in (ArtifactRecord.KIND, SampleRecord.KIND):
+            self.files.send(self.run_id, only_payloads=True)
 
     def _write_together(self, part: Sequence[tuple[Batch, Any]]) -> bool:
         """Send a writer's small batches of metrics as one; whether MLflow took every point."""
@@ -341,10 +343,14 @@ class _Writing:
                 self._lifecycle.set_named_tags(tags)
                 if kind == PhaseRecord.KIND:
                     self.files.put_text("phases.json", [record.to_dict() for record in records])
+        elif kind == SampleRecord.KIND:
+            self._run.load()
+            self._lifecycle.show(self.files.keep_samples(batch, records))
         elif kind == ArtifactRecord.KIND:
             # Makes sure of the run, which the files of a batch need.
             self._run.load()
-            self.files.keep_artifacts(records)
+            shown = self.files.keep_artifacts(records, keeps_all=self._run.keeps_all)
+            self._lifecycle.show(shown)
         return writer
 
     def _send_points(

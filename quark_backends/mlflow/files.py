@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quark_backends.mirroring.saved_state import keep_payload, make_file_name
+from quark_backends.mlflow.media import Shown, list_native, list_sample_tables
 from quark_backends.mlflow.outbox import Outbox, write_at
 from quark_backends.mlflow.segments import SUFFIX, SegmentFiles, read_segment
 from quark_backends.mlflow.state import MlflowWriter
@@ -46,6 +47,7 @@ from quark_core.records.artifact_layout import (
     object_path,
     split_path,
 )
+from quark_core.records.kinds.samples import SampleRecord
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -106,6 +108,7 @@ class MirrorFiles:
         # What this opening has written: others of the run may be at their files.
         self._own: set[str] = set()
         self._attempt = 0
+        self._taken: set[Path] = set()
 
     @property
     def is_due(self) -> bool:
@@ -189,9 +192,19 @@ class MirrorFiles:
         """A payload that is staged here, or None."""
         return self._staged.find(sha256)
 
-    def keep_artifacts(self, records: Sequence[ArtifactRecord]) -> None:
-        """Give staged payloads the names that their records say, with the records beside them."""
-        taken = set()
+    def keep_artifacts(self, records: Sequence[ArtifactRecord], *, keeps_all: bool) -> Shown:
+        """Give staged payloads the names that they have in MLflow.
+
+        Args:
+            records: What they are.
+            keeps_all: Whether they also get the names that their records say, with the
+                records beside them.
+
+        Returns:
+            What MLflow's page is to be told of them.
+        """
+        taken = self._taken
+        shown = Shown()
         for record in records:
             described = record.to_dict()
             if not is_sha256(record.sha256):
@@ -204,38 +217,67 @@ class MirrorFiles:
                 described["left_out"] = f"larger than max_payload_mb, {limit} bytes"
                 taken.add(source)
             elif is_plain_file(source):
-                self._outbox.put_file(name, source)
+                for file in list_native(record, source, shown, only_own_forms=keeps_all):
+                    if isinstance(file.content, bytes):
+                        self._outbox.put(file.name, file.content)
+                    else:
+                        self._outbox.put_file(file.name, file.content)
+                if keeps_all:
+                    self._outbox.put_file(name, source)
                 taken.add(source)
+            if not keeps_all:
+                continue
             text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
             described_at = f"{name}.metadata.json"
             if name == record.payload_relative_path and _is_shown(record.metadata_relative_path):
                 described_at = record.metadata_relative_path or described_at
             self._outbox.put(described_at, text.encode("utf-8", "replace"))
-        for source in taken:
+        return shown
+
+    def drop_taken(self) -> None:
+        """Remove what is staged of payloads that have their names.
+
+        Only when a group of batches is through: several of it may name one payload.
+        """
+        for source in self._taken:
             source.unlink(missing_ok=True)
+        self._taken.clear()
+
+    def keep_samples(self, batch: Batch, records: Sequence[SampleRecord]) -> Shown:
+        """Keep text samples as tables, one for each set and step of a batch."""
+        shown = Shown()
+        for file in list_sample_tables(batch, records, shown):
+            assert isinstance(file.content, bytes)
+            self._outbox.put(file.name, file.content)
+        return shown
 
     def forget(self) -> None:
         """The MLflow run is another one now: what is here goes up again."""
         self._outbox.forget()
 
-    def send(self, run_id: str, *, final: bool = False, folder: str = "") -> bool:
+    def send(self, run_id: str, *, final: bool = False, only_payloads: bool = False) -> bool:
         """Upload what waits; where that fails, it is tried again later.
 
         Args:
             run_id: The run.
             final: Make the tables of the newest segments too.
-            folder: Only what goes there among the artifacts.
+            only_payloads: Only what users have logged, and nothing of `quark/`.
 
         Returns:
             Whether MLflow has all of it.
         """
-        if not folder:
+        if not only_payloads:
             self._due = time.monotonic() + _EVERY_S
         if final:
             for path in self._segments.list_open():
                 self._make_tables(path, run_id)
         try:
-            self._outbox.send(self._upload, self._refuse, self._is_disposable, folder)
+            self._outbox.send(
+                self._upload,
+                self._refuse,
+                self._is_disposable,
+                _is_payload if only_payloads else None,
+            )
         except BackendUnavailable as error:
             if str(error) not in self._reasons:
                 self._reasons.add(str(error))
@@ -259,6 +301,7 @@ class MirrorFiles:
             BackendUnavailable: Something cannot be uploaded; it stays here for the
                 next process that opens the mirror.
         """
+        self.drop_taken()
         for staged in sorted(self._staged.root.glob(_OBJECTS)):
             self._outbox.put_file(name_loose_payload(staged.name), staged)
         shutil.rmtree(self._staged.root, ignore_errors=True)
@@ -288,9 +331,8 @@ class MirrorFiles:
         return len(self._outbox.list_waiting())
 
     def _is_disposable(self, name: str) -> bool:
-        return name.startswith(("artifacts/", "quark/tables/", "quark/payloads/")) or (
-            name in self._closed
-        )
+        own = name.startswith(("quark/tables/", "quark/payloads/")) or name in self._closed
+        return own or _is_payload(name)
 
     def _make_tables(self, segment: Path, run_id: str) -> None:
         try:
@@ -335,6 +377,11 @@ def name_payload(record: ArtifactRecord) -> str:
     place = f"artifacts/{record.artifact_type}/{record.artifact_key}/{at}{record.sha256[:12]}"
     # What a record says may be anybody's, and lead anywhere.
     return place if _is_shown(place) else name_loose_payload(record.sha256)
+
+
+def _is_payload(name: str) -> bool:
+    """Whether a file is one that the user has logged."""
+    return not name.startswith("quark/")
 
 
 def _is_shown(path: str | None) -> bool:

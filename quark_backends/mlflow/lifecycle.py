@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from quark_backends.mirroring.tags import split_tag
 from quark_backends.mlflow.errors import Missing, Refused, RefusedRecords
 from quark_backends.mlflow.files import MirrorFiles
+from quark_backends.mlflow.flavours import describe_models
+from quark_backends.mlflow.media import Shown, extend_tables
 from quark_backends.mlflow.names import NameMap
 from quark_backends.mlflow.points import chunk
 from quark_backends.mlflow.run import PARENT_TAG, MirroredRun
@@ -79,8 +81,7 @@ def make_user_tags(tags: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, list[str]] = {}
     for tag in tags:
-        match = _PAIR.fullmatch(tag)
-        key, text = (match["key"], match["text"]) if match else (tag, "")
+        key, text = split_tag(tag)
         if key.lower().startswith(_OWN):
             key, text = f"{OLD_USER_TAG}{tag}", "1"
         values = found.setdefault(key, [])
@@ -94,10 +95,8 @@ OLD_USER_TAG = "quark.tag."
 """What tags began with that an earlier version made of a run's."""
 _OWN = ("mlflow.", "quark.")
 _NOTES = "mlflow.note.content"
-# A time, a Windows path and an address have no key before their colon.
-_PAIR = re.compile(
-    r"(?P<key>[^=:/\\]*[^\W\d][^=:/\\]*?)\s*(?:=|:(?!//|\\|\d\d\b))\s*(?P<text>\S.*)", re.DOTALL
-)
+_TABLES = "mlflow.loggedArtifacts"
+_MODELS = "mlflow.log-model.history"
 _MAX_TEXTS = 100
 _NON_FINITE = "quark.nonfinite."
 # Readers of other hosts take a run for lost after a minute without one.
@@ -234,6 +233,22 @@ class Lifecycle:
         new = {k: v for k, v in tags.items() if v and self._tags.get(k) != v}
         self._send("tag", list(new.items()), self._server.set_tags, TAG_LIMITS)
         self._tags.update(new)
+
+    def show(self, shown: Shown) -> None:
+        """Tell MLflow's page of images, tables and models among the artifacts."""
+        if shown.has_images:
+            self.set_tags({"mlflow.loggedImages": "True"})
+        if not shown.tables and not shown.models:
+            return
+        found = self._run.load()
+        if shown.tables:
+            told = extend_tables(found.tags.get(_TABLES, ""), shown.tables)
+            if told is not None:
+                self.set_tags({_TABLES: told})
+        if shown.models:
+            told = describe_models(found.tags.get(_MODELS, ""), shown.models, found.id)
+            if len(told) <= TAG_LIMITS[0]:
+                self.set_tags({_MODELS: told})
 
     def set_named_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags whose names may hold what MLflow does not take."""

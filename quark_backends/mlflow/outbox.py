@@ -56,9 +56,9 @@ class Outbox:
         path.parent.mkdir(parents=True, exist_ok=True)
         _link_or_copy(source, path)
 
-    def list_waiting(self, folder: str = "") -> list[str]:
-        """Artifacts in a folder that MLflow does not have as they are now, sorted."""
-        found = self._list(self.root / folder)
+    def list_waiting(self, chosen: Callable[[str], bool] | None = None) -> list[str]:
+        """Those chosen artifacts that MLflow does not have as they are now, sorted."""
+        found = ((n, p) for n, p in self._list(self.root) if chosen is None or chosen(n))
         return [name for name, path in found if self._sign(path) != self._load_mark(name)]
 
     def send(
@@ -66,7 +66,7 @@ class Outbox:
         upload: Callable[[Path, str], None],
         refuse: Callable[[str, str], None],
         disposable: Callable[[str], bool],
-        folder: str = "",
+        chosen: Callable[[str], bool] | None = None,
     ) -> None:
         """Upload what waits.
 
@@ -74,12 +74,12 @@ class Outbox:
             upload: Puts a file into a folder of the artifacts.
             refuse: Told of an artifact that MLflow will never take, and why.
             disposable: Whether a file that was uploaded is no longer needed here.
-            folder: Only what lies in here.
+            chosen: Which are meant; None is all.
 
         Raises:
             BackendUnavailable: The artifacts cannot be stored now; the rest waits.
         """
-        for name in self.list_waiting(folder):
+        for name in self.list_waiting(chosen):
             path = self.path_of(name)
             signature = self._sign(path)
             if not signature:

@@ -20,7 +20,8 @@ from quark_core.records import (
     PhaseRecord,
     StreamRecord,
 )
-from quark_core.records.json_object import encode_json
+from quark_core.records.json_object import encode_json, normalize_json
+from quark_core.records.kinds.samples import SampleRecord
 
 __all__ = ["Events", "EventMaker"]
 
@@ -138,6 +139,11 @@ def _list_texts(record: StreamRecord) -> Iterator[tuple[str, str]]:
     elif isinstance(record, AlertRecord):
         lines = (record.title, record.summary, record.fact, record.inference)
         yield f"alerts/{record.rule_id}", "\n\n".join((record.severity, *lines))
+    elif isinstance(record, SampleRecord):
+        row = {"prompt": record.prompt, "completion": record.completion, "reward": record.reward}
+        # As a block: what a model says is no markup.
+        values = normalize_json({**row, **(record.columns or {})}, "sample")
+        yield f"samples/{record.set_name}", _as_block(values)
     elif isinstance(record, PhaseRecord):
         yield "phases", f"{record.display_name}\n\n{record.summary}"
     elif isinstance(record, ArtifactRecord):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +24,10 @@ from quark_core.records import (
     PhaseRecord,
     StreamRecord,
 )
+from quark_core.records.artifact_layout import split_path
 from quark_core.records.json_object import encode_json
+from quark_core.records.names import decode_name
+from quark_core.runs.artifact_versions import HIDDEN_TYPES
 
 __all__ = ["Attachments", "make_artifact_name"]
 
@@ -119,8 +125,20 @@ class Attachments:
                 shown.append(row)
         return shown
 
-    def log_artifact(self, run: Any, record: ArtifactRecord) -> str:
-        """Send an artifact with its payload, or without one that was not kept; its mark."""
+    def log_artifact(
+        self, run: Any, record: ArtifactRecord, alias: str | None = None
+    ) -> str | None:
+        """Send an artifact with its payload, or without one that was not kept; its mark.
+
+        What is a part of another artifact goes with that, and has no mark.
+
+        Args:
+            run: The W&B run.
+            record: The artifact; one that was sent before gets further aliases.
+            alias: One besides those by its step.
+        """
+        if record.artifact_type in HIDDEN_TYPES:
+            return None
         metadata = {
             "artifact_key": record.artifact_key,
             "sha256": record.sha256,
@@ -133,19 +151,57 @@ class Attachments:
         if kind == "job" or kind.startswith("wandb-"):
             kind = f"quark-{kind}"  # W&B's own types
         artifact = self._wandb.Artifact(
-            make_artifact_name(record.artifact_key),
+            make_artifact_name(decode_name(record.artifact_key)),
             type=kind,
             metadata=dict(list(metadata.items())[:_MAX_METADATA]),
         )
         path = self._payloads.find(record.sha256)
-        if path is not None:
+        if path is not None and record.artifact_type == "directory":
+            self._add_directory(artifact, path)
+        elif path is not None and record.artifact_type == "reference":
+            self._add_reference(artifact, path)
+        elif path is not None:
             suffix = PurePosixPath(record.payload_relative_path or "").suffix
             name = make_artifact_name(record.artifact_name) + re.sub(r"[^.\w-]", "_", suffix)
             # Payloads never change, so W&B need not copy them first.
             artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
+            self._add_masks(artifact, record)
         aliases = ["latest"] if record.step is None else ["latest", f"step-{record.step}"]
+        if alias is not None:
+            aliases.append(make_artifact_name(alias))
         run.log_artifact(artifact, aliases=aliases)
         return mark_artifact(artifact)
+
+    def _add_directory(self, artifact: Any, path: Path) -> None:
+        """The files of a directory, whose payloads came before."""
+        for file in json.loads(path.read_bytes()).get("files", ()):
+            found = self._payloads.find(str(file.get("sha256", "")))
+            parts = split_path(str(file.get("path", "")))
+            if found is not None and parts is not None:
+                name = "/".join(parts)
+                artifact.add_file(str(found), name=name, policy="immutable", skip_cache=True)
+
+    def _add_reference(self, artifact: Any, path: Path) -> None:
+        """Where a file lies that is not stored; W&B does not look there either."""
+        uri = str(json.loads(path.read_bytes()).get("uri", ""))
+        uri = uri if "://" in uri else Path(uri).absolute().as_uri()
+        try:
+            artifact.add_reference(uri, checksum=False)
+        except Exception:  # noqa: BLE001 - the library of that place is not installed, mostly
+            with contextlib.suppress(Exception):
+                entries = f"{self._wandb.__name__}.sdk.artifacts.artifact_manifest_entry"
+                make = importlib.import_module(entries).ArtifactManifestEntry
+                name = PurePosixPath(uri).name or "reference"
+                artifact.manifest.add_entry(make(path=name, ref=uri, digest=uri, size=0))
+
+    def _add_masks(self, artifact: Any, record: ArtifactRecord) -> None:
+        metadata: Mapping[str, Any] = record.metadata or {}
+        masks = metadata.get("masks") if record.artifact_type == "image" else None
+        for mask in masks or ():
+            found = self._payloads.find(str(mask.get("sha256", "")))
+            if found is not None:
+                name = f"masks/{make_artifact_name(str(mask.get('mask', 'mask')))}.png"
+                artifact.add_file(str(found), name=name, policy="immutable", skip_cache=True)
 
     def append_events(self, run: Any, records: Sequence[EventRecord], size_bytes: int) -> int:
         """Add events to the run's file `events.jsonl`; returns its new size.

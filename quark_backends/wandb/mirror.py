@@ -31,11 +31,14 @@ from quark_core.backends.contract import HELD_FILE, Batch
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
 from quark_core.records import (
     AlertRecord,
+    ArtifactLinkRecord,
     ArtifactRecord,
     EventRecord,
     LifecycleRecord,
     StreamRecord,
 )
+from quark_core.records.names import decode_name
+from quark_core.runs.artifact_versions import HIDDEN_TYPES
 
 __all__ = ["WandbMirror"]
 
@@ -43,6 +46,7 @@ _POLL_S = 0.002
 _FILE_TIMEOUT_S = 30.0
 _MAX_TITLE_LENGTH = 60
 _EVENT_ALERT_EVERY_S = 60.0
+_KNOWN_ARTIFACTS = 1000
 
 
 class WandbMirror:
@@ -74,6 +78,8 @@ class WandbMirror:
         self._defined: set[str] = set()
         self._last_event_alert_s = -_EVENT_ALERT_EVERY_S
         self._notes: list[str] = []
+        self._artifacts: dict[str, ArtifactRecord] = {}
+        self._awaited: dict[str, list[str]] = {}
 
     @property
     def has_run(self) -> bool:
@@ -324,11 +330,40 @@ class WandbMirror:
             if isinstance(record, LifecycleRecord):
                 self._apply_lifecycle(record)
             elif isinstance(record, ArtifactRecord):
-                self._newest_mark = self._attachments.log_artifact(self._run, record)
+                self._log_artifact(record)
+            elif isinstance(record, ArtifactLinkRecord):
+                self._apply_link(record)
             elif isinstance(record, AlertRecord):
                 self._raise_alert(record)
             elif isinstance(record, EventRecord):
                 self._note_event(record)
+
+    def _log_artifact(self, record: ArtifactRecord, alias: str | None = None) -> None:
+        mark = self._attachments.log_artifact(self._run, record, alias)
+        self._newest_mark = mark or self._newest_mark
+        if record.id is not None and record.artifact_type not in HIDDEN_TYPES:
+            self._artifacts[record.id] = record
+            if len(self._artifacts) > _KNOWN_ARTIFACTS:
+                del self._artifacts[next(iter(self._artifacts))]
+            for awaited in self._awaited.pop(record.id, ()):
+                self._log_artifact(record, awaited)
+
+    def _apply_link(self, record: ArtifactLinkRecord) -> None:
+        """Give an artifact an alias, or note which one the run has used."""
+        if record.relation == "used":
+            version = "" if record.version is None else f":v{record.version}"
+            used = f"{decode_name(record.artifact_key)}{version} of run {record.artifact_run_id}"
+            if used not in self._state.used:
+                self._state.used.append(used)
+            self._run.config.update({"quark_used": self._state.used}, allow_val_change=True)
+        elif record.relation == "alias":
+            known = self._artifacts.get(record.artifact_id)
+            if known is not None:
+                # The same content is the same version to W&B, with one more name.
+                self._log_artifact(known, record.alias)
+            elif record.artifact_run_id == self._opening.run_id and record.alias is not None:
+                # Kinds come one after the other: its artifact may be about to come.
+                self._awaited.setdefault(record.artifact_id, []).append(record.alias)
 
     def _raise_alert(self, record: AlertRecord) -> None:
         """Tell W&B of an alert: once per rule, and again when it gets worse."""

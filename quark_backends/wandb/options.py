@@ -5,8 +5,9 @@ Options:
     mode       online, offline or disabled; else WANDB_MODE, else online
     entity     W&B's user or team
     project    W&B's project; else WANDB_PROJECT, else the run's project
-    group      group of the W&B run; else the run's lineage, if it has a parent
-    job_type   its job type
+    group      group of the W&B run; else that of the run's tag `group:NAME`, else its
+               lineage, if it has a parent
+    job_type   its job type; else that of the tag `job_type:NAME`
     tags       more tags, separated by commas or semicolons
     names      `kept` (default) or `strict`: letters, digits and `_` only, by
                which alone W&B's run table sorts and filters

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from quark_backends.mirroring.curves import Curves, Place, find_place, rank_prefix
+from quark_backends.mirroring.sample_rows import tabulate_samples
 from quark_backends.wandb.log_file import HISTORY_KEY
-from quark_backends.wandb.media import describe_media
+from quark_backends.wandb.media import Rows, describe_media
 from quark_backends.wandb.state import WandbState
 from quark_backends.wandb.step_rows import Histogram, Part
 from quark_core.backends.contract import Batch
@@ -25,6 +26,8 @@ from quark_core.records import (
     StreamRecord,
     SystemTelemetryRecord,
 )
+from quark_core.records.kinds.samples import SampleRecord
+from quark_core.records.names import decode_name
 
 __all__ = ["AXES", "KeyTable", "RowMaker"]
 
@@ -90,6 +93,8 @@ class RowMaker:
 
     def make(self, batch: Batch, records: Sequence[StreamRecord]) -> list[Part]:
         """The parts that rows are made of, in the order of their first records."""
+        if records and isinstance(records[0], SampleRecord):
+            return self._make_samples(batch, records)
         self._choose(records)
         parts: list[Part] = []
         newest: dict[tuple[Place, int], Part] = {}
@@ -113,11 +118,31 @@ class RowMaker:
                 part.values[key] = value
         return parts
 
+    def _make_samples(self, batch: Batch, records: Sequence[StreamRecord]) -> list[Part]:
+        """A table for each set, step and rank of a batch."""
+        found: dict[tuple[str, Place, int], list[SampleRecord]] = {}
+        for record in records:
+            assert isinstance(record, SampleRecord)
+            place = find_place(record)
+            found.setdefault((record.set_name, place, record.rank), []).append(record)
+        parts: list[Part] = []
+        for (name, place, _), rows in found.items():
+            mark = f"{batch.writer_id}.{batch.number}.{len(parts)}"
+            part = _begin_part(rows[0], place, mark, native=self._state.steps != "counted")
+            key = self._keys.find(rank_prefix(rows[0]) + decode_name(name))
+            part.values[key] = Rows(*tabulate_samples(rows))
+            parts.append(part)
+        return parts
+
     def _list(self, record: StreamRecord) -> list[tuple[str, Any]]:
         state = self._state
         if isinstance(record, ArtifactRecord):
             media = describe_media(record)
-            return [] if media is None else [(rank_prefix(record) + record.artifact_key, media)]
+            return (
+                []
+                if media is None
+                else [(rank_prefix(record) + decode_name(record.artifact_key), media)]
+            )
         chosen = self._chosen(record)
         if chosen is not None and chosen[1] not in chosen[0]:
             state.left_out[record.KIND] = state.left_out.get(record.KIND, 0) + 1

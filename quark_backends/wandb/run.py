@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quark_backends.mirroring.tags import split_tag
 from quark_backends.wandb.process import OpenRun
 from quark_backends.wandb.rows import AXES
 from quark_backends.wandb.state import WandbState
@@ -92,11 +93,12 @@ def define_steps(run: Any, state: WandbState) -> None:
 
 
 def describe_start(opening: OpenRun, state: WandbState) -> dict[str, Any]:
-    """What the start of a run says about its W&B run: name, notes, tags and group."""
+    """What the start of a run says about its W&B run: name, notes, tags, group and job type."""
     run: Mapping[str, Any] = state.start.get("run", {})
     tags = dict.fromkeys([*run.get("tags", ()), *state.tags, *opening.options.tags])
     lineage = run.get("lineage_root_run_id")
-    group = opening.options.group
+    named = dict(map(split_tag, tags))
+    group = opening.options.group or named.get("group") or None
     if group is None and lineage not in (None, opening.run_id):
         group = lineage
     return {
@@ -104,6 +106,7 @@ def describe_start(opening: OpenRun, state: WandbState) -> dict[str, Any]:
         "notes": run.get("notes"),
         "tags": [tag[:_MAX_TAG_LENGTH] for tag in tags if tag],
         "group": group,
+        "job_type": opening.options.job_type or named.get("job_type") or None,
     }
 
 
@@ -137,7 +140,7 @@ def _init(wandb: Any, opening: OpenRun, state: WandbState, wandb_id: str) -> Any
         notes=said["notes"],
         tags=said["tags"] or None,
         group=said["group"],
-        job_type=options.job_type,
+        job_type=said["job_type"],
         dir=opening.folder,
         mode=options.mode,
         resume="allow",

@@ -64,6 +64,7 @@ class WandbState(msgspec.Struct):
         newest_steps: The lowest step of each of the newest two batches of metrics.
         metric_keys: Keys of metrics whose axis is W&B's own.
         held: What `StepRows` holds.
+        used: Artifacts of others that the run has used.
     """
 
     wandb_id: str = ""
@@ -90,3 +91,4 @@ class WandbState(msgspec.Struct):
     newest_steps: list[int] = []
     metric_keys: list[str] = []
     held: bytes = b""
+    used: list[str] = []

@@ -21,6 +21,7 @@ from quark_core.analysis.outputs import AnalysisTarget
 from quark_core.analysis.rule import SEVERITIES
 from quark_core.analysis.rules.registry import choose_rules
 from quark_core.config import settings
+from quark_core.config.habits import explain_argument_errors
 from quark_core.errors import (
     InvalidRunStateError,
     SchemaValidationError,
@@ -102,6 +103,7 @@ ALERT_EVENT_TYPE = "alert_raised"
 """The type of the event that an alert is told by."""
 
 
+@explain_argument_errors
 def monitor(
     session: object,
     *,

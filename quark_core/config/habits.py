@@ -19,6 +19,7 @@ __all__ = [
     "explain_argument_errors",
     "explain_arguments",
     "explain_attribute",
+    "explain_item",
     "hide_refused",
 ]
 
@@ -59,7 +60,7 @@ _SESSION = {
     **dict.fromkeys(
         ("log_artifact", "log_artifacts", "log_image", "log_figure", "log_asset", "save",
          "upload", "upload_artifact", "add_image", "log_table", "log_model", "log_file",
-         "use_artifact", "add_figure", "log_histogram", "add_histogram", "log_confusion_matrix",
+         "add_figure", "log_histogram", "add_histogram", "log_confusion_matrix",
          "report_image", "upload_file"), _ARTIFACT,
     ),
     **dict.fromkeys(("finish", "end", "stop", "close", "terminate", "finalize"), _END),
@@ -146,6 +147,14 @@ def explain_attribute(owner: object, name: str, table: str, shown: str) -> Attri
     if known is not None:
         message = f"{message}. Write {known}"
     return AttributeError(message, name=name, obj=owner)
+
+
+def explain_item(key: object) -> TypeError:
+    """The error of `session[key]`, which some trackers log by."""
+    return TypeError(
+        f"a session holds no values by name. To log metrics, {_LOG}; "
+        f"a setting is session.config[{_show(key)}]"
+    )
 
 
 class _Habit:

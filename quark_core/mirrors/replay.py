@@ -203,6 +203,8 @@ class _Sending:
 
     def count_unseen(self, now: set[_Identity]) -> int:
         """How many of the records sent are not among those that the mirror has now."""
+        if not {writer for writer, _, _ in now} & {writer for writer, _, _ in self._sent}:
+            return 0  # it shows points, and not which records they were
         # Of a kind that it has nothing of, it may keep none.
         kept = {kind for _, kind, _ in now}
         return len({one for one in self._sent if one[1] in kept} - now)

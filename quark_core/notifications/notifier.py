@@ -109,7 +109,13 @@ class Notifier:
                 except RuntimeError:
                     self._thread = None
                     self._waiting.clear()
+                    self._idle = True
             self._woken.notify_all()
+
+    def settle(self, wait_s: float) -> None:
+        """Wait, so long at most, until what was told so far is noted; not until it is sent."""
+        with self._woken:
+            self._woken.wait_for(lambda: self._idle, wait_s)
 
     def close(self, wait_s: float) -> None:
         """Take no more, send a digest of what was held back, and wait so long at most."""
@@ -130,6 +136,9 @@ class Notifier:
         """The thread."""
         while True:
             with self._woken:
+                if not self._waiting:
+                    self._idle = True
+                    self._woken.notify_all()
                 if not self._waiting and not self._ends:
                     self._woken.wait(_TICK_S if self._held else None)
                 notice = self._waiting.popleft() if self._waiting else None

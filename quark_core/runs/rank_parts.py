@@ -18,7 +18,7 @@ from quark_core.ranks.launches import Launch, RankInfo, find_launch
 from quark_core.runs.composition import Plan
 from quark_core.runs.known_runs import KnownRun
 from quark_core.runs.primary_reach import PrimaryReach
-from quark_core.runs.run_ids import find_run_id
+from quark_core.runs.run_ids import complete_id
 
 __all__ = [
     "RankPart",
@@ -245,7 +245,7 @@ def complete_run_id(reach: PrimaryReach, given: str) -> str:
     if primary is None:
         return given
     try:
-        return reach.ask(lambda: find_run_id(primary, given))
+        return reach.ask(lambda: complete_id(primary, given))
     except QuarkError as error:
         _log.debug("run %s is not known: %s", given, error)
         return given

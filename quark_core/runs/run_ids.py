@@ -8,16 +8,19 @@ beginning is only looked for where no run has it as its id.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
-from quark_core.backends.run_pages import RunLabel, SupportsLabels
 from quark_core.config.arguments import may_be_run_id
 from quark_core.errors import QuarkError, RunNotFoundError
-from quark_core.records.expression import Contains, Field, RunSearch, SearchSource
 from quark_core.system.terminal_text import clean_line
+
+if TYPE_CHECKING:
+    from quark_core.backends.run_pages import RunLabel
 
 __all__ = [
     "LEAST_CHARACTERS",
+    "complete_id",
     "describe_near",
     "find_labels",
     "find_run",
@@ -67,14 +70,25 @@ def find_run_id(reader: SupportsRead, given: str, argument: str = "run_id") -> s
     return find_run(reader, given, argument).run.id or given
 
 
+def complete_id(reader: SupportsRead, given: str) -> str:
+    """The id that is meant; what was given where no run, or more than one, fits."""
+    found = [label.run_id for label in _list_beginnings(reader, given)]
+    return found[0] if len(found) == 1 and given not in found else given
+
+
 def find_labels(reader: SupportsRead, beginning: str, limit: int | None = None) -> list[RunLabel]:
     """Runs whose id begins so, newest first, by the store's own list where it has one."""
     if beginning and not may_be_run_id(beginning):
         return []
+    # Late: most runs begin without a look at others.
+    from quark_core.backends.run_pages import SupportsLabels
+
     store: object = reader
     if isinstance(store, SupportsLabels):
         return store.list_labels(beginning, limit)
     if beginning and isinstance(reader, SupportsSearch):
+        from quark_core.records.expression import Contains, Field, RunSearch, SearchSource
+
         text = f"'{beginning}' in run.id"
         search = RunSearch(
             where=Contains(Field("run", "id"), beginning),
@@ -83,7 +97,8 @@ def find_labels(reader: SupportsRead, beginning: str, limit: int | None = None) 
         )
         stored: Iterable[StoredRun] = [summary.stored for summary in reader.search(search)]
     else:
-        stored = reader.list_runs(limit=None if beginning else limit)
+        # Of what can only list, such as another tool's server, the newest are looked at.
+        stored = reader.list_runs(limit=_CANDIDATES if beginning else limit)
     found = [_label(each) for each in stored if (each.run.id or "").startswith(beginning)]
     return found[:limit]
 
@@ -134,6 +149,8 @@ def _find_near(given: str, labels: list[RunLabel]) -> list[RunLabel]:
 
 
 def _label(stored: StoredRun) -> RunLabel:
+    from quark_core.backends.run_pages import RunLabel
+
     run = stored.run
     return RunLabel(run.id or "", run.project_name, run.name, run.status)
 

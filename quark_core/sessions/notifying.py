@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from quark_core.notifications.ledger import FileLedger
     from quark_core.notifications.targets import NotifyArgument
 
-__all__ = ["NOTIFIED", "attach_notifier", "attach_notifier_of_environment", "tell_end"]
+__all__ = [
+    "NOTIFIED",
+    "attach_notifier",
+    "attach_notifier_of_environment",
+    "settle_notices",
+    "tell_end",
+]
 
 _log = logging.getLogger("quark")
 
@@ -27,6 +33,7 @@ NOTIFIED = "notified"
 """The type of the event that says that people were told, and of what."""
 
 _END_WAIT_S = 3.0
+_NOTE_WAIT_S = 1.0
 _FOLDER = "notified"
 
 
@@ -71,12 +78,18 @@ def attach_notifier(
     if not targets or not run.leads or run.forked or not run.stream.active:
         return
     ledger = FileLedger(_find_ledger(run))
-    if run.context.run.attempt:
+    if run.context.run.attempt and not run.begun_offline:
         _take_up(run, ledger)
     before = run.notifier
     run.notifier = Notifier(targets, choice, ledger, on_told=lambda key: _note(run, key))
     if before is not None:
         before.close(0.0)
+
+
+def settle_notices(run: OpenRun) -> None:
+    """Wait for a moment until the run has the events of what was told; called before its end."""
+    if run.notifier is not None:
+        run.notifier.settle(_NOTE_WAIT_S)
 
 
 def tell_end(run: OpenRun, status: str) -> None:

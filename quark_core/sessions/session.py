@@ -15,7 +15,7 @@ from quark_core.backends.delivery_report import DeliveryReport
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
 from quark_core.config.arguments import check_tag
-from quark_core.config.habits import explain_argument_errors, explain_attribute
+from quark_core.config.habits import explain_argument_errors, explain_attribute, explain_item
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
@@ -31,7 +31,7 @@ from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
 from quark_core.sessions.introduction import Introduction, find_page
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
-from quark_core.sessions.notifying import attach_notifier_of_environment, tell_end
+from quark_core.sessions.notifying import attach_notifier_of_environment, settle_notices, tell_end
 from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.exit_status import read_exit_code
@@ -96,16 +96,14 @@ class TrainingSession(LogLines):
                 it is now, with secrets redacted and interpolations resolved (their raw form
                 is kept as well).
             tags: Labels to find the run by.
-            parent_run_id: The run that this one descends from, or the beginning of its id; it
-                must exist.
-            storage_dir: Storage root. By default the working directory, or the next folder
-                above it that has a store of this user's: see docs/reference/storage-root.md.
+            parent_run_id: The run that this one descends from, which must exist.
+            storage_dir: Storage root; the working directory, or a store above it, by default
+                (`docs/reference/storage-root.md`).
             strict_mode: Fail on what only data can cause (non-finite values,
                 odd metric names) and on the primary's first delivery error.
             backends: What is added to the primary: names or URIs, such as "csv" or
                 ["csv:./out"]; "none" keeps nothing. QUARK_BACKENDS by default.
-            name: A name for people.
-            notes: Free text.
+            name, notes: A name for people, and free text.
             ranks: Which ranks keep records: "zero", "all" or a list; the lowest
                 begins and ends the run. QUARK_RANKS, else "zero" by default.
             objective: The metric that the run's health is judged by, such as "val/loss"; it is
@@ -409,6 +407,7 @@ class TrainingSession(LogLines):
                 raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
             open_runs.remove(self)
         run.settle_writers()
+        settle_notices(run)
         if run.children is not None:
             # What the run's other writers have logged comes before its end.
             half_s = max(0.0, (deadline - time.monotonic()) / 2)
@@ -428,8 +427,7 @@ class TrainingSession(LogLines):
         say_what_is_left(run, report)
         if self._introduction is not None:
             self._introduction.part(status)
-        if run.notifier is not None:
-            tell_end(run, status)
+        tell_end(run, status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
@@ -507,6 +505,12 @@ class TrainingSession(LogLines):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise explain_attribute(self, name, "session", "'TrainingSession' object")
+
+        def __getitem__(self, key: object) -> NoReturn:
+            raise explain_item(key)
+
+        def __setitem__(self, key: object, value: object) -> NoReturn:
+            raise explain_item(key)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

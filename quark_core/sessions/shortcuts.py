@@ -30,8 +30,10 @@ def open_run(
     `open_run("mlflow+http://127.0.0.1:5000", run_id)`, or with `backend=`.
 
     Args:
-        run_id: The run; or name or URI of a backend, with the run behind it.
-        storage_dir: The storage root; or the run, behind a backend.
+        run_id: The run, by its id or the beginning of that (4 characters at least); or name or
+            URI of a backend, with the run behind it.
+        storage_dir: The storage root, by default that of the working directory
+            (`docs/reference/storage-root.md`); or the run, behind a backend.
         backend: Name or URI of a backend to read from in place of the primary
             store, such as "csv:/data/mirror"; analyzers return their results
             there and store nothing.

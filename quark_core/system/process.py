@@ -23,11 +23,13 @@ import msgspec
 __all__ = [
     "LOST_AFTER_S",
     "ProcessIdentity",
+    "ForkGate",
     "current_process",
     "find_age_s",
     "find_lost_reason",
     "importing",
     "is_alive",
+    "writing_gate",
 ]
 
 
@@ -155,11 +157,56 @@ def importing() -> Iterator[None]:
         yield
 
 
+class ForkGate:
+    """Lets no fork into what a child must not have a copy of half done; several may be in it.
+
+    SQLite notes in the memory of the process which locks it holds: to a child that is forked while
+    a thread writes, the store seems to be locked for ever.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._inside = 0
+        self._is_held = False
+
+    def enter(self) -> None:
+        """Keep forks waiting from now on; waits for one that is being made."""
+        with self._changed:
+            self._inside += 1
+
+    def leave(self) -> None:
+        """End what `enter` has begun."""
+        with self._changed:
+            # In a child that was forked all the same nobody has entered.
+            self._inside = max(0, self._inside - 1)
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until nobody is inside, or for so long, and let nobody in until it is opened."""
+        self._is_held = self._changed.acquire(timeout=timeout_s)
+        if self._is_held:
+            self._changed.wait_for(lambda: not self._inside, timeout_s)
+
+    def open(self) -> None:
+        """Let in again, after the fork."""
+        if self._is_held:
+            self._is_held = False
+            self._changed.release()
+
+
+writing_gate = ForkGate()
+"""Around what is written to a store in a file."""
+
+_WRITE_TIMEOUT_S = 2.0
+
+
 def _before() -> None:
     _held.guard = _guard.acquire(timeout=_FORK_TIMEOUT_S)
+    writing_gate.close(_WRITE_TIMEOUT_S)
 
 
 def _after_in_parent() -> None:
+    writing_gate.open()
     if _held.guard:
         _guard.release()
 
@@ -168,6 +215,7 @@ def _after_in_child() -> None:
     # Whoever held the lock has not come along.
     global _guard
     _guard = threading.Lock()
+    writing_gate.__init__()  # type: ignore[misc]
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

@@ -36,7 +36,7 @@ REFERENCE = "reference"
 """Type of what says where a file lies that is not stored."""
 
 _THREADS = 8
-_SETTLED_NS = 2_000_000_000
+_SETTLED_NS = 100_000_000
 _MOST_MARKS = 500_000
 
 
@@ -191,7 +191,7 @@ class CollectionArtifacts(LinkedArtifacts):
         """One file, unless it is kept already; returns its entry in the manifest."""
         opened = open_file(place)
         found = os.fstat(opened.source.fileno())
-        mark = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        mark = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
         known = self._kept_files.get(mark)
         self._background.advance()
         if known is not None:
@@ -208,7 +208,7 @@ class CollectionArtifacts(LinkedArtifacts):
         elif (
             not said.get("changed_while_read")
             # What was written just now may be written again within the same tick of its clock.
-            and time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+            and time.time_ns() - found.st_ctime_ns > _SETTLED_NS
             and len(self._kept_files) < _MOST_MARKS
         ):
             self._kept_files[mark] = record.sha256

@@ -111,7 +111,7 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         self._raises = strict if raise_on_retention_error is None else raise_on_retention_error
         self._in_hook = threading.local()
         self._background = ArtifactThread(self._tell_failure)
-        self._kept_files: dict[tuple[int, int, int, int], str] = {}
+        self._kept_files: dict[tuple[int, ...], str] = {}
         self._counts_not_kept = itertools.count(1)
         self._hook_failures: set[str] = set()
 

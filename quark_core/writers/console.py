@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
 import time
 from collections import deque
 from typing import Literal
@@ -10,11 +12,13 @@ from quark_core.config.redaction import REDACTED, cut_text
 from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.runs.open_run import OpenRun
 from quark_core.system.console.lines import Line
-from quark_core.system.console.taps import console_taps
+from quark_core.system.console.taps import NAMES, console_taps
 
 __all__ = ["CaptureMode", "ConsoleCapture"]
 
 CaptureMode = Literal["sys", "fd"]
+
+_log = logging.getLogger("quark")
 
 _LONGEST_TEXT = 4096
 _CUT = "…[cut]"
@@ -56,16 +60,35 @@ class ConsoleCapture:
 
     def start(self) -> None:
         """Take what is printed from now on."""
-        if self._mode == "sys":
-            console_taps.open(self._sink)
+        if self._mode == "fd":
+            try:
+                self._capture_descriptors()
+                return
+            except (OSError, subprocess.SubprocessError, RuntimeError) as error:
+                _log.warning('capture="fd" is not to be had, "sys" is used instead: %s', error)
+                self._mode = "sys"
+        console_taps.open(self._sink)
 
     def stop(self) -> None:
         """Take what was printed so far, and no more."""
-        if self._mode == "sys":
-            console_taps.close(self._sink)
+        if self._mode == "fd":
+            from quark_core.system.console.descriptors import descriptor_tee
+
+            descriptor_tee.close(self._sink)
+        console_taps.close(self._sink)
         for stream, line in self._newest:
             self._write(stream, line)
         self._newest.clear()
+
+    def _capture_descriptors(self) -> None:
+        from quark_core.system.console.descriptors import descriptor_tee, find_descriptors
+
+        names = find_descriptors()
+        if names:
+            descriptor_tee.open(self._sink, names)
+        others = tuple(name for name in NAMES if name not in names)
+        if others:
+            console_taps.open(self._sink, others)
 
     def _put(self, stream: str, line: Line) -> None:
         if self._run.is_over:

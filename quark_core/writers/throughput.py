@@ -126,6 +126,8 @@ class Throughput:
         self._since_s: float | None = None
         self._times_ms: float | None = 0.0
         self._done: dict[str, float] = {}
+        # Of what a step since then did not know, a rate would say too little.
+        self._unknown: set[str] = set()
 
     def count_step(
         self, counted: dict[str, float] | None, start_s: float | None, step_time_ms: float | None
@@ -160,6 +162,7 @@ class Throughput:
         with self._lock:
             now_s = perf_counter()
             done, self._done = self._done, {}
+            unknown, self._unknown = self._unknown, set()
             since_s, self._since_s = self._since_s, now_s
             times_ms, self._times_ms = self._times_ms, 0.0
         seconds = 0.0
@@ -167,14 +170,15 @@ class Throughput:
             seconds = times_ms / 1000.0
         elif since_s is not None:
             seconds = now_s - since_s
-        if seconds <= 0.0 or not done:
+        if seconds <= 0.0:
             return [], []
-        rates = {name: amount / seconds for name, amount in done.items()}
+        rates = {name: done[name] / seconds for name in done if name not in unknown}
         if "flops" in rates:
             peak = self._find_peak(gpu_name)
             if peak is not None:
                 rates["mfu"] = _PERCENT * rates["flops"] / peak
-        self._tell(rates)
+        if rates:
+            self._tell(rates)
         return [_KEYS[name] for name in rates], list(rates.values())
 
     def _weigh_step(self, counted: dict[str, float]) -> dict[str, float]:
@@ -185,7 +189,9 @@ class Throughput:
                 continue
             if callable(amount):
                 amount = self._ask(name, amount)
-            if amount is not None:
+            if amount is None:
+                self._unknown.add(name)
+            else:
                 done[name] = amount
         if self._flops_per_token is not None and "flops" not in done and "tokens" in done:
             done["flops"] = self._flops_per_token * done["tokens"]

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import msgspec
 
@@ -142,13 +142,13 @@ class UsedArtifact:
 
     def _find_referred(self) -> Path:
         found: Any = self.load()
-        parts = urlsplit(str(found.get("uri")))
-        if parts.scheme != "file":
+        scheme, _, rest = str(found.get("uri")).partition("://")
+        if scheme != "file":
             raise ArtifactNotFoundError(
                 f"{self.name} refers to {found.get('uri')!r:.300}, which is not on this machine: "
                 "fetch it by its own tool (`.uri` has the address)"
             )
-        place = Path(unquote(parts.path))
+        place = Path(unquote(rest))
         size_bytes = found.get("size_bytes")
         if not place.exists():
             raise ArtifactNotFoundError(f"{self.name} refers to {place}, which is not there")

@@ -31,7 +31,9 @@ NOT_YET: list[str] = []
 # Ours, beyond the guide.
 BEYOND = [
     "ArtifactDamagedError",
+    "ArtifactLinkRecord",
     "ArtifactNotFoundError",
+    "ArtifactVersion",
     "AttentionEntropy",
     "BatchOutlier",
     "CSVBackend",
@@ -47,6 +49,7 @@ BEYOND = [
     "MLflowBackend",
     "MetricSummary",
     "NullTracker",
+    "PendingArtifact",
     "QuarkError",
     "RankStatistics",
     "RetentionHookError",
@@ -68,6 +71,7 @@ BEYOND = [
     "TrainingHalted",
     "TrainingMonitor",
     "TrainingWatch",
+    "UsedArtifact",
     "WandbBackend",
     "__version__",
     "count_flops",
@@ -153,8 +157,9 @@ SIGNATURES = {
     "ArtifactStore.__init__": "session retention_hooks=None raise_on_retention_error=None",
     "ArtifactStore.store": "artifact_type name payload step=None epoch=None namespace=None"
     " payload_format=None metadata=None timestamp=None",
-    "ArtifactStore.log_histogram": "name bins counts step=None epoch=None namespace=None"
-    " metadata=None timestamp=None",
+    # `values` may stand in place of both; every call of the guide means what it did.
+    "ArtifactStore.log_histogram": "name values=None bins=64 counts=None step=None epoch=None"
+    " namespace=None metadata=None timestamp=None",
     "ArtifactStore.log_snapshot": "name payload snapshot_type='batch_diagnostics_snapshot'"
     " step=None epoch=None namespace=None payload_format=None metadata=None timestamp=None",
     "ArtifactStore.read": "artifact_id=None artifact_type=None artifact_types=None namespace=None"

@@ -193,3 +193,10 @@ def test_page(tmp_path):
     # Without a browser nobody watches.
     for rate in ("100", "2,000"):
         assert figures.get(f"{rate} points/s: lag to the drawn chart, p50, s", 1) > 0
+
+
+def test_importing(tmp_path):
+    figures = run(tmp_path, "benchmarks/importing.py")
+    assert figures["points taken"] == figures["points"] > 0
+    assert figures["points that differ from TensorBoard's"] == 0
+    assert figures["points taken again"] == 0

@@ -206,7 +206,7 @@ class CsvRun(ForeignRun):
         if own is not None:
             return own
         stem = path.parent.name if path.stem in _PLAIN_STEMS else path.stem
-        span = self._span
+        span = self._span or self._find_first()
         return RunFacts(
             identity=identity,
             project=self._project,
@@ -217,6 +217,17 @@ class CsvRun(ForeignRun):
             started_us=round(path.stat().st_mtime * 1e6) if span is None else span[0],
             ended_us=None if span is None else span[1],
         )
+
+    def _find_first(self) -> list[int] | None:
+        """When the first row of the run was, twice; None where nothing says it."""
+        form = self._form
+        if form.time is None:
+            return None
+        for _, row in self._table.read(0):
+            is_own = form.run is None or (row[form.run].strip() or None) == self._name
+            if is_own and (moment := parse_moment(row[form.time])) is not None:
+                return [moment, moment]
+        return None
 
     def mark(self) -> str | None:
         """See `ForeignRun`."""

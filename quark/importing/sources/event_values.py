@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from quark.importing.distributions import make_distribution
 from quark.importing.foreign import ForeignFile, PointList
+from quark.importing.histograms import make_histogram
 from quark.importing.losses import Losses
-
-if TYPE_CHECKING:
-    from quark_core.records import StreamRecord
 
 __all__ = ["Taker", "ValueReader"]
 
@@ -22,7 +19,6 @@ class Taker(Protocol):
     """Where values go."""
 
     points: PointList
-    records: list[StreamRecord]
     files: list[ForeignFile]
     size_bytes: int
 
@@ -112,7 +108,7 @@ class ValueReader:
                 _add(taker, "audio", shown, bytes(data), step, time_s)
         elif plugin == "text":
             parts = [bytes(part).decode("utf-8", "replace") for part in array.reshape(-1)]
-            _add(taker, "text", name, "\n\n".join(parts).encode(), step, time_s, "text")
+            _add(taker, "markdown", name, "\n\n".join(parts).encode(), step, time_s, "text")
         elif plugin == "pr_curves" and array.ndim == 2:
             self._add_curve(array, name, step, time_s, taker)
         else:
@@ -139,13 +135,11 @@ class ValueReader:
         time_s: float,
         taker: Taker,
     ) -> None:
-        record = make_distribution(
-            name, edges, counts, step=None if step < 0 else step, time_us=round(time_s * 1e6)
-        )
-        if record is None:
+        made = make_histogram(name, edges, counts, step=step, time_us=round(time_s * 1e6))
+        if made is None:
             self.losses.add("histogram", name, "it is empty")
         else:
-            taker.records.append(record)
+            taker.files.append(made)
 
     def _add_image(self, data: bytes, name: str, step: int, time_s: float, taker: Taker) -> None:
         _add(taker, "image", name, data, step, time_s)

@@ -40,18 +40,17 @@ _MARK = "tfevents"
 _SPLITS = re.compile(r"(train|training|val|valid|validation|eval|evaluation|test|dev)([_-]\w+)?")
 _HPARAMS_FOLDER = re.compile(r"\d{9,11}(\.\d+)?")
 _HEAD_BYTES = 4096
-_PORTION_FILES = 64
+_PORTION_FILES = 256
 _PORTION_BYTES = 32 * 2**20
 
 
 class _Piece:
     """What becomes a portion."""
 
-    __slots__ = ("end", "files", "from_step", "points", "records", "size_bytes")
+    __slots__ = ("end", "files", "from_step", "points", "size_bytes")
 
     def __init__(self, from_step: int | None = None) -> None:
         self.points = PointList()
-        self.records: list[Any] = []
         self.files: list[ForeignFile] = []
         self.size_bytes = 0
         self.from_step = from_step
@@ -59,8 +58,8 @@ class _Piece:
 
     @property
     def is_full(self) -> bool:
-        heavy = len(self.files) + len(self.records) // 8 >= _PORTION_FILES
-        return heavy or self.size_bytes >= _PORTION_BYTES or len(self.points) >= PORTION_POINTS
+        heavy = len(self.files) >= _PORTION_FILES or self.size_bytes >= _PORTION_BYTES
+        return heavy or len(self.points) >= PORTION_POINTS
 
 
 @dataclass(slots=True)
@@ -287,7 +286,6 @@ class EventRun(ForeignRun):
                 "span": self._span,
             },
             points=piece.points.take() if len(piece.points) else None,
-            records=piece.records,
             files=piece.files,
             from_step=piece.from_step,
         )

@@ -3,8 +3,7 @@
     entity/project             project
     config, tags, notes        the same; group and job type as tags `group=…`, `job_type=…`
     history: numbers, bools    metrics at `_step`, with `_timestamp`; a nested one as `a.b`
-    history: histograms        parameter distributions
-    history: media, tables     artifacts of these types, out of `files/` beside the file
+    history: histograms, media artifacts of these types, out of `files/` beside the file
     summary, host, git …       environment
     system metrics             telemetry, as far as it has the figure
     alerts                     events

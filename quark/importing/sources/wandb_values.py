@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark.importing.distributions import make_distribution
 from quark.importing.foreign import ForeignFile, PointList
+from quark.importing.histograms import make_histogram
 from quark.importing.losses import Losses
 from quark_core.artifacts.payload_folder import is_plain_file
 from quark_core.records import EventRecord, GpuReading, SystemTelemetryRecord
@@ -34,7 +34,7 @@ _FILE_TYPES = {
     "plotly-file": "figure",
     "molecule-file": "molecule",
     "graph-file": "graph",
-    "bokeh-file": "figure",
+    "bokeh-file": "bokeh",
 }
 _LISTS = {"images": "image", "audio": "audio", "videos": "video", "html": "html"}
 _OWN_FILES = (
@@ -89,9 +89,7 @@ class WandbValues:
             for name, inner in value.items():
                 self.take(f"{key}.{name}", inner, step, time_s)
         elif value is not None and key != _OWN_KEY:
-            self._losses.add(
-                "value", key, f"a {type(value).__name__} is no metric, nor a type of W&B's"
-            )
+            self._losses.add("value", key, f"a {type(value).__name__} is no metric")
 
     def _add_point(self, key: str, step: int, value: float, time_s: float) -> None:
         try:
@@ -131,20 +129,20 @@ class WandbValues:
             if edges is None and packed:
                 low, width = float(packed["min"]), float(packed["size"])
                 edges = [low + place * width for place in range(int(packed["count"]) + 1)]
-            record = make_distribution(
+            made = make_histogram(
                 key,
                 [float(edge) for edge in edges or ()],
                 [float(count) for count in counts or ()],
-                step=step if step >= 0 else None,
+                step=step,
                 time_us=time_us,
             )
         except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
             self._losses.add("histogram", key, f"it cannot be read: {error}")
             return
-        if record is None:
+        if made is None:
             self._losses.add("histogram", key, "it is empty")
         else:
-            self.records.append(record)
+            self.files.append(made)
 
     def _take_table(self, key: str, value: Mapping[str, Any], step: int, time_us: int) -> None:
         path = self._find(value.get("path"))
@@ -173,12 +171,17 @@ class WandbValues:
         if path is None:
             self._losses.add(artifact_type, key, f"its file is not there: {name}")
             return
+        payload_format = "bytes"
+        if artifact_type in ("html", "figure"):
+            payload_format = {"html": "text", "figure": "json"}[artifact_type]
         shown = {
             fact: facts[fact]
             for fact in ("caption", "width", "height", "boxes", "masks")
             if facts.get(fact) is not None
         }
-        self._add_file(key, artifact_type, path, shown, step, time_us)
+        if artifact_type == "figure":
+            shown["library"] = "plotly"
+        self._add_file(key, artifact_type, path, shown, step, time_us, payload_format)
 
     def _add_file(
         self,

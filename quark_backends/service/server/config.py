@@ -99,6 +99,9 @@ class ServiceConfig:
         open_stores: Workspaces whose stores one process holds open.
         ui: Whether the page is served beside the API.
         allow_edit: Whether the page lets keys with the scope write change runs.
+        notify: Who is told of runs: URLs, each of them for all workspaces, or for one as
+            `WORKSPACE=URL`. They are secrets.
+        notify_on: What is told, as `quark.monitor` takes it.
         limits: See there.
     """
 
@@ -115,6 +118,8 @@ class ServiceConfig:
     open_stores: int = 64
     ui: bool = False
     allow_edit: bool = False
+    notify: tuple[str, ...] = field(default=(), repr=False)
+    notify_on: str = ""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -166,9 +171,12 @@ def load_config(
         name = _NAMES.get(each.name, each.name)
         variable = f"{PREFIX}{name.upper()}"
         if (text := environ.get(variable)) is not None:
-            value = [part.strip() for part in text.split(",") if part.strip()]
-            is_list = each.name == "allowed_hosts"
-            given[each.name] = _convert(value if is_list else text, hints[each.name], variable)
+            value: Any = text
+            if each.name == "allowed_hosts":
+                value = [part.strip() for part in text.split(",") if part.strip()]
+            elif each.name == "notify":
+                value = text.split()  # there are commas in such URLs
+            given[each.name] = _convert(value, hints[each.name], variable)
         option = options.get(name)
         # An option that may be given several times is an empty list where it was not.
         if option is not None and option != ():

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+from quark_core.system.process import writing_gate
+
 __all__ = ["SqliteConnection", "StoreConnection", "StoreCursor", "close_with"]
 
 
@@ -126,6 +128,7 @@ class SqliteConnection(sqlite3.Connection):
     is_shared = False
     # A transaction that writes is the only one anyway.
     for_update = ""
+    _is_writing = False
 
     def insert(self, sql: str, args: Sequence[Any], /) -> int:
         """See `StoreConnection`."""
@@ -141,16 +144,39 @@ class SqliteConnection(sqlite3.Connection):
 
     def begin_write(self) -> None:
         """See `StoreConnection`."""
-        self.execute("BEGIN IMMEDIATE")
+        self._end_writing()
+        writing_gate.enter()
+        self._is_writing = True
+        try:
+            self.execute("BEGIN IMMEDIATE")
+        except BaseException:
+            self._end_writing()
+            raise
 
     def commit(self) -> None:
         """See `StoreConnection`."""
         self.execute("COMMIT")
+        self._end_writing()
 
     def rollback(self) -> None:
         """See `StoreConnection`."""
-        if self.in_transaction:
-            self.execute("ROLLBACK")
+        try:
+            if self.in_transaction:
+                self.execute("ROLLBACK")
+        finally:
+            self._end_writing()
+
+    def close(self) -> None:
+        """See `StoreConnection`."""
+        try:
+            super().close()
+        finally:
+            self._end_writing()
+
+    def _end_writing(self) -> None:
+        if self._is_writing:
+            self._is_writing = False
+            writing_gate.leave()
 
     def is_malformed(self, error: Exception) -> bool:
         """See `StoreConnection`."""

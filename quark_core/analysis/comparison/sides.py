@@ -144,7 +144,12 @@ def describe_side(runs: Sequence[ComparedRun]) -> RunReference:
 
 def _load(item: object, storage_dir: Path | None) -> ComparedRun:
     if isinstance(item, str):
-        item = TrainingSession(open_runs.find(item) or open_for_reading(item, storage_dir))
+        found = open_runs.find(item)
+        if found is None:
+            read = open_for_reading(item, storage_dir)
+            # The beginning of an id may mean a run of this process, of which not all is stored yet.
+            found = open_runs.find(read.context.run_id) or read
+        item = TrainingSession(found)
     assert isinstance(item, (TrainingSession, RunContext))
     target = open_analysis(item)
     return _analyze(_find_stored(item), target, target.load())

@@ -108,6 +108,11 @@ _PREFIXED: dict[str, str] = {
     "hooks.slack.com/": r"(?:services|workflows|triggers)/[\w/+-]{20,}",
     "discord.com/api/webhooks/": r"\d+/[\w-]{20,}",
     "discordapp.com/api/webhooks/": r"\d+/[\w-]{20,}",
+    # What Apprise calls such places
+    **dict.fromkeys(
+        ("slack://", "discord://", "tgram://", "msteams://", "workflows://", "pover://"),
+        r"[\w:@%./+-]{20,}",
+    ),
     "SG.": r"[\w-]{16,}\.[\w-]{16,}",  # SendGrid
     "xkeysib-": r"[0-9a-f]{32,}-[A-Za-z0-9]{10,}",  # Brevo
     "SK": r"[0-9a-f]{32}(?![\w-])",  # Twilio

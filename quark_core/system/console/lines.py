@@ -96,6 +96,11 @@ class LineAssembler:
         if "\r" in rest and now_s >= self._show_at_s:
             self._show(now_s)
 
+    def leave_out(self, lines: int) -> None:
+        """Count lines that came and that nobody has."""
+        self._left_out += lines
+        self._number += lines
+
     def tick(self) -> None:
         """Tell what waits to be told; called now and then."""
         now_s = time.monotonic()

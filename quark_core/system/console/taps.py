@@ -35,7 +35,7 @@ _TICK_S = 1.0
 _MOST_QUEUED = 256
 # What is printed while lines are made is taken up so many times before it waits for the next end.
 _MOST_ROUNDS = 8
-_NAMES = ("stdout", "stderr")
+NAMES = ("stdout", "stderr")
 _NOTHING = object()
 
 
@@ -73,6 +73,11 @@ class StreamFeed:
                 self._fail(error)
             finally:
                 turn.release()
+
+    def leave_out(self, lines: int) -> None:
+        """Count lines that came and that nobody has."""
+        with self._turn:
+            self._lines.leave_out(lines)
 
     def tick(self, *, is_last: bool = False) -> None:
         """Tell what waits, and at the end everything."""
@@ -148,40 +153,46 @@ class ConsoleTaps:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sinks: tuple[ConsoleSink, ...] = ()
+        self._sinks: dict[str, tuple[ConsoleSink, ...]] = dict.fromkeys(NAMES, ())
         self._taps: list[_Tap] = []
         # Below what somebody else has put on top: they are used again where they are.
         self._left: list[_Tap] = []
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
-    def open(self, sink: ConsoleSink) -> None:
-        """Give all lines from now on to this one too."""
+    def open(self, sink: ConsoleSink, names: tuple[str, ...] = NAMES) -> None:
+        """Give all lines of these streams from now on to this one too."""
         with self._lock:
-            self._sinks = (*self._sinks, sink)
-            if len(self._sinks) == 1:
-                self._install()
+            for name in names:
+                self._sinks[name] = (*self._sinks[name], sink)
+                if len(self._sinks[name]) == 1:
+                    self._install(name)
+            if self._taps and self._thread is None:
+                self._start_thread()
 
     def close(self, sink: ConsoleSink) -> None:
         """Give what waits, and then no more; the last one takes the taps away."""
         for tap in list(self._taps):
-            tap.feed.tick(is_last=len(self._sinks) == 1)
+            if sink in self._sinks[tap.feed.name]:
+                tap.feed.tick(is_last=len(self._sinks[tap.feed.name]) == 1)
         with self._lock:
-            self._sinks = tuple(one for one in self._sinks if one is not sink)
-            if self._sinks:
-                return
-            self._ended.set()
-            self._thread = None
-            for tap in self._taps:
+            for name, sinks in self._sinks.items():
+                self._sinks[name] = tuple(one for one in sinks if one is not sink)
+            for tap in list(self._taps):
+                if self._sinks[tap.feed.name]:
+                    continue
+                self._taps.remove(tap)
                 tap.feed.is_on = False
                 if not tap.remove():
                     self._left.append(tap)
-            self._taps = []
+            if not self._taps:
+                self._ended.set()
+                self._thread = None
 
     def become_child(self) -> None:
         """Leave the parent's streams alone: this process was forked."""
         self._lock = threading.Lock()
-        self._sinks = ()
+        self._sinks = dict.fromkeys(NAMES, ())
         for tap in self._taps:
             tap.feed.is_on = False
             tap.feed.queue.clear()
@@ -190,16 +201,17 @@ class ConsoleTaps:
         self._thread = None
         self._ended = threading.Event()
 
-    def _install(self) -> None:
-        for name in _NAMES:
-            stream = getattr(sys, name, None)
-            if stream is None or any(tap.stream is stream for tap in self._taps):
-                continue
-            try:
-                tap = self._find_left(stream) or _Tap(stream, StreamFeed(name, self._list_sinks))
-                self._taps.append(tap)
-            except (AttributeError, TypeError) as error:
-                _log.debug("%s cannot be captured: %s", name, error)
+    def _install(self, name: str) -> None:
+        stream = getattr(sys, name, None)
+        if stream is None or any(tap.stream is stream for tap in self._taps):
+            return
+        feed = StreamFeed(name, lambda: self._sinks[name])
+        try:
+            self._taps.append(self._find_left(stream, name) or _Tap(stream, feed))
+        except (AttributeError, TypeError) as error:
+            _log.debug("%s cannot be captured: %s", name, error)
+
+    def _start_thread(self) -> None:
         self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._tick, args=(self._ended,), name="quark-console", daemon=True
@@ -209,12 +221,9 @@ class ConsoleTaps:
         except RuntimeError:
             self._thread = None  # lines come all the same, those that go on at their end
 
-    def _list_sinks(self) -> tuple[ConsoleSink, ...]:
-        return self._sinks
-
-    def _find_left(self, stream: Any) -> _Tap | None:
+    def _find_left(self, stream: Any, name: str) -> _Tap | None:
         for tap in self._left:
-            if tap.stream is stream:
+            if tap.stream is stream and tap.feed.name == name:
                 self._left.remove(tap)
                 tap.feed.restart()
                 return tap

@@ -71,7 +71,8 @@ def test_the_package_is_the_command(tmp_path):
 def test_help_imports_no_command():
     done = run_python("-c", LOADED, "--help")
     *_, loaded = done.stdout.splitlines()
-    assert loaded.split() == ["quark.cli", "quark.cli.main", "quark.cli.terminal"]
+    parts = ("", ".command_groups", ".completion", ".main", ".terminal")
+    assert loaded.split() == [f"quark.cli{part}" for part in parts]
     assert "Commands:" in done.stdout
 
 

@@ -147,6 +147,31 @@ def test_a_place_that_has_moved_is_written_anew_once(tmp_path, monkeypatch):
     assert str(tmp_path / "one") not in text
 
 
+def test_what_else_is_in_the_shells_file_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "one"))
+    start = tmp_path / ".bashrc"
+    # Not of UTF-8, through a link, and with a block of which somebody has deleted the end.
+    (tmp_path / "dotfiles").write_bytes(b"a=\xff\n" + f"{completion._BEGIN}\n".encode() + b"b=1\n")
+    start.symlink_to(tmp_path / "dotfiles")
+    completion.install_completion("bash")
+    assert start.read_bytes().startswith(b"a=\xff\n")
+    assert b"\nb=1\n" in start.read_bytes()
+    assert start.is_symlink()
+    start.unlink()
+    start.write_bytes(b"a=\xff\n")
+    completion.install_completion("bash")
+    start.write_bytes(start.read_bytes() + b"c=\xfe\n")
+    start.chmod(0o600)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "two"))
+    completion.install_completion("bash")
+    said = start.read_bytes()
+    assert said.startswith(b"a=\xff\n")
+    assert said.endswith(b"c=\xfe\n")
+    assert str(tmp_path / "two").encode() in said
+    assert start.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_shell_that_is_not_known_is_told(monkeypatch, invoke):
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     done = invoke("--install-completion")

@@ -69,3 +69,18 @@ def test_a_run_without_samples_says_so(tmp_path, log_run, invoke):
     log_run(tmp_path, "plain", values={"loss": [1.0]})
     shown = invoke("samples", "plain", "--storage-dir", tmp_path).output
     assert shown == "This run has no text samples.\n"
+
+
+def test_what_gets_done_is_told_by_show_and_follow(tmp_path, invoke):
+    session = quark.start_run(project="p", storage_dir=tmp_path)
+    with session:
+        telemetry = quark.SystemTelemetry(
+            session, tokens_per_step=500, flops_per_token=2e9, peak_flops_per_s=1e14
+        )
+        for step in range(3):
+            telemetry.record_step(step, step_time_ms=50.0)
+    shown = invoke("show", session.run_id, "--storage-dir", tmp_path).output
+    assert "throughput  10,000 tokens/s, 20 TFLOP/s, MFU 20.0 %" in shown
+    followed = invoke("follow", session.run_id, "--once", "--storage-dir", tmp_path).output
+    assert "tokens/s by a process" in followed
+    assert "MFU 20 %" in followed

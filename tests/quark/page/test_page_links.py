@@ -1,6 +1,7 @@
-"""A run whose service has a page says where that is, and the address leads there."""
+"""Where a run says that it can be looked at: its page, where there is one; in a notebook too."""
 
 import pytest
+from notebook_kernel import Kernel
 from team_server import Person, serving_team
 
 import quark
@@ -34,3 +35,18 @@ def test_a_run_says_its_address_which_its_team_can_open(team, tmp_path, monkeypa
 def test_a_store_on_this_machine_has_no_address(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         assert session.url is None
+
+
+@pytest.mark.long
+def test_in_a_real_notebook_a_run_speaks_on_standard_output(tmp_path, monkeypatch):
+    monkeypatch.delenv("QUARK_QUIET")
+    kernel = Kernel(tmp_path)
+    try:
+        kernel.run("import quark; quark.start_run(project='p', name='digits').end_run()")
+        said = [
+            (each["content"]["name"], each["content"]["text"]) for each in kernel.list("stream")
+        ]
+    finally:
+        kernel.close()
+    assert {name for name, _ in said} == {"stdout"}
+    assert "".join(text for _, text in said).count("quark: run ") == 2

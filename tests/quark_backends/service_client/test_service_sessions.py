@@ -101,8 +101,9 @@ def test_unknown_runs(service, tmp_path):
     with pytest.raises(RunNotFoundError):
         quark.resume_run(run_id="absent", storage_dir=tmp_path)
     session = train(tmp_path)
-    with pytest.raises(RunNotFoundError, match=f"{session.run_id} begins so"):
-        quark.open_run(session.run_id[:6], tmp_path)
+    assert quark.open_run(session.run_id[:6], tmp_path).id == session.run_id
+    with pytest.raises(RunNotFoundError, match=f"near it: {session.run_id}"):
+        quark.open_run(f"{session.run_id[:8]}-", tmp_path)
 
 
 @pytest.mark.long

@@ -29,6 +29,7 @@ from quark_core.records import (
     SystemTelemetryRecord,
 )
 from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import encode_name
 from quark_core.runs import recovery
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
@@ -218,6 +219,8 @@ def test_every_kind_of_record(backend, config, read_events, tmp_path):
     add(make(AlertRecord, **text, rule_id="spike", severity="critical", step=5))
     add(make(HealthScoreRecord, score_key="overall", category="overall", score=40.0, status="x"))
     add(make(PhaseRecord, phase_name="w", display_name="Warm", summary="s", step_start=6))
+    row = {"prompt": "# 2+2?", "completion": "4", "reward": 1.0, "set_name": "eval"}
+    add(make(SampleRecord, **row, step=8))
     content = png()
     sha256 = hashlib.sha256(content).hexdigest()
     (tmp_path / "image.png").write_bytes(content)
@@ -245,6 +248,9 @@ def test_every_kind_of_record(backend, config, read_events, tmp_path):
     assert folder.points("quark/health/overall") == [(0, 40)]
     assert folder.points("quark/phase_index") == [(6, 0)]
     assert folder.texts("phases") == [(6, "Warm\n\ns")]
+    ((step, text),) = folder.texts("samples/eval")
+    assert step == 8
+    assert '    {\n      "prompt": "# 2+2?"' in text
     assert '"lr": 0.1' in folder.texts("run/config")[0][1]
     assert "_hparams_/session_start_info" in folder.read.Tags()["tensors"]
     assert "_hparams_/session_end_info" in folder.read.Tags()["tensors"]

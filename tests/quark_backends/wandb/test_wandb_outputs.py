@@ -30,10 +30,10 @@ def train(start):
 
 
 def list_generations(mirrored):
-    """The generations that history rows are of, in order, each once."""
+    """The generations that history rows are of, sorted, each once."""
     marks = [mark for row in mirrored.rows for mark in row.get("quark/seq", "").split()]
     writers = [mark.rsplit(".", 2)[0] for mark in marks]
-    return [writer for writer in dict.fromkeys(writers) if "." in writer]
+    return sorted(writer for writer in set(writers) if "." in writer)
 
 
 @pytest.mark.long

@@ -165,6 +165,21 @@ def test_config_tags_and_names(start, read_mirror):
 
 
 @pytest.mark.long
+def test_tags_name_the_group_and_the_job_type(start, read_mirror):
+    start(tags=["group:baselines", "job_type=eval", "plain"]).end_run()
+    chosen = start("wandb:?group=mine", tags=["group:baselines"])
+    chosen.end_run()
+    runs = [read_mirror(path).of("run")[-1] for path in sorted(chosen.run_path.parent.iterdir())]
+    found = {(run.run_group, run.job_type) for run in runs}
+    assert found == {("baselines", "eval"), ("mine", "")}
+    assert {tag for run in runs for tag in run.tags} == {
+        "group:baselines",
+        "job_type=eval",
+        "plain",
+    }
+
+
+@pytest.mark.long
 def test_a_child_run_is_in_the_group_of_its_lineage(start, read_mirror):
     parent = start()
     parent.end_run()

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import quark
+from quark_core.config.storage_root import find_storage_root
 from quark_core.sessions import introduction
 
 START = re.compile(r"quark: run ([0-9a-f]{8}) \"digits\" — quark show \1 · quark ui\n")
@@ -280,3 +281,22 @@ def test_how_long_a_run_has_taken_is_told_in_two_units_at_most():
     assert spell(192.4) == "3 min 12 s"
     assert spell(3600 * 5 + 60 * 7) == "5 h 7 min"
     assert spell(86_400 * 3 + 3600) == "3 d 1 h"
+
+
+def test_nothing_that_is_looked_for_at_a_start_opens_a_database(spoken, monkeypatch):
+    """Whatever SQLite has open in a process that forks locks the child out."""
+    import sqlite3
+
+    root = spoken / "project"
+    (root / "src").mkdir(parents=True)
+    run = quark.start_run(project="p", storage_dir=root).open_run
+    try:
+        monkeypatch.chdir(root / "src")
+        monkeypatch.setattr(sqlite3, "connect", lambda *_, **__: pytest.fail("a database"))
+        assert find_storage_root(root / "src") == root
+        line = introduction.Introduction(run)
+        line.greet()
+        line.part("completed")
+    finally:
+        monkeypatch.undo()
+        quark.end_run()

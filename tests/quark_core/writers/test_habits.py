@@ -225,6 +225,7 @@ def test_threads_that_count_share_no_step_of_several_metrics(session):
         (lambda s, m, d: quark.start_run(experiment="digits"), "write project="),
         (lambda s, m, d: quark.start_run(project="p", entity="me"), "QUARK_PERSISTENCE_URL"),
         (lambda s, m, d: quark.start_run(), "project"),
+        (lambda s, m, d: quark.monitor(s, notfy=print), "write notify="),
         (lambda s, m, d: TrainingSession.resume_run("abc"), "resume_run(run_id='abc')"),
         (lambda s, m, d: m.log("loss", 0.5, stp=3), "no argument 'stp': write step="),
         (lambda s, m, d: m.log("loss", 0.5, 3), "step=3"),
@@ -271,6 +272,13 @@ def test_calls_of_other_trackers_get_a_sentence(session, ask, said):
         ask(session, MetricsLogger(session))
 
     assert said in str(caught.value)
+
+
+def test_a_session_is_no_mapping_and_says_what_to_write(session):
+    with pytest.raises(TypeError, match=r"metrics\.log\(.*session\.config\['lr'\]"):
+        session["lr"] = 1
+    with pytest.raises(TypeError, match=r"metrics\.log\("):
+        session["train/loss"].append(0.5)
 
 
 def test_attributes_that_nobody_has_are_told_as_python_tells_them(session):

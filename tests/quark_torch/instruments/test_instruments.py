@@ -391,9 +391,45 @@ def test_flops_of_a_step_are_counted_once_from_the_model(session):
     assert "system/runtime/mfu_percent" in read(session, "system/runtime/mfu")
 
 
+@pytest.mark.parametrize("layers", [False, True])
+def test_flops_are_counted_also_where_every_step_is_probed(session, layers):
+    model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 4, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(32, 8)
+    with quark.watch(
+        session, model, optimizer, every_n_steps=1, flops_per_step="model", tokens_per_step=1,
+        layers=layers, parameters=layers,
+    ) as watched:  # fmt: skip
+        for step in range(12):
+            watched.step(step)
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+    flops, tokens = (
+        dict(read(session, f"system/runtime/{name}_per_s")[f"system/runtime/{name}_per_s"])
+        for name in ("flops", "tokens")
+    )
+    assert min(flops) >= 2
+    by_hand = 2 * 32 * (8 * 16 + 16 * 4) * 2 + 2 * 32 * 16 * 4
+    assert flops[11] / tokens[11] == pytest.approx(by_hand)
+
+
 def test_flops_of_a_compiled_model_are_not_counted_and_that_is_said(session):
     model = torch.compile(nn.Linear(2, 2), backend="eager")
     with quark.watch(session, model, flops_per_step="model", layers=False, parameters=False):
         pass
     (notice,) = list_notices(session, "flops_not_counted")
     assert "compiled" in notice
+
+
+def test_a_model_under_ddp_is_measured_by_its_own_names(session, tmp_path):
+    distributed = torch.distributed
+    store = distributed.FileStore(str(tmp_path / "meeting"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(TinyMoe())
+        with watch(session, model, quark.RouterLoad()) as watched:
+            train(watched, model, 2)
+    finally:
+        distributed.destroy_process_group()
+    assert len(read(session, "router/")["router/block.gate/idle"]) == 2

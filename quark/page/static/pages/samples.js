@@ -112,7 +112,7 @@ function Row({ run, row, columns }) {
     value === null || value === undefined ? "" : typeof value === "number" ? writeNumber(value) : writeValue(value)}${long.has(name) ? "…" : ""}</td>`;
   return html`<tr><td class="number">${writeStep(row.step)}${row.rank ? ` (rank ${row.rank})` : ""}</td>${cell("reward", row.reward)}${cell("prompt", row.prompt)}${cell("completion", row.completion)}
       ${columns.map((name) => cell(`.${name}`, row.columns[name]))}
-      <td><button class="plain" aria-expanded=${isOpen} aria-label=${`Whole sample of step ${writeStep(row.step)}`} onClick=${() => setOpen(!isOpen)}>${isOpen ? "Close" : "Open"}</button></td></tr>
+      <td><button class="plain" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>${isOpen ? "Close" : "Open"}<span class="hidden"> sample of step ${writeStep(row.step)}</span></button></td></tr>
     ${isOpen && html`<tr class="whole"><td colspan=${5 + columns.length}><${Whole} run=${run} row=${row} /></td></tr>`}`;
 }
 

@@ -5,6 +5,7 @@ Its tables have a version, with one step to each.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -49,6 +50,7 @@ __all__ = [
     "key",
     "page_session",
     "parse_store_url",
+    "told",
     "workspace",
 ]
 
@@ -91,6 +93,15 @@ page_session = Table(
     Column("expires_us", _Number, nullable=False),
 )
 
+told = Table(
+    "told",
+    _METADATA,
+    Column("workspace", Text, primary_key=True),
+    # SHA-256 of what was told, in hexadecimal: what it is made of is others' text.
+    Column("digest", Text, primary_key=True),
+    Column("told_us", _Number, nullable=False),
+)
+
 
 def _make_first(connection: Connection) -> None:
     _METADATA.create_all(connection, [control_version, workspace, key])
@@ -100,7 +111,11 @@ def _add_page_sessions(connection: Connection) -> None:
     _METADATA.create_all(connection, [page_session])
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_make_first, _add_page_sessions)
+def _add_told(connection: Connection) -> None:
+    _METADATA.create_all(connection, [told])
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_make_first, _add_page_sessions, _add_told)
 """Make version 1 of nothing, version 2 of version 1, and so on; they add, and take nothing away."""
 
 CONTROL_VERSION = len(STEPS)
@@ -292,6 +307,28 @@ class ControlDatabase:
         except IntegrityError:
             return False
         return True
+
+    def note_told(self, of_workspace: str, key: str) -> int | None:
+        """Note that something is told now; when it was, where whoever has noted it before.
+
+        Returns:
+            Microseconds since the epoch, UTC; None where it was not noted before.
+        """
+        digest = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+        values = {"workspace": of_workspace, "digest": digest, "told_us": now_us()}
+        try:
+            with self._begin(write=True) as connection:
+                connection.execute(insert(told).values(values))
+        except IntegrityError:
+            its = (told.c.workspace == of_workspace, told.c.digest == digest)
+            with self._begin() as connection:
+                return int(connection.scalars(select(told.c.told_us).where(*its)).one())
+        return None
+
+    def forget_told(self, before_us: int) -> None:
+        """Forget what was told before a moment."""
+        with self._begin(write=True) as connection:
+            connection.execute(delete(told).where(told.c.told_us < before_us))
 
     def add_key(self, new: StoredKey) -> None:
         """Keep a key."""

@@ -53,6 +53,14 @@ def test_a_long_table_has_a_point_in_each_row_and_runs_in_a_column(tmp_path, tak
     assert read_points(second["run_id"], "loss") == [(0, 2.5, 1700000001000000)]
 
 
+def test_a_run_began_and_ended_when_its_rows_say(tmp_path, take, store):
+    path = write(tmp_path / "t.csv", "step,timestamp,loss", "0,1700000000,1", "1,1700000060,2")
+    (run,) = take("csv", path)
+    record = quark.open_run(run["run_id"], storage_dir=store).context.run
+    assert record.created_at == "2023-11-14T22:13:20.000000Z"
+    assert record.ended_at == "2023-11-14T22:14:20.000000Z"
+
+
 def test_what_tensorboard_lets_one_download_is_known(tmp_path, take, read_points):
     path = write(tmp_path / "run-exp1-tag-loss.csv", "Wall time,Step,Value", "1700000000.5,7,0.125")
     (run,) = take("csv", path)

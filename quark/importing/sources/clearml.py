@@ -1,0 +1,232 @@
+"""Runs in the archives of ClearML's offline mode: `offline-ID.zip` with task.json, metrics.jsonl.
+
+    project_name, name, comment, tags   project, name, notes, tags
+    hyperparams                         configuration, by section
+    scalars                             metrics `title/series`; single values at the last step
+    plots                               artifacts of the type figure
+    artifacts                           artifacts, of those whose files are in the archive
+
+How a task ended is not in the archive: it counts as completed, and ends with its last event.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quark.importing.foreign import (
+    PORTION_POINTS,
+    ForeignFile,
+    ForeignRun,
+    ImportFailure,
+    PointList,
+    Portion,
+    RunFacts,
+)
+from quark.importing.losses import Losses
+from quark_core.config import settings
+
+__all__ = ["find_runs"]
+
+_TASK = "task.json"
+_METRICS = "metrics.jsonl"
+_SCALAR = "training_stats_scalar"
+_PLOT = "plot"
+_NO_STEP = -(2**31)
+"""The iteration of what ClearML calls a single value."""
+
+
+def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
+    """The runs of the archives in a folder, or of one.
+
+    Args:
+        place: The folder (`~/.clearml/cache/offline`) or the archive.
+        project: Their project; by default ClearML's.
+
+    Raises:
+        ImportFailure: There is no such place.
+    """
+    root = Path(place).expanduser()
+    if not root.exists():
+        raise ImportFailure(f"{root} does not exist")
+    root = root.resolve()
+    for path in [root] if root.is_file() else sorted(root.rglob("*.zip")):
+        yield ClearmlRun(path, project)
+
+
+class ClearmlRun(ForeignRun):
+    """One archive; its position is how many events were taken, and whether its artifacts were."""
+
+    def __init__(self, path: Path, project: str | None) -> None:
+        self.key = str(path)
+        self._path = path
+        self._project = project
+        self._span: tuple[int, int] | None = None
+
+    def mark(self) -> str | None:
+        """See `ForeignRun`."""
+        return str(self._path.stat().st_size)
+
+    def describe(self) -> RunFacts:
+        """See `ForeignRun`."""
+        task = self._read_task()
+        script = task.get("script") or {}
+        config: dict[str, Any] = {}
+        for section, values in (task.get("hyperparams") or {}).items():
+            place = config if section == "General" else config.setdefault(section, {})
+            for name, entry in values.items():
+                place[name] = _parse(entry)
+        if self._span is None and (first := next(self._read_events(Losses()), None)):
+            self._note_time(_read_time(first))
+        span = self._span
+        return RunFacts(
+            identity=str(task["id"]),
+            project=self._project or task.get("project_name") or "clearml",
+            name=task.get("name"),
+            notes=task.get("comment") or None,
+            tags=[*(task.get("tags") or ()), *(task.get("system_tags") or ())],
+            config=config,
+            environment={
+                "clearml": {"archive": str(self._path), "entry": script.get("entry_point")}
+            },
+            is_told=False,
+            started_us=None if span is None else span[0],
+            ended_us=None if span is None else span[1],
+            git_commit=script.get("version_num") or None,
+        )
+
+    def read(self, position: Mapping[str, Any], losses: Losses) -> Iterator[Portion]:
+        """See `ForeignRun`."""
+        taken = int(position.get("events", 0))
+        points, files = PointList(), list[ForeignFile]()
+        single: list[tuple[str, float, float]] = []
+        number, last_step = 0, 0
+        for event in self._read_events(losses):
+            number += 1
+            time_us = _read_time(event)
+            time_s = time_us / 1e6
+            self._note_time(time_us)
+            step = event.get("iter")
+            step = step if isinstance(step, int) else 0
+            last_step = max(last_step, step)
+            if number <= taken:
+                continue
+            name = "/".join(str(event[key]) for key in ("metric", "variant") if event.get(key))
+            form = event.get("type")
+            if form == _SCALAR:
+                value = _read_value(event.get("value"), name, losses)
+                if value is not None and step == _NO_STEP:
+                    single.append((name, value, time_s))
+                elif value is not None:
+                    points.add(name, step, value, time_s)
+            elif form == _PLOT:
+                files.append(_make_plot(name, event, step, time_us))
+            else:
+                losses.add("event", name, f"ClearML's {form} is not taken")
+            if len(points) >= PORTION_POINTS:
+                yield Portion(position={"events": number}, points=points.take())
+                taken = number
+        for name, value, time_s in single:
+            points.add(name, last_step, value, time_s)
+        done = bool(position.get("artifacts"))
+        if done and number <= taken and not len(points):
+            return
+        with zipfile.ZipFile(self._path) as archive, tempfile.TemporaryDirectory() as folder:
+            if not done:
+                files += self._read_artifacts(archive, Path(folder), losses)
+            yield Portion(
+                position={"events": number, "artifacts": True},
+                points=points.take() if len(points) else None,
+                files=files,
+            )
+
+    def _note_time(self, time_us: int) -> None:
+        low, high = self._span or (time_us, time_us)
+        self._span = (min(low, time_us), max(high, time_us))
+
+    def _read_task(self) -> dict[str, Any]:
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                task = json.loads(archive.read(_TASK))
+            return {"id": task["id"], **task}
+        except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
+            raise ImportFailure(f"{self._path} is no archive of ClearML's: {error}") from None
+
+    def _read_events(self, losses: Losses) -> Iterator[dict[str, Any]]:
+        with zipfile.ZipFile(self._path) as archive:
+            if _METRICS not in archive.namelist():
+                return
+            with archive.open(_METRICS) as lines:
+                for line in lines:
+                    try:
+                        events = json.loads(line)
+                    except ValueError:
+                        losses.add("event", "event", "it cannot be decoded")
+                        continue
+                    yield from (one for one in events if isinstance(one, dict))
+
+    def _read_artifacts(
+        self, archive: zipfile.ZipFile, folder: Path, losses: Losses
+    ) -> list[ForeignFile]:
+        task, found = self._read_task(), []
+        above = f"{task.get('offline_folder') or ''}/"
+        for place, entry in enumerate((task.get("execution") or {}).get("artifacts") or ()):
+            name, inside = str(entry.get("key")), str(entry.get("uri")).removeprefix(above)
+            target = folder / str(place)
+            try:
+                size_bytes = archive.getinfo(inside).file_size
+                if size_bytes > settings.artifact_limit_bytes():
+                    losses.add("artifact", name, f"it has {size_bytes} bytes, which is too much")
+                    continue
+                with archive.open(inside) as source, target.open("wb") as file:
+                    shutil.copyfileobj(source, file)
+            except KeyError:
+                losses.add("artifact", name, f"it lies elsewhere: {inside}")
+                continue
+            facts = {"file_name": inside.rpartition("/")[2]}
+            found.append(
+                ForeignFile(artifact_type="file", name=name, content=target, metadata=facts)
+            )
+        return found
+
+
+def _read_time(event: Mapping[str, Any]) -> int:
+    time_ms = event.get("timestamp")
+    return round(time_ms * 1000) if isinstance(time_ms, (int, float)) else 0
+
+
+def _read_value(value: Any, name: str, losses: Losses) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        losses.add("point", name, "its value is no number")
+        return None
+
+
+def _make_plot(name: str, event: Mapping[str, Any], step: int, time_us: int) -> ForeignFile:
+    return ForeignFile(
+        artifact_type="figure",
+        name=name,
+        content=str(event.get("plot_str") or "{}").encode(),
+        payload_format="json",
+        step=step if step >= 0 else None,
+        time_us=time_us,
+        metadata={"library": "plotly"},
+    )
+
+
+def _parse(entry: Any) -> Any:
+    """The value of a parameter, of the type that ClearML notes beside its text."""
+    if not isinstance(entry, dict):
+        return entry
+    text = entry.get("value")
+    if entry.get("type") in ("int", "float", "bool") and isinstance(text, str):
+        from quark_backends.mlflow.plain_runs import parse_param
+
+        return parse_param(text)
+    return text

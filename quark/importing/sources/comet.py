@@ -1,0 +1,250 @@
+"""Runs in the archives of Comet's OfflineExperiment: `KEY.zip` with experiment.json, messages.json.
+
+    workspace/project_name, Name, tags   project, name, tags
+    parameters                           configuration; `a|b` is nested
+    metrics                              metrics, with their steps, epochs and times
+    uploaded images, audio, files        artifacts
+    others                               environment
+
+Without a step a metric has that of the moment. Lines of the console, code and what Comet
+says of the machine are not taken.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quark.importing.foreign import (
+    PORTION_POINTS,
+    ForeignFile,
+    ForeignRun,
+    ImportFailure,
+    Points,
+    Portion,
+    RunFacts,
+)
+from quark.importing.losses import Losses
+from quark_core.config import settings
+
+__all__ = ["find_runs"]
+
+_EXPERIMENT = "experiment.json"
+_MESSAGES = "messages.json"
+_AUTO = ("curr_step", "curr_epoch")
+_TYPES = {"visualization": "image", "image": "image", "audio": "audio", "video": "video"}
+_CONSOLE = "standard_output"
+_MACHINE = frozenset(
+    "system_details os_packages installed_packages cloud_details git_metadata set_code "
+    "set_filename cpu_static_info gpu_static_info system_info model_graph".split()
+)
+
+
+def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
+    """The runs of the archives in a folder, or of one.
+
+    Args:
+        place: The folder or the archive.
+        project: Their project; by default Comet's.
+
+    Raises:
+        ImportFailure: There is no such place.
+    """
+    root = Path(place).expanduser()
+    if not root.exists():
+        raise ImportFailure(f"{root} does not exist")
+    root = root.resolve()
+    for path in [root] if root.is_file() else sorted(root.rglob("*.zip")):
+        yield CometRun(path, project)
+
+
+class CometRun(ForeignRun):
+    """One archive; its position is how many messages were taken."""
+
+    def __init__(self, path: Path, project: str | None) -> None:
+        self.key = str(path)
+        self._path = path
+        self._project = project
+        self._said: dict[str, Any] = {"config": {}, "others": {}}
+
+    def mark(self) -> str | None:
+        """See `ForeignRun`."""
+        return str(self._path.stat().st_size)
+
+    def describe(self) -> RunFacts:
+        """See `ForeignRun`."""
+        with self._open() as archive:
+            try:
+                known = json.loads(archive.read(_EXPERIMENT))
+                key = str(known.get("offline_id") or known["experiment_key"])
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                raise ImportFailure(f"{self._path} is no archive of Comet's: {error!r}") from None
+        others = self._said["others"]
+        names = [name for name in (known.get("workspace"), known.get("project_name")) if name]
+        return RunFacts(
+            identity=key,
+            project=self._project or "/".join(names) or "general",
+            name=others.get("Name") or key[:9],
+            tags=list(known.get("tags") or ()),
+            config=self._said["config"],
+            environment={"comet": {"archive": str(self._path), "others": others}},
+            is_told=False,
+            started_us=_to_us(known.get("start_time")),
+            ended_us=_to_us(known.get("stop_time")),
+        )
+
+    def read(self, position: Mapping[str, Any], losses: Losses) -> Iterator[Portion]:
+        """See `ForeignRun`."""
+        taken = int(position.get("messages", 0))
+        rows: list[tuple[str, int, int, float, int]] = []
+        uploads: list[Mapping[str, Any]] = []
+        moment = [-1, -1]
+        number = 0
+        with self._open() as archive, _open_entry(archive, _MESSAGES, self._path) as lines:
+            for number, line in enumerate(lines, 1):
+                form, payload = _parse(line, losses)
+                self._note(form, payload, moment)
+                if number <= taken:
+                    continue
+                if form == "metric_msg":
+                    rows += _read_metric(payload, moment, losses)
+                elif form == "file_upload":
+                    uploads.append(payload)
+                elif form == _CONSOLE:
+                    losses.add("console", "output", "lines of the console are not taken")
+                elif form not in ("parameter_msg", "log_other", "") and form not in _MACHINE:
+                    losses.add("message", form, "such messages of Comet's are not taken")
+                if len(rows) >= PORTION_POINTS:
+                    yield Portion(position={"messages": number}, points=_make_points(rows))
+                    rows, taken = [], number
+            if number <= taken and not rows:
+                return
+            with tempfile.TemporaryDirectory(prefix="quark-import-") as folder:
+                files = [
+                    made
+                    for place, upload in enumerate(uploads)
+                    if (made := _extract(archive, upload, Path(folder) / str(place), losses))
+                ]
+                yield Portion(
+                    position={"messages": number},
+                    points=_make_points(rows) if rows else None,
+                    files=files,
+                )
+
+    def _open(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self._path)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ImportFailure(f"{self._path} cannot be read: {error}") from error
+
+    def _note(self, form: str, payload: Mapping[str, Any], moment: list[int]) -> None:
+        """What a message says of the run itself, taken before or not."""
+        if form == "log_other":
+            self._said["others"][str(payload.get("key"))] = payload.get("value")
+            return
+        param = payload.get("param")
+        if form != "parameter_msg" or not isinstance(param, dict):
+            return
+        name, value = str(param.get("paramName")), param.get("paramValue")
+        if name in _AUTO:
+            if isinstance(value, int):
+                moment[_AUTO.index(name)] = value
+            return
+        place = self._said["config"]
+        *above, last = name.split("|")
+        for part in above:
+            inner = place.setdefault(part, {})
+            if not isinstance(inner, dict):
+                inner = place[part] = {}
+            place = inner
+        place[last] = value
+
+
+def _open_entry(archive: zipfile.ZipFile, name: str, path: Path) -> Any:
+    try:
+        return archive.open(name)
+    except KeyError:
+        raise ImportFailure(f"{path} is no archive of Comet's: it has no {name}") from None
+
+
+def _parse(line: bytes, losses: Losses) -> tuple[str, Mapping[str, Any]]:
+    try:
+        message = json.loads(line)
+        return str(message["type"]), dict(message["payload"])
+    except (ValueError, KeyError, TypeError):
+        losses.add("message", "message", "it cannot be decoded")
+        return "", {}
+
+
+def _read_metric(
+    payload: Mapping[str, Any], moment: list[int], losses: Losses
+) -> list[tuple[str, int, int, float, int]]:
+    metric = payload.get("metric")
+    if not isinstance(metric, dict):
+        return []
+    name = str(metric.get("metricName"))
+    try:
+        value = float(metric.get("metricValue"))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        losses.add("point", name, "its value is no number")
+        return []
+    step, epoch = metric.get("step"), metric.get("epoch")
+    if not isinstance(step, int):
+        step = moment[0] if moment[0] >= 0 or isinstance(epoch, int) else 0
+    time_ms = payload.get("local_timestamp")
+    time_us = time_ms * 1000 if isinstance(time_ms, int) else 0
+    return [(name, step, epoch if isinstance(epoch, int) else -1, value, time_us)]
+
+
+def _make_points(rows: list[tuple[str, int, int, float, int]]) -> Points:
+    import numpy as np
+
+    names = list(dict.fromkeys(row[0] for row in rows))
+    places = {name: place for place, name in enumerate(names)}
+    return Points(
+        names,
+        np.array([places[row[0]] for row in rows], np.int64),
+        np.array([row[1] for row in rows], np.int64),
+        np.array([row[3] for row in rows], np.float64),
+        np.array([row[4] for row in rows], np.int64),
+        np.array([row[2] for row in rows], np.int64),
+    )
+
+
+def _extract(
+    archive: zipfile.ZipFile, upload: Mapping[str, Any], target: Path, losses: Losses
+) -> ForeignFile | None:
+    """A file of the archive, put beside; what it is called in there leads nowhere."""
+    facts = upload.get("additional_params")
+    facts = facts if isinstance(facts, dict) else {}
+    kind = str(upload.get("upload_type") or "file")
+    name = str(facts.get("fileName") or facts.get("figName") or kind)
+    inside = str(upload.get("file_path") or "").rpartition("/")[2]
+    try:
+        entry = archive.getinfo(inside)
+        if entry.file_size > settings.artifact_limit_bytes():
+            losses.add(kind, name, f"it has {entry.file_size} bytes, which is too much")
+            return None
+        with archive.open(entry) as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+    except (KeyError, OSError, zipfile.BadZipFile) as error:
+        losses.add(kind, name, f"its file is not in the archive: {error}")
+        return None
+    step, time_ms = facts.get("step"), upload.get("local_timestamp")
+    return ForeignFile(
+        artifact_type=_TYPES.get(kind, "file"),
+        name=name,
+        content=target,
+        step=step if isinstance(step, int) and step >= 0 else None,
+        time_us=time_ms * 1000 if isinstance(time_ms, int) else None,
+        metadata={"upload_type": kind},
+    )
+
+
+def _to_us(time_ms: Any) -> int | None:
+    return round(time_ms * 1000) if isinstance(time_ms, (int, float)) else None

@@ -1,0 +1,247 @@
+"""Runs in Trackio's databases: `PROJECT.db` files, with the folder `media` beside them.
+
+    project, run name, config     the same; the group as the tag `group=…`
+    numbers of a log              metrics, nested ones as `a.b`
+    images, audio, video, files   artifacts of these types
+    tables, histograms, Markdown  likewise
+    system metrics                telemetry, in its metadata
+    alerts                        events
+
+Trackio does not say how a run ended: it counts as completed. Traces are not taken.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quark.importing.foreign import (
+    PORTION_POINTS,
+    ForeignFile,
+    ForeignRun,
+    ImportFailure,
+    PointList,
+    Portion,
+    RunFacts,
+)
+from quark.importing.losses import Losses
+from quark.importing.sources.wandb_values import WandbValues
+from quark_core.records import EventRecord, SystemTelemetryRecord, parse_time
+from quark_core.records.base import start_fields
+from quark_core.records.json_object import JsonObject
+
+__all__ = ["find_runs"]
+
+_PREFIX = "trackio."
+_MEDIA = {"image": "image", "audio": "audio", "video": "video", "file": "file"}
+_LEVELS = {"info": "info", "warn": "warning", "error": "error"}
+_PORTION_FILES = 64
+
+
+def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
+    """The runs of the databases in a folder, or of one.
+
+    Args:
+        place: The folder (`~/.cache/huggingface/trackio`, or TRACKIO_DIR), or a database.
+        project: Their project; by default the database's name.
+
+    Raises:
+        ImportFailure: There is no such place, or no database.
+    """
+    root = Path(place).expanduser()
+    if not root.exists():
+        raise ImportFailure(f"{root} does not exist")
+    paths = [root.resolve()] if root.is_file() else sorted(root.resolve().glob("*.db"))
+    if not paths:
+        raise ImportFailure(f"{root} holds no database of Trackio's (PROJECT.db)")
+    for path in paths:
+        database = _Database(path)
+        for run_id, name in database.list_runs():
+            yield TrackioRun(database, run_id, name, project or path.stem)
+
+
+class _Database:
+    """One database, opened for each question: Trackio may be writing it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        columns = self.ask("SELECT name FROM pragma_table_info('metrics')")
+        if ("metrics",) not in columns:
+            raise ImportFailure(f"{path} is no database of Trackio's")
+        # Older versions know runs by their names alone.
+        self.key = "run_id" if ("run_id",) in columns else "run_name"
+
+    def ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a question.
+
+        Raises:
+            ImportFailure: It cannot be read.
+        """
+        try:
+            address = f"{self.path.as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True, timeout=10)) as connection:
+                return connection.execute(question, values).fetchall()
+        except sqlite3.Error as error:
+            raise ImportFailure(f"{self.path} cannot be read: {error}") from error
+
+    def has(self, table: str) -> bool:
+        """Whether there is such a table."""
+        return bool(self.ask("SELECT 1 FROM sqlite_master WHERE name = ?", table))
+
+    def list_runs(self) -> list[tuple[str, str]]:
+        """Key and name of each run, the oldest first."""
+        return [
+            (str(key), str(name))
+            for key, name in self.ask(
+                f"SELECT {self.key}, max(run_name) FROM metrics GROUP BY 1 ORDER BY min(id)"
+            )
+        ]
+
+
+class TrackioRun(ForeignRun):
+    """One run; its position is the last row of each table that was taken."""
+
+    def __init__(self, database: _Database, run_id: str, name: str, project: str) -> None:
+        self.key = f"{database.path}\0{run_id}"
+        self._database = database
+        self._run_id = run_id
+        self._name = name
+        self._project = project
+
+    def describe(self) -> RunFacts:
+        """See `ForeignRun`."""
+        database = self._database
+        config: dict[str, Any] = {}
+        if database.has("configs"):
+            for (text,) in database.ask(
+                f"SELECT config FROM configs WHERE {database.key} = ?", self._run_id
+            ):
+                config.update(_read_json(text))
+        span = database.ask(
+            f"SELECT min(timestamp), max(timestamp) FROM metrics WHERE {database.key} = ?",
+            self._run_id,
+        )
+        group = config.get("_Group")
+        return RunFacts(
+            identity=f"{database.path.stem}/{self._run_id}",
+            project=self._project,
+            name=self._name,
+            tags=[f"group={group}"] if group else [],
+            config={name: value for name, value in config.items() if not name.startswith("_")},
+            environment={"trackio": {"database": str(database.path)}},
+            is_told=False,
+            started_us=_read_time(config.get("_Created")) or _read_time(span[0][0]),
+            ended_us=_read_time(span[0][1]),
+        )
+
+    def mark(self) -> str | None:
+        """See `ForeignRun`."""
+        (row,) = self._database.ask(
+            f"SELECT max(id) FROM metrics WHERE {self._database.key} = ?", self._run_id
+        )
+        return str(row[0])
+
+    def read(self, position: Mapping[str, Any], losses: Losses) -> Iterator[Portion]:
+        """See `ForeignRun`."""
+        at = {name: int(position.get(name, 0)) for name in ("metrics", "system_metrics", "alerts")}
+        values = _Values(self._database.path.parent / "media", losses)
+        is_new = False
+        for number, timestamp, step, text in self._ask("metrics", "step, metrics", at):
+            time_s = (_read_time(timestamp) or 0) / 1e6
+            for key, value in _read_json(text).items():
+                values.take(key, value, int(step), time_s)
+            at["metrics"], is_new = number, True
+            if len(values.points) >= PORTION_POINTS or len(values.files) >= _PORTION_FILES:
+                yield _make_portion(values, at)
+                is_new = False
+        for number, timestamp, text in self._ask("system_metrics", "metrics", at):
+            fields = (*start_fields(None)[:5], _read_time(timestamp) or 0)
+            metadata = JsonObject({"trackio": _read_json(text)})
+            values.records.append(SystemTelemetryRecord(*fields, "time", metadata=metadata))
+            at["system_metrics"], is_new = number, True
+        for number, timestamp, step, title, text, level in self._ask(
+            "alerts", "step, title, text, level", at
+        ):
+            fields = (*start_fields(None)[:5], _read_time(timestamp) or 0)
+            payload = JsonObject({"message": f"{title}: {text}" if text else title})
+            severity = _LEVELS.get(level, "warning")
+            values.records.append(
+                EventRecord(*fields, "trackio_alert", severity, step, None, None, payload)
+            )
+            at["alerts"], is_new = number, True
+        if self._database.has("traces"):
+            key = self._database.key
+            ((count,),) = self._database.ask(
+                f"SELECT count(*) FROM traces WHERE {key} = ?", self._run_id
+            )
+            if count:
+                losses.add("trace", "traces", "traces have no place in a run", count)
+        if is_new:
+            yield _make_portion(values, at)
+
+    def _ask(self, table: str, fields: str, at: Mapping[str, int]) -> list[tuple[Any, ...]]:
+        if not self._database.has(table):
+            return []
+        return self._database.ask(
+            f"SELECT id, timestamp, {fields} FROM {table} WHERE {self._database.key} = ?"
+            " AND id > ? ORDER BY id",
+            self._run_id,
+            at[table],
+        )
+
+
+class _Values(WandbValues):
+    """Values as Trackio types them: W&B's ways under other names."""
+
+    def _take_typed(self, key: str, value: Mapping[str, Any], step: int, time_s: float) -> None:
+        form = str(value["_type"]).removeprefix(_PREFIX)
+        time_us = round(time_s * 1e6)
+        if form == "histogram":
+            self._take_histogram(key, value, step, time_us)
+        elif form in _MEDIA:
+            path = value.get("file_path")
+            self._take_file(key, _MEDIA[form], path, value, step, time_us)
+        elif form == "markdown":
+            data = str(value.get("_value", "")).encode()
+            self._add_file(key, "markdown", data, {}, step, time_us, "text")
+        elif form == "table" and isinstance(value.get("_value"), list):
+            rows = [row for row in value["_value"] if isinstance(row, dict)]
+            columns = list(dict.fromkeys(name for row in rows for name in row))
+            table = {"columns": columns, "rows": [[row.get(c) for c in columns] for row in rows]}
+            self._add_file(key, "table", msgspec.json.encode(table), {}, step, time_us, "json")
+        else:
+            self._losses.add(form, key, f"Trackio's type {form} has no place in a run")
+
+
+def _make_portion(values: WandbValues, at: Mapping[str, int]) -> Portion:
+    points, values.points = values.points, PointList()
+    records, values.records = values.records, []
+    files: list[ForeignFile] = values.files
+    values.files = []
+    return Portion(
+        position=dict(at),
+        points=points.take() if len(points) else None,
+        records=records,
+        files=files,
+    )
+
+
+def _read_json(text: Any) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_time(text: Any) -> int | None:
+    try:
+        return parse_time(text)
+    except (TypeError, ValueError, OverflowError):
+        return None

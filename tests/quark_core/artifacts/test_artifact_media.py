@@ -1,0 +1,315 @@
+"""Sound, video, points, pages, boxes and masks: what is stored is what was given, or it is said."""
+
+import io
+import os
+import sys
+import threading
+import wave
+
+import numpy as np
+import pytest
+import torch
+from payload_tools import list_events, run_script
+from PIL import Image
+
+import quark
+from quark_core.artifacts import recordings
+from quark_core.errors import SchemaValidationError
+from quark_core.records.dataframes import MissingLibraryError
+
+CHANCE = np.random.default_rng(0)
+IMAGE = CHANCE.integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+def read_wav(data):
+    with wave.open(io.BytesIO(data)) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
+        return samples.reshape(-1, file.getnchannels()), file.getframerate()
+
+
+@pytest.mark.parametrize(
+    ("samples", "shape"),
+    [
+        (np.zeros(100), (100, 1)),
+        (np.zeros((100, 2)), (100, 2)),
+        (np.zeros((2, 100), dtype=np.float32), (100, 2)),
+        (torch.zeros(1, 100), (100, 1)),
+        ([0.0, 0.5, -0.5], (3, 1)),
+        (np.zeros(0), (0, 1)),
+        (np.arange(-5, 5, dtype=np.int16), (10, 1)),
+    ],
+)
+def test_samples_of_any_layout_are_a_wav_file(artifacts, samples, shape):
+    record = artifacts.log_audio("sound", samples, sample_rate_hz=8000, step=3)
+    found, rate_hz = read_wav(artifacts.load(record))
+    assert (found.shape, rate_hz) == (shape, 8000)
+    assert (record.artifact_type, record.metadata["media_type"]) == ("audio", "audio/wav")
+    assert record.metadata["duration_s"] == shape[0] / 8000
+    assert record.payload_relative_path.endswith(".wav")
+
+
+def test_samples_are_kept_to_half_a_step_and_what_cannot_be_is_counted(artifacts):
+    samples = np.sin(np.arange(1000) / 7)
+    found, _ = read_wav(artifacts.load(artifacts.log_audio("s", samples, sample_rate_hz=8000)))
+    assert np.abs(found[:, 0] / 32767 - samples).max() <= 0.5 / 32767 + 1e-9
+    record = artifacts.log_audio("s", [0.0, np.nan, np.inf, 2.0, -3.0], sample_rate_hz=8000)
+    assert (record.metadata["non_finite"], record.metadata["clipped"]) == (2, 2)
+    assert read_wav(artifacts.load(record))[0][:, 0].tolist() == [0, 0, 0, 32767, -32767]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"samples": np.zeros(9)}, "sample_rate_hz"),
+        ({"samples": np.zeros(9), "sample_rate_hz": 0}, "sample_rate_hz"),
+        ({"samples": np.zeros(9), "sample_rate_hz": "fast"}, "sample_rate_hz"),
+        ({"samples": np.zeros((9, 9, 9)), "sample_rate_hz": 8000}, "samples"),
+        ({"samples": np.array([70_000]), "sample_rate_hz": 8000}, "16 bits"),
+        ({"samples": ["a"], "sample_rate_hz": 8000}, "samples"),
+        ({"samples": object(), "sample_rate_hz": 8000}, "samples"),
+        ({"samples": "/absent.wav"}, "absent.wav"),
+    ],
+)
+def test_what_is_no_sound_is_refused_by_name(artifacts, arguments, word):
+    with pytest.raises(SchemaValidationError, match=word):
+        artifacts.log_audio("s", **arguments)
+
+
+@pytest.mark.parametrize("as_float", [False, True])
+def test_frames_become_a_video_that_plays(artifacts, as_float):
+    av = pytest.importorskip("av")
+    frames = np.zeros((12, 34, 51, 3), dtype=np.uint8)
+    frames[:, :, :25, 0] = 200
+    given = torch.from_numpy(frames).permute(0, 3, 1, 2) / 255 if as_float else frames
+    record = artifacts.log_video("v", given, fps=12, step=1).wait(60)
+    assert record.metadata["frames"] == 12
+    assert (record.metadata["width"], record.metadata["height"]) == (50, 34)
+    with av.open(io.BytesIO(artifacts.load(record))) as container:
+        found = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(found) == 12
+    assert found[5].shape == (34, 50, 3)
+    assert np.abs(found[5][:, 2:20, 0].astype(int) - 200).max() < 12
+
+
+def test_frames_that_are_none_are_refused(artifacts, monkeypatch):
+    pytest.importorskip("av")
+    sizes = [np.zeros((8, 8, 3), dtype=np.uint8), np.zeros((8, 10, 3), dtype=np.uint8)]
+    for frames, word in (
+        ([], "empty"),
+        (sizes, r"frames\[1\]"),
+        ({"a": 1}, "frames"),
+        (3, "frames"),
+    ):
+        with pytest.raises(SchemaValidationError, match=word):
+            artifacts.log_video("v", frames)
+    with pytest.raises(SchemaValidationError, match="fps"):
+        artifacts.log_video("v", sizes[:1], fps=0)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingLibraryError, match="media"):
+        artifacts.log_video("v", sizes[:1])
+
+
+def test_a_file_of_5_gb_holds_up_nobody_and_is_never_in_memory(tmp_path):
+    """Sparse, and as long as the limit is set to here: what counts is that it goes by pieces."""
+    told = run_script(
+        tmp_path,
+        """
+import resource, time
+path = storage_dir + ".mp4"
+with open(path, "wb") as file:
+    file.write(b"\\0\\0\\0\\x18ftypmp42")
+    file.truncate(int(sys.argv[2]))
+session = quark.start_run(project="p", storage_dir=storage_dir)
+artifacts = quark.ArtifactStore(session)
+metrics = quark.MetricsLogger(session)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+pending = artifacts.log_video("clip", path)
+returned = not pending.done
+steps = 0
+while not pending.done:
+    metrics.log("loss", 1.0, step=steps)
+    steps += 1
+    time.sleep(0.001)
+grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+record = pending.wait()
+session.end_run()
+print(returned, steps > 10, grown_mb < 100, record.size_bytes, record.metadata["media_type"])
+""",
+        300 * 2**20,
+    )
+    assert told.split() == ["True", "True", "True", str(300 * 2**20), "video/mp4"]
+
+
+def test_the_end_of_a_run_waits_for_what_is_on_its_way(tmp_path):
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(os.urandom(30 * 2**20))
+    session = quark.start_run(project="p", storage_dir=tmp_path)
+    pending = quark.ArtifactStore(session).log_video("clip", path)
+    path.unlink()
+    session.end_run()
+    assert pending.done
+    (record,) = quark.ArtifactStore(quark.open_run(session.run_id, tmp_path)).read()
+    assert record == pending.wait()
+
+
+def test_what_a_thread_cannot_store_is_told_and_hurts_nothing(
+    artifacts, session, monkeypatch, tmp_path
+):
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(b"x" * 100)
+    ready = threading.Event()
+
+    def fail(*_):
+        ready.wait(60)
+        raise SchemaValidationError("the sky has fallen")
+
+    monkeypatch.setattr(artifacts, "_keep_opened", fail)
+    pending = artifacts.log_video("clip", path)
+    with pytest.raises(TimeoutError, match="clip"):
+        pending.wait(0.01)
+    ready.set()
+    with pytest.raises(SchemaValidationError, match="sky"):
+        pending.wait(60)
+    artifacts.settle()
+    (event,) = list_events(session, "artifact_not_kept")
+    assert event.payload["artifact_key"] == "clip"
+
+
+def test_boxes_of_all_forms_are_the_same_boxes(artifacts):
+    box = [1.0, 2.0, 30.0, 31.0]
+    forms = [
+        [{"box": box, "label": 1, "score": 0.5}],
+        {"boxes": torch.tensor([box]), "labels": torch.tensor([1]), "scores": torch.tensor([0.5])},
+        {"boxes": [{"box": np.array(box), "label": np.int64(1), "score": np.float32(0.5)}]},
+    ]
+    for boxes in forms:
+        record = artifacts.log_image("i", IMAGE, boxes=boxes)
+        assert record.metadata["boxes"] == {"boxes": [{"box": box, "label": 1, "score": 0.5}]}
+    for box_format, given in (("xywh", [1, 2, 29, 29]), ("cxcywh", [15.5, 16.5, 29, 29])):
+        record = artifacts.log_image("i", IMAGE, boxes=np.array([given]), box_format=box_format)
+        assert record.metadata["boxes"] == {"boxes": [{"box": box}]}
+    grouped = artifacts.log_image("i", IMAGE, boxes={"truth": [box], "predictions": []})
+    assert grouped.metadata["boxes"] == {"truth": [{"box": box}], "predictions": []}
+
+
+def test_a_box_that_is_not_finite_is_left_out_with_a_warning(artifacts):
+    boxes = [[0, 0, float("nan"), 3], [0, 0, 3, 3], {"box": [0, 0, 1, 1], "score": float("inf")}]
+    with pytest.warns(RuntimeWarning, match="2 boxes are left out"):
+        record = artifacts.log_image("i", IMAGE, boxes=boxes)
+    assert record.metadata["boxes"] == {"boxes": [{"box": [0, 0, 3, 3]}]}
+    assert record.metadata["boxes_left_out"] == 2
+
+
+@pytest.mark.parametrize(
+    ("mask", "encoding"),
+    [
+        (CHANCE.integers(0, 5, (40, 60)), "L"),
+        (CHANCE.integers(0, 2, (40, 60)).astype(bool), "L"),
+        (torch.from_numpy(CHANCE.integers(0, 900, (1, 40, 60))), "RGB"),
+        (np.full((40, 60), 2.0), "L"),
+    ],
+)
+def test_a_mask_is_read_back_as_the_classes_it_had(artifacts, mask, encoding):
+    record = artifacts.log_image("i", IMAGE, masks={"truth": mask}, class_labels=["road", "sky"])
+    (said,) = record.metadata["masks"]
+    (kept,) = artifacts.read(artifact_type="image_mask")
+    assert (said["mask"], said["encoding"], said["sha256"]) == ("truth", encoding, kept.sha256)
+    pixels = np.asarray(Image.open(io.BytesIO(artifacts.load(kept)))).astype(int)
+    found = pixels if encoding == "L" else pixels[:, :, 0] + 256 * pixels[:, :, 1]
+    assert (found == np.asarray(mask).reshape(40, 60)).all()
+    assert record.metadata["class_labels"] == {"0": "road", "1": "sky"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"masks": np.zeros((40, 61), dtype=int)}, "40 high and 60 wide"),
+        ({"masks": np.full((40, 60), 0.5)}, "whole"),
+        ({"masks": np.full((40, 60), -1)}, "classes from -1"),
+        ({"masks": np.full((40, 60), "a")}, "classes"),
+        ({"boxes": [[1, 2, 3]]}, r"boxes\['boxes'\]\[0\]"),
+        ({"boxes": 3}, "boxes"),
+        ({"boxes": [["a", 1, 2, 3]]}, "numbers"),
+        ({"boxes": [[1, 2, 3, 4]], "box_format": "yxyx"}, "box_format"),
+        ({"class_labels": {"cat": "x"}}, "class_labels"),
+        ({"class_labels": 3}, "class_labels"),
+    ],
+)
+def test_what_does_not_fit_an_image_is_refused_and_nothing_is_stored(artifacts, arguments, word):
+    with pytest.raises(SchemaValidationError, match=word):
+        artifacts.log_image("i", IMAGE, **arguments)
+    assert artifacts.read() == ()
+
+
+def test_a_list_is_a_batch_with_what_is_said_of_each(artifacts):
+    records = artifacts.log_image(
+        "batch", [IMAGE, Image.fromarray(IMAGE)],
+        caption=["a", None], boxes=[None, [[0, 0, 1, 1]]], step=4,
+    )  # fmt: skip
+    assert [record.artifact_key for record in records] == ["batch/0", "batch/1"]
+    assert records[0].metadata["caption"] == "a"
+    assert "caption" not in records[1].metadata
+    assert artifacts.read(step=4) == records
+    for arguments, word in (({"caption": ["a"]}, "1 entries for 2"), ({"masks": "ab"}, "masks")):
+        with pytest.raises(SchemaValidationError, match=word):
+            artifacts.log_image("batch", [IMAGE, IMAGE], **arguments)
+    with pytest.raises(SchemaValidationError, match="empty"):
+        artifacts.log_image("batch", [])
+
+
+def test_points_are_a_ply_file_without_those_that_are_nowhere(artifacts):
+    points = CHANCE.normal(size=(50, 3)).astype(np.float32)
+    points[7] = np.nan
+    colors = CHANCE.integers(0, 256, (50, 3), dtype=np.uint8)
+    record = artifacts.log_point_cloud("p", points, colors=colors)
+    assert (record.metadata["points"], record.metadata["non_finite"]) == (49, 1)
+    head, _, body = artifacts.load(record).partition(b"end_header\n")
+    assert head.startswith(b"ply\nformat binary_little_endian 1.0\nelement vertex 49\n")
+    kinds = [("xyz", "<f4", 3), ("rgb", "u1", 3)]
+    found = np.frombuffer(body, dtype=kinds)
+    keep = np.arange(50) != 7
+    assert (found["xyz"] == points[keep]).all()
+    assert (found["rgb"] == colors[keep]).all()
+    for bad in (np.zeros((3, 2)), np.zeros(3), [["a", "b", "c"]], None):
+        with pytest.raises(SchemaValidationError, match="points"):
+            artifacts.log_point_cloud("p", bad)
+    with pytest.raises(SchemaValidationError, match="colors"):
+        artifacts.log_point_cloud("p", points, colors=colors[:3])
+
+
+def test_pages_and_texts_are_kept_as_they_are(artifacts, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("<b>x</b>")
+    for record, value in (
+        (artifacts.log_html("h", "<script>1</script>"), "<script>1</script>"),
+        (artifacts.log_html("h", path), b"<b>x</b>"),
+        (artifacts.log_markdown("m", "# \ud800"), "# \ud800"),
+    ):
+        assert artifacts.load(record) == value
+        assert record.metadata["media_type"] == f"text/{record.artifact_type}"
+    with pytest.raises(SchemaValidationError, match="html"):
+        artifacts.log_html("h", 3)
+
+
+def test_images_in_cells_are_artifacts_of_their_own(artifacts):
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(1, 1))
+    rows = [
+        [IMAGE, 1, "x", True],
+        [torch.from_numpy(IMAGE), 2.5, None, False],
+        [figure, None, "", None],
+    ]
+    record = artifacts.log_table("t", rows, columns=["image", "n", "text", "flag"])
+    assert record.metadata["column_types"] == ["image", "number", "text", "boolean"]
+    table = artifacts.load(record)
+    cells = [row[0] for row in table["rows"]]
+    assert cells[0] == cells[1] | {"width": 60, "height": 40}
+    kept = {each.sha256 for each in artifacts.read(artifact_type="table_image")}
+    assert {cell["image"] for cell in cells} == kept
+    # A list of lists of numbers is what it was.
+    plain = artifacts.log_table("t", {"a": [[1, 2], [3]], "b": [{"image": 1}, None]})
+    assert artifacts.load(plain)["rows"] == [[[1, 2], {"image": 1}], [[3], None]]
+
+
+def test_the_reader_of_arrays_says_what_it_cannot_read():
+    with pytest.raises(SchemaValidationError, match="points"):
+        recordings.read_array([[1], [2, 3]], "points")
