@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -90,6 +91,8 @@ def test_blocks_say_what_they_are_and_are_well_formed(path):
                 ["bash", "-n", "-c", block.text], capture_output=True, text=True
             )
             assert checked.returncode == 0, f"{where}: {checked.stderr}"
+            installs = re.search(r"\bpip (install|download)\b", block.text)
+            assert block.not_run or not installs, f"{where}: it would install into this environment"
         elif block.language == "console":
             assert block.text.startswith("$ "), f"{where}: a console block begins with $"
         elif block.language == "json":

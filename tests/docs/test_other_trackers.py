@@ -121,7 +121,7 @@ def test_what_is_written_here_runs(tracker, tmp_path):
     for _, ours in rows[1:]:
         statements = [statement for statement in ours if is_python(statement)]
         # A reader sees what has arrived.
-        lines += ["session.open_run.context.status == 'running' and session.flush()", *statements]
+        lines += ["session.status == 'running' and session.flush()", *statements]
     run_lines(lines, tmp_path)
 
 
