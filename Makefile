@@ -13,6 +13,7 @@
 
 PYTHON ?= python3
 VENV := .venv
+DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
 # Many tests wait for other processes, so that one more than there are cores is quicker.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
@@ -83,11 +84,11 @@ conformance: $(VENV)/dev.stamp
 		tests/quark_backends/*/test_*_conformance.py \
 		examples/third_party_backend/tests/test_jsonl_conformance.py
 
-docs: $(VENV)/dev.stamp
-	$(BIN)/python docs/site/build.py
+docs: $(DOCS_VENV)/docs.stamp
+	$(DOCS_VENV)/bin/python docs/site/build.py
 
 clean:
-	rm -rf $(VENV) .venv-3.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DOCS_VENV) .venv-3.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The base environment: Quark with PyTorch, and what the demo needs.
 $(VENV)/demo.stamp: pyproject.toml .ci/constraints.txt .ci/make_venv.sh hatch_build.py $(wildcard quark_torch/kernels/*.[ch])
@@ -101,6 +102,13 @@ $(VENV)/demo.stamp: pyproject.toml .ci/constraints.txt .ci/make_venv.sh hatch_bu
 $(VENV)/dev.stamp: $(VENV)/demo.stamp
 	@echo "Installing the development tools into $(VENV) ..."
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --group dev
+	@touch $@
+
+# What the site of the docs needs: it reads Quark's source and imports none of it.
+$(DOCS_VENV)/docs.stamp: pyproject.toml .ci/constraints.txt .ci/make_venv.sh
+	@PYTHON="$(PYTHON)" sh .ci/make_venv.sh $(DOCS_VENV)
+	@echo "Installing Zensical and mkdocstrings into $(DOCS_VENV) ..."
+	$(DOCS_VENV)/bin/python -m pip install --quiet --constraint .ci/constraints.txt --group docs
 	@touch $@
 
 # What the quick tests need: no PyTorch, of which not every interpreter has a build.

@@ -81,6 +81,9 @@ class LogFile:
                 continue
             checksum, size_bytes, kind = _PIECE.unpack_from(data, position)
             end = position + _PIECE.size + size_bytes
+            if size_bytes > left - _PIECE.size or (kind == 0 and (checksum or size_bytes)):
+                self.damage = f"the record at byte {start + position} is damaged"
+                return
             if end > len(data) or kind == 0:
                 return
             piece = data[position + _PIECE.size : end]

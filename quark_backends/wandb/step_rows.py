@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -23,6 +24,8 @@ from quark_backends.wandb.state import WandbState
 __all__ = ["Histogram", "Part", "StepRow", "StepRows", "join_parts"]
 
 _MAX_RIDERS = 2000
+# What finds no room near by is tried again among later rows.
+_MAX_TRIES = 64
 _LATER = ("quark/time", "quark/attempt")
 
 
@@ -193,8 +196,10 @@ class StepRows:
             self._riders.append(part)
             return
         if step not in self._rows:
+            is_last = not self._rows or step > next(reversed(self._rows))
             self._rows[step], self._keys[step] = StepRow(step, []), set()
-            self._rows = dict(sorted(self._rows.items()))
+            if not is_last:
+                self._rows = dict(sorted(self._rows.items()))
         if _fits(part, self._rows[step].parts, self._keys[step]):
             self._seat(part, self._rows[step])
         else:
@@ -207,11 +212,12 @@ class StepRows:
     def _seat_riders(self) -> None:
         """Give riders the nearest row that has room for them."""
         left = []
+        steps = list(self._rows)
         for part in self._riders:
             if part.is_metric and part.step is not None:
                 left.append(part)  # it asked for a row that it cannot have
                 continue
-            for step in _order(list(self._rows), part.beside):
+            for step in islice(_order(steps, part.beside), _MAX_TRIES):
                 if _fits(part, self._rows[step].parts, self._keys[step]):
                     self._seat(part, self._rows[step])
                     break

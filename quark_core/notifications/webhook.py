@@ -23,7 +23,6 @@ import msgspec
 from quark_core.config.settings import NOTIFY_SECRET, NOTIFY_SECRET_FILE
 from quark_core.errors import SchemaValidationError
 from quark_core.notifications.notices import Notice
-from quark_core.system.folders import read_plain_file
 
 __all__ = [
     "REPLAY_WINDOW_S",
@@ -49,10 +48,10 @@ def find_secret() -> bytes:
     path = os.environ.get(NOTIFY_SECRET_FILE, "").strip()
     if not secret and path:
         try:
-            secret = read_plain_file(Path(path).expanduser()).strip()
+            secret = Path(path).expanduser().read_bytes().strip()
         except OSError as error:
             raise SchemaValidationError(
-                f"{NOTIFY_SECRET_FILE} cannot be read: {error.strerror or 'it is no plain file'}"
+                f"{NOTIFY_SECRET_FILE} cannot be read: {error.strerror or type(error).__name__}"
             ) from None
     if len(secret) < _LEAST_SECRET:
         raise SchemaValidationError(

@@ -9,10 +9,12 @@ from quark_core.backends.contract import Batch, SupportsRead, SupportsReplay
 from quark_core.backends.edits import EDIT_WRITER, RUN_EDITED
 from quark_core.delivery.generation_journal import journal_outputs
 from quark_core.delivery.journal_folder import journal_directory
+from quark_core.errors import SessionStoreError
 from quark_core.records import EventRecord
 from quark_core.records.query import Query
 from quark_core.runs.composition import find_local_path, open_lane
 from quark_core.runs.output_delivery import deliver_outputs, list_remembered_lanes
+from quark_core.system.folders import describe_link, find_foreign_link
 
 __all__ = ["mirror_newest_edit"]
 
@@ -44,6 +46,9 @@ def mirror_newest_edit(
         batches = _find_newest(primary, run_id) if lanes else []
         if not batches:
             return
+        link = find_foreign_link(run_path)
+        if link is not None:
+            raise SessionStoreError(describe_link(link))
         directory = journal_directory(run_path, run_id)
         journal_outputs(
             directory, batches, lanes, project=project, storage_dir=storage_dir, run_path=run_path

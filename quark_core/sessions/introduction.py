@@ -85,7 +85,7 @@ class Introduction:
 
     def _describe(self) -> str:
         record = self._run.context.run
-        name = clean_line(record.name or "").replace('"', "'")
+        name = clean_line(record.name or record.project_name).replace('"', "'")
         if len(name) > _NAME_CHARACTERS:
             name = f"{name[: _NAME_CHARACTERS - 1]}…"
         shown = f' "{name}"' if name else ""

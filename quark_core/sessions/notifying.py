@@ -78,7 +78,7 @@ def attach_notifier(
     if not targets or not run.leads or run.forked or not run.stream.active:
         return
     ledger = FileLedger(_find_ledger(run))
-    if run.context.run.attempt:
+    if run.context.run.attempt and not run.begun_offline:
         _take_up(run, ledger)
     before = run.notifier
     run.notifier = Notifier(targets, choice, ledger, on_told=lambda key: _note(run, key))

@@ -52,11 +52,11 @@ _WORDS = {
     "parameter_name": "weight",
     "parameter_role": "weight",
     "payload_format": "bytes",
+    "relation": "used",
     "score_key": "overall",
     "severity": "error",
     "sha256": "0" * 64,
     "status": "watch",
-    "stream": "stderr",
     "summary_type": "gradient",
 }
 _JSON = JsonObject({"text": ODD_TEXT, "numbers": [1, -2.5, 0, 2**53], "none": None, "": {"a": []}})
@@ -97,7 +97,9 @@ def _make_fields(record_type: type[Record], *, fill: bool) -> dict[str, Any]:
             fields[name] = None
         else:
             hint = next(h for h in options if h is not type(None)) if optional else hints[name]
-            fields[name] = _make_value(name, hint, fill=fill)
+            words = record_type.RULES.words.get(name, ())
+            value = _make_value(name, hint, fill=fill)
+            fields[name] = words[-1] if words and value not in words else value
     return fields
 
 

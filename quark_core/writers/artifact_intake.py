@@ -49,6 +49,7 @@ __all__ = [
     "OpenedFile",
     "RetentionHook",
     "describe_intake",
+    "hide_secrets",
     "open_file",
     "write_record_files",
 ]
@@ -132,7 +133,9 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         return Intake(
             call,
             checked_type,
-            check_artifact_key(_hide(name), _hide(namespace), strict=self._run.strict),
+            check_artifact_key(
+                hide_secrets(name), hide_secrets(namespace), strict=self._run.strict
+            ),
             self._run.step if step is None else check_index(step, "step"),
             check_index(epoch, "epoch"),
             # Beside the payload lies what the record says, and is written before it.
@@ -425,7 +428,7 @@ def _note_media(metadata: JsonObject | None, payload_format: str, head: bytes) -
     return JsonObject({_MEDIA_TYPE: identify_media(head), **known})
 
 
-def _hide(name: object) -> object:
+def hide_secrets(name: object) -> object:
     """A name without the tokens in it, as a name may be spelled."""
     return redact_shapes(name).replace(REDACTED, "redacted") if isinstance(name, str) else name
 

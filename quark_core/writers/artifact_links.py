@@ -10,7 +10,7 @@ from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_links import check_alias
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
 from quark_core.records.times import now_us
-from quark_core.writers.artifact_intake import ArtifactIntake
+from quark_core.writers.artifact_intake import ArtifactIntake, hide_secrets
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
@@ -60,7 +60,7 @@ def check_aliases(aliases: object) -> tuple[str, ...]:
         raise SchemaValidationError(
             f"aliases must be a sequence of str, such as ('best',), not {type(aliases).__name__}"
         )
-    return tuple(dict.fromkeys(check_alias(alias) for alias in aliases))
+    return tuple(dict.fromkeys(check_alias(hide_secrets(alias)) for alias in aliases))
 
 
 def put_link(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
-from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreError
 from quark_core.records.query import check_index
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def find_next_step(run: OpenRun) -> int:
     from quark_core.runs.searching import summarize_run
 
     try:
+        if run.begun_offline:
+            raise SessionStoreError("the run has begun without its store")
         run.flush()
         newest = summarize_run(run.reader, run_id).newest_step
     except QuarkError as error:

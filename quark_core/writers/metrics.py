@@ -469,16 +469,17 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
         """`log({…})`.
 
         Raises:
-            SchemaValidationError, InvalidRunStateError: As of `log_many`.
-            TypeError: Arguments that a mapping has no use for.
+            SchemaValidationError, InvalidRunStateError: As of `log_many`; also arguments that a
+                mapping has no use for.
+            TypeError: Arguments of no known name.
         """
         value, description, metadata = alone
         if value is not NOT_GIVEN:
-            raise TypeError(
+            raise SchemaValidationError(
                 "metrics.log({…}) takes its step by name: write metrics.log({…}, step=step)"
             )
         if description is not None or metadata is not None:
-            raise TypeError(
+            raise SchemaValidationError(
                 "metrics.log({…}) takes neither description nor metadata, which belong to one "
                 "value: write metrics.log(name, value, step=step, description=…, metadata=…)"
             )

@@ -94,11 +94,18 @@ def flatten(metrics: Mapping[Any, Any], argument: str) -> dict[str, Any]:
     """Mappings within a mapping, as one: `{"train": {"loss": 0.1}}` becomes `train/loss`.
 
     Raises:
-        SchemaValidationError: A name is no str, two are the same, or mappings lie too
-            deep within one another; the message begins with the argument.
+        SchemaValidationError: A name is no str, two are the same, mappings lie too deep within
+            one another or cannot be read; the message begins with the argument.
     """
     flat: dict[str, Any] = {}
-    _flatten_into(flat, metrics, "", argument, _MAX_DEPTH)
+    try:
+        _flatten_into(flat, metrics, "", argument, _MAX_DEPTH)
+    except SchemaValidationError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a foreign object may raise anything
+        raise SchemaValidationError(
+            f"{argument} holds a mapping that cannot be read: {type(error).__name__}"
+        ) from None
     return flat
 
 

@@ -330,6 +330,8 @@ def _check_step(step: object) -> int:
 
 
 def _check_time(value: float, argument: str) -> float:
+    if isinstance(value, bool):
+        raise SchemaValidationError(f"{argument} must be a number of milliseconds, not a bool")
     if type(value) is not float:
         value = to_float(value, argument, "telemetry.record_step")
     if not 0.0 <= value < inf:

@@ -64,6 +64,8 @@ class SystemTelemetryConfig:
                 raise SchemaValidationError(
                     f"{name} must be True or False, not a {type(value).__name__}"
                 )
+        if isinstance(self.sample_interval_s, bool):
+            raise SchemaValidationError("sample_interval_s must be a number of seconds, not a bool")
         interval_s = to_float(self.sample_interval_s, "sample_interval_s", "SystemTelemetryConfig")
         if not _MIN_INTERVAL_S <= interval_s <= _MAX_INTERVAL_S:
             raise SchemaValidationError(

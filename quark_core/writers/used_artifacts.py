@@ -175,7 +175,7 @@ def use_artifact(run: OpenRun, name: object, project: object, step: object) -> U
     if run.refusal is not None:
         run.refuse("use_artifact")
     version = look_up(run, wanted, chosen)
-    put_link(run, "used", version.record, version=version.number, step=at)
+    put_link(run, "used", version.record, alias=wanted.alias, version=version.number, step=at)
     return UsedArtifact(run, version)
 
 

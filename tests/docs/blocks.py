@@ -61,7 +61,10 @@ def list_pages():
 
 
 def read_page(path):
-    return parse_page(path, path.read_text("utf-8"))
+    try:
+        return parse_page(path, path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}, {error}") from None
 
 
 def parse_page(path, text):

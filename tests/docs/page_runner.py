@@ -11,6 +11,7 @@ import io
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import traceback
@@ -81,18 +82,29 @@ def run_shell(block, names, where):
             else:
                 shown.append(line)
     script = "\n".join(replace_names(command, names) for command in commands)
-    ran = subprocess.run(
-        ["bash", "-e", "-o", "pipefail", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-    )
-    printed = ran.stdout + ran.stderr
-    if ran.returncode != block.status:
-        raise BlockError(f"{where}: exit status {ran.returncode}\n{script}\n{printed}")
+    status, printed = run_script(script)
+    if status != block.status:
+        raise BlockError(f"{where}: exit status {status}\n{script}\n{printed}")
     compare("\n".join(shown), printed, where)
     return printed
+
+
+def run_script(script):
+    """Exit status and output of a script; what it has started ends with it where it hangs."""
+    with subprocess.Popen(
+        ["bash", "-e", "-o", "pipefail", "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as shell:
+        try:
+            printed, _ = shell.communicate(timeout=COMMAND_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            raise BlockError(f"{script}\nhas not ended after {COMMAND_TIMEOUT_S} s") from None
+    return shell.returncode, printed
 
 
 def replace_names(command, names):
@@ -122,9 +134,12 @@ def compare(shown, printed, where):
 
 
 def main():
-    home = Path(sys.argv[1])
+    home, environment = Path(sys.argv[1]), dict(os.environ)
     warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
     for number, path in enumerate(map(Path, sys.argv[2:])):
+        # What a page sets is not there in the next one.
+        os.environ.clear()
+        os.environ.update(environment)
         try:
             run_page(path, home / str(number))
         except BlockError as error:

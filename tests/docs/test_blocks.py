@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,6 +21,7 @@ READ = {"json", "toml"}
 LEFT = {"ini", "nginx", "js", "text", "yaml", "markdown"}
 OWN_TESTS = {"where", "order", "mistake"}  # tests/quark_core/search
 PAGE_TIMEOUT_S = 280
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 
 def list_cases():
@@ -56,6 +59,7 @@ def clean_environment(home):
     }
 
 
+@needs_bash
 @pytest.mark.parametrize("pages", list(list_cases()))
 def test_the_blocks_of_a_page_run_as_they_stand(pages, tmp_path):
     missing = {need for page in pages for need in page.needs if not is_installed(need)}
@@ -78,6 +82,7 @@ def is_installed(module):
     return importlib.util.find_spec(module) is not None
 
 
+@needs_bash
 @pytest.mark.parametrize("path", list_pages(), ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_blocks_say_what_they_are_and_are_well_formed(path):
     for block in read_page(path).blocks:
@@ -90,6 +95,8 @@ def test_blocks_say_what_they_are_and_are_well_formed(path):
                 ["bash", "-n", "-c", block.text], capture_output=True, text=True
             )
             assert checked.returncode == 0, f"{where}: {checked.stderr}"
+            installs = re.search(r"\bpip (install|download)\b", block.text)
+            assert block.not_run or not installs, f"{where}: it would install into this environment"
         elif block.language == "console":
             assert block.text.startswith("$ "), f"{where}: a console block begins with $"
         elif block.language == "json":
@@ -120,6 +127,11 @@ def test_what_a_page_shows_must_be_printed_but_for_figures():
     compare("loss 0.31 falls, in 3.2 s", "the loss 0.29 falls", "here")
     with pytest.raises(BlockError, match="rises"):
         compare("loss rises", "loss falls", "here")
+
+
+def test_a_block_that_nothing_ends_is_named_with_its_line():
+    with pytest.raises(ValueError, match="line 3: nothing ends"):
+        parse_page(ROOT / "README.md", "# Title\n\n```python\nx\n")
 
 
 def test_placeholders_are_what_the_page_names():

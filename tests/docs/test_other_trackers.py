@@ -119,7 +119,9 @@ def test_what_is_written_here_runs(tracker, tmp_path):
     rows = read_rows(tracker)
     lines = [COMMON, OURS, *rows[0][1], OURS_AFTER_START]
     for _, ours in rows[1:]:
-        lines += [statement for statement in ours if is_python(statement)]
+        statements = [statement for statement in ours if is_python(statement)]
+        # A reader sees what has arrived.
+        lines += ["session.status == 'running' and session.flush()", *statements]
     run_lines(lines, tmp_path)
 
 

@@ -18,6 +18,7 @@ def needs_tools():
         pytest.importorskip(module, reason=f"{module} is in the group docs")
 
 
+@pytest.mark.long
 def test_the_site_is_built_without_a_warning_and_without_a_dead_link(tmp_path):
     needs_tools()
     built = subprocess.run(

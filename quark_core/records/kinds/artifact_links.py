@@ -27,7 +27,7 @@ class ArtifactLinkRecord(StreamRecord, frozen=True, gc=False):
         sha256: Hash of its payload.
         version: Its number when the link was made, which it keeps from then on; None where
             nobody had counted.
-        alias: The alias, where the relation is one of these; else None.
+        alias: The alias; of a use the one by which it was asked for, or None.
         step, epoch: Counters, or None.
         metadata: JSON values, or None.
     """
@@ -59,7 +59,5 @@ class ArtifactLinkRecord(StreamRecord, frozen=True, gc=False):
             raise SchemaValidationError(f"{name}.sha256 must be 64 lowercase hexadecimal digits")
         if self.version is not None and self.version < 0:
             raise SchemaValidationError(f"{name}.version must not be negative")
-        if (self.relation == "used") is not (self.alias is None):
-            raise SchemaValidationError(
-                f"{name}.alias must be there for an alias, and for nothing else"
-            )
+        if self.relation != "used" and self.alias is None:
+            raise SchemaValidationError(f"{name}.alias must be there for an alias")

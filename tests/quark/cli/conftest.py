@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -14,14 +15,10 @@ from quark.cli.main import cli
 _SCRIPT = str(Path(sys.executable).with_name("quark"))
 
 
-# What tests as a whole have turned off; see tests/conftest.py.
-_KEPT = ("QUARK_CAPTURE", "QUARK_QUIET", "QUARK_SYSTEM_METRICS")
-
-
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name in _KEPT:
+        if name in SET_FOR_TESTS:
             continue
         if name.startswith("QUARK_") or name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
             monkeypatch.delenv(name)

@@ -95,3 +95,92 @@ def test_gc_removes_what_a_killed_process_had_begun(storage_dir, invoke):
     os.utime(old, (long_ago_s, long_ago_s))
     assert invoke("gc", "-d", storage_dir, "--yes").exit_code == 0
     assert (old.exists(), new.exists()) == (False, True)
+
+
+@pytest.fixture
+def versioned(tmp_path, start):
+    """A run that has made versions, one that has used some, and files of a directory."""
+    maker, user = start(tmp_path, "maker"), start(tmp_path, "user")
+    folder = tmp_path / "files"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "one.txt").write_text("one")
+    with quark.ArtifactStore(maker) as store:
+        store.store("model", "model", b"first", aliases=["best"])
+        store.store("model", "model", b"second")
+        store.log_directory(folder, name="data").wait(60)
+    user.use_artifact("model:best")
+    maker.end_run()
+    user.end_run()
+    return tmp_path
+
+
+def test_versions_are_listed_with_aliases_and_users(versioned, invoke):
+    found = json.loads(invoke("artifacts", "versions", "model", "-d", versioned, "--json").output)
+    assert [(each["name"], each["aliases"], each["used_by"]) for each in found] == [
+        ("model:v0", ["best"], ["user"]),
+        ("model:v1", ["latest"], []),
+    ]
+    shown = invoke("artifacts", "versions", "-d", versioned).output
+    assert "data:v0" in shown
+    assert "one.txt" not in shown
+    assert (
+        "There is no artifact absent"
+        in invoke("artifacts", "versions", "absent", "-d", versioned).output
+    )
+
+
+def test_an_alias_is_moved_and_taken_away(versioned, invoke):
+    said = invoke("artifacts", "alias", "model:v1", "best", "-d", versioned)
+    assert (said.exit_code, said.output) == (0, "best names model:v1\n")
+    shown = json.loads(
+        invoke("artifacts", "lineage", "model:best", "-d", versioned, "--json").output
+    )
+    assert (shown["name"], shown["aliases"]) == ("model:v1", ["best", "latest"])
+    said = invoke("artifacts", "alias", "model:v1", "best", "--remove", "-d", versioned)
+    assert said.output == "best no longer names model:v1\n"
+    with pytest.raises(quark.ArtifactNotFoundError, match="there is latest, and of the numbers"):
+        invoke("artifacts", "get", "model:best", "-d", versioned)
+    with pytest.raises(quark.SchemaValidationError, match="must not be 'v7'"):
+        invoke("artifacts", "alias", "model:v1", "v7", "-d", versioned)
+
+
+def test_a_version_is_copied_out_and_nothing_replaced(versioned, tmp_path, invoke):
+    out = tmp_path / "out"
+    said = invoke("artifacts", "get", "model:v0", "-o", out, "-d", versioned)
+    assert said.exit_code == 0
+    assert (out / "model").read_bytes() == b"first"
+    with pytest.raises(quark.SchemaValidationError, match="not replaced"):
+        invoke("artifacts", "get", "model:v1", "-o", out, "-d", versioned)
+    assert (out / "model").read_bytes() == b"first"
+    assert invoke("artifacts", "get", "data", "-o", out / "d", "-d", versioned).exit_code == 0
+    assert (out / "d" / "deep" / "one.txt").read_text() == "one"
+    assert invoke("artifacts", "get", "data", "-o", out / "d", "-d", versioned).exit_code == 1
+
+
+def test_lineage_of_a_run_is_told_both_ways(versioned, invoke):
+    told = json.loads(invoke("artifacts", "lineage", "user", "-d", versioned, "--json").output)
+    assert [each["name"] for each in told["used"]] == ["model:v0"]
+    shown = invoke("artifacts", "lineage", "maker", "-d", versioned).output
+    assert "Used by this run: nothing" in shown
+    assert "model:v0" in shown
+    assert "user" in shown
+
+
+def test_parts_of_others_are_not_listed_unless_asked_for(versioned, invoke):
+    assert "directory_file" not in invoke("artifacts", "maker", "-d", versioned).output
+    parts = invoke("artifacts", "list", "maker", "-t", "directory_file", "-d", versioned)
+    assert "one.txt" in parts.output
+
+
+def test_of_several_projects_one_must_be_named(versioned, start, invoke):
+    start(versioned, "other", project="q").end_run()
+    with pytest.raises(quark.QuarkError, match="--project"):
+        invoke("artifacts", "versions", "-d", versioned)
+    assert "model:v0" in invoke("artifacts", "versions", "-p", "vision", "-d", versioned).output
+
+
+def test_removing_a_run_says_what_others_use_of_it(versioned, invoke):
+    result = invoke("rm", "maker", "-d", versioned, "--yes")
+    assert "model:v0 of maker is used by user: it goes with its run" in result.output
+    told = json.loads(invoke("artifacts", "lineage", "user", "-d", versioned, "--json").output)
+    assert told["gone"] == ["model:v0 of run maker"]

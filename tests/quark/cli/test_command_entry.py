@@ -8,6 +8,7 @@ from importlib import import_module
 import click
 import pytest
 from click.testing import CliRunner
+from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -38,7 +39,7 @@ print(*sorted(name for name in sys.modules if name.startswith(("quark.cli", "num
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_") and name != "QUARK_QUIET":
+        if name.startswith("QUARK_") and name not in SET_FOR_TESTS:
             monkeypatch.delenv(name)
 
 

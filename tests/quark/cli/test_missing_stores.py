@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -48,7 +49,7 @@ main()
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_") and name != "QUARK_QUIET":
+        if name.startswith("QUARK_") and name not in SET_FOR_TESTS:
             monkeypatch.delenv(name)
 
 

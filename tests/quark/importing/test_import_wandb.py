@@ -119,15 +119,24 @@ def test_a_file_that_is_cut_anywhere_brings_what_is_whole_and_the_rest_later(
     assert steps[-1] == 20
 
 
-def test_a_damaged_file_gives_what_comes_before_the_damage_and_says_so(place, take, read_points):
+@pytest.mark.parametrize("place_in_record", [12, 5], ids=["in the text", "in the length"])
+def test_a_damaged_file_gives_what_comes_before_the_damage_and_says_so(
+    place, take, read_points, place_in_record
+):
     (file,) = place.glob("offline-run-*/*.wandb")
     data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 0xFF
+    # The first record begins behind seven bytes; each has a checksum, a length and a type.
+    at, records = 7, 0
+    while records < 30:
+        at += 7 + int.from_bytes(data[at + 4 : at + 6], "little")
+        records += 1
+    data[at + place_in_record] ^= 0xFF
     file.write_bytes(data)
     (run,) = take("wandb", place)
     assert any("damaged" in one["reason"] for one in run["losses"])
     found = values(read_points(run["run_id"], "loss"))
     assert found == [(i, 1 / (i + 1)) for i in range(len(found))]
+    assert 0 < len(found) < 20
 
 
 def test_a_file_that_names_anothers_file_as_an_artifact_does_not_get_it(place, take, store):

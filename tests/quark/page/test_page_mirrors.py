@@ -44,7 +44,13 @@ def test_all_of_a_mirrored_run_is_there(client, mirror):
     assert found["verdict"]["state"] == "computed"
     # Nobody goes on with a run from there, nor knows from there where else it went.
     assert found["run"]["run"]["resume"] is None
-    assert list(found["run"]["absent"]) == ["parameter", "parameter_distribution", "delivery"]
+    assert list(found["run"]["absent"]) == [
+        "parameter",
+        "parameter_distribution",
+        "sample",
+        "console",
+        "delivery",
+    ]
 
 
 def test_what_a_mirror_has_nothing_of_is_said(client, mirror):

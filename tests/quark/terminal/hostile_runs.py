@@ -8,6 +8,8 @@ import warnings
 
 import quark
 from quark.cli.main import main
+from quark_core.records.base import start_fields
+from quark_core.records.kinds.console import ConsoleRecord
 
 ESCAPES = {
     "bell": "\a",
@@ -67,6 +69,10 @@ def log_hostile_run(**arguments):
     session.add_log(f"log{EVIL}", status=EVIL)
     artifacts = quark.ArtifactStore(session)
     artifacts.store("some_type", "some_name", EVIL, metadata={f"k{EVIL}": EVIL})
+    with quark.SampleLogger(session, "evil") as samples:
+        samples.log(prompt=EVIL, completion=f"c{EVIL}{FINE}", reward=1.0, step=1, task=EVIL)
+    # What another program has written as the console of a run: ours takes such sequences out.
+    session.write([ConsoleRecord(*start_fields(None), "stdout", 0, f"line{EVIL}{FINE}")])
     session.flush()
     session.end_run("failed")
     return session.run_id

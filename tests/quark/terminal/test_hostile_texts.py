@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from hostile_runs import ESCAPES, EVIL, FINE, STYLE, find_unfit, log_hostile_run, run_command
+from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -24,7 +25,11 @@ ROOT = Path(__file__).parents[3]
 # What walks over a store with such runs, or over one of them. The rest shows nothing of a run.
 WALKED = {
     "analyze": ["analyze RUN", "analyze RUN --json", "analyze RUN --explain all"],
-    "artifacts": ["artifacts RUN", "artifacts RUN --json", "artifacts RUN --output OUT"],
+    "artifacts alias": ["artifacts alias n:v0 EVIL", "artifacts alias some_name:v0 best -p EVIL"],
+    "artifacts get": ["artifacts get some_name:latest -o OUT", "artifacts get EVIL -o OUT"],
+    "artifacts lineage": ["artifacts lineage RUN", "artifacts lineage RUN --json"],
+    "artifacts list": ["artifacts RUN", "artifacts RUN --json", "artifacts RUN --output OUT"],
+    "artifacts versions": ["artifacts versions", "artifacts versions some_name --json"],
     "backends": ["backends", "backends --json"],
     "backup": ["backup OUT"],
     "compare": ["compare RUN OTHER", "compare RUN OTHER --json"],
@@ -34,6 +39,8 @@ WALKED = {
     "export": ["export RUN -f csv --output OUT", "export RUN -f csv --output OUT"],
     "follow": ["follow RUN --no-analyze", "follow RUN --once", "follow RUN --once --json"],
     "gc": ["gc --dry-run", "gc", "gc --yes"],
+    "import csv": ["import csv TABLE", "import csv TABLE --json", "import csv TABLE --step none"],
+    "logs": ["logs RUN", "logs RUN --json", "logs RUN --events --search E"],
     "mirror replay": ["mirror replay RUN --to csv:OUT"],
     "mirror status": ["mirror status RUN", "mirror status RUN --json"],
     "mirror verify": ["mirror verify RUN"],
@@ -47,6 +54,7 @@ WALKED = {
         "runs --where config.lr>0",
         "runs -p x",
     ],
+    "samples": ["samples RUN", "samples RUN --full", "samples RUN --json"],
     "show": ["show RUN", "show RUN --json", "show EVIL", "show nothing"],
     "stop": ["stop RUN --reason EVIL", "stop nothing"],
     "sync": ["sync ROOT --dry-run", "sync ROOT --json", "sync ROOT"],
@@ -58,6 +66,19 @@ ELSEWHERE = {
     "db upgrade": "likewise",
     "db version": "likewise",
     "mcp": "serves a protocol of its own, in which texts are escaped",
+    **{
+        f"import {tool}": "prints by what `import csv` prints by"
+        for tool in (
+            "aim",
+            "clearml",
+            "comet",
+            "mlflow",
+            "neptune",
+            "tensorboard",
+            "trackio",
+            "wandb",
+        )
+    },
     "keys create": "its words are the operator's own",
     "keys list": "see test_keys_of_a_service",
     "keys revoke": "its words are the operator's own",
@@ -84,7 +105,7 @@ def list_commands(group=cli, prefix=""):
 def store(tmp_path, monkeypatch):
     """A store with hostile runs: two, one in the trash, one of which records wait for a mirror."""
     for name in [*os.environ]:
-        if (name.startswith("QUARK_") and name != "QUARK_QUIET") or name in (
+        if (name.startswith("QUARK_") and name not in SET_FOR_TESTS) or name in (
             "FORCE_COLOR",
             "TTY_COMPATIBLE",
         ):
@@ -96,6 +117,10 @@ def store(tmp_path, monkeypatch):
     # A mirror at a place where no folder can be, with a name to match.
     blocked = tmp_path / f"m{EVIL.replace('/', '')[:60]}"
     blocked.write_text("")
+    table = tmp_path / "table.csv"
+    header = ",".join(["step", f'"loss{EVIL[:60]}"', f'"word{EVIL[:60]}"'])
+    table.write_text(f'{header}\n0,1.5,"{EVIL}"\n1,0.5,"{EVIL}"\n', "utf-8")
+    place["TABLE"] = str(table)
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "1")
     place["WAITS"] = log_hostile_run(storage_dir=root, backends=[f"csv:{blocked}"])
     return root, place

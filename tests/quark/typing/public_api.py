@@ -22,8 +22,15 @@ def use(session: quark.TrainingSession) -> None:
         assert_type(events.read(), tuple[quark.EventRecord, ...])
     assert_type(session.end_run("failed"), quark.RunContext)
     session.end_run("lost")  # type: ignore[arg-type]
-    metrics.log("m", "high", step=0)  # type: ignore[arg-type]
-    metrics.log("m", 1.0, steps=0)  # type: ignore[call-arg]
+    metrics.log("m", "high", step=0)  # type: ignore[call-overload]
+    metrics.log("m", 1.0, steps=0)  # type: ignore[call-overload]
+    metrics.log("m", step=0)  # type: ignore[call-overload]
+    metrics.log({"m": 1.0}, 3)  # type: ignore[call-overload]
+    metrics.log({"m": {"a": 1.0}}, step=0)
+    with session.step(3) as scope:
+        assert_type(scope.step, int | None)
+    session.config.update({"lr": 0.1}, seed=1)
+    session.config["lr"] = 0.2
     metrics.read()[0].value = 2.0  # type: ignore[misc]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -23,7 +24,7 @@ from quark_core.errors import QuarkError
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if (name.startswith("QUARK_") and name != "QUARK_QUIET") or name in (
+        if (name.startswith("QUARK_") and name not in SET_FOR_TESTS) or name in (
             "FORCE_COLOR",
             "TTY_COMPATIBLE",
             "COLUMNS",

@@ -23,6 +23,7 @@ def environment(tmp_path_factory):
             "QUARK_USER_KEY": server.make_key("default", "ingest", "read"),
             "PYTHONIOENCODING": "utf-8",
             "OMP_NUM_THREADS": "1",
+            "QUARK_QUIET": "1",
             "COLUMNS": "200",
         }
 

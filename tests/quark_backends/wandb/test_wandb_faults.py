@@ -159,25 +159,27 @@ def test_a_batch_that_is_half_there_is_completed(definition, config, read_mirror
     backend = definition.open(config)
     backend.write(maker.start())
     batch = maker.metrics(*[("m", step, float(step)) for step in range(10)])
-    backend.write(batch)
+    # Rows of the newest two batches are held.
+    later = [maker.metrics(("m", step, float(step))) for step in (10, 11)]
+    backend.write_group([batch, *later])
     os.kill(backend._worker._process.pid, signal.SIGKILL)
     state = next(config.run_path.glob("mirrors/wandb/*/state.json"))
     found = json.loads(state.read_text())
     # As it would be if the process had been killed before its note.
     found["writers"]["writer0"]["number"] = 0
     found["file"]["offset"] = 0
+    found |= {"held": "", "sent_step": -1, "has_steps": False, "newest_steps": []}
     state.write_text(json.dumps(found))
     (path,) = read_mirror(config.run_path).paths
     data = path.read_bytes()
     path.write_bytes(data[: data.index(b"writer0.1.6")])
     with pytest.raises(BackendUnavailable):
         backend.write(batch)
-    backend.write(batch)
-    backend.write(maker.metrics(("m", 10, 10.0)))
+    backend.write_group([batch, *later])
     backend.close()
     mirrored = read_mirror(config.run_path)
     assert len(mirrored.paths) == 2
-    assert [step for step, _ in mirrored.points("m")] == list(range(11))
+    assert [step for step, _ in mirrored.points("m")] == list(range(12))
 
 
 @pytest.mark.long

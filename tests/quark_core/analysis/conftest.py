@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from set_for_tests import SET_FOR_TESTS
 
 from quark_core.backends.registry import default_registry
 from quark_core.testing.faults import define_scripted
@@ -11,7 +12,7 @@ from quark_core.testing.faults import define_scripted
 @pytest.fixture
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_") and name != "QUARK_QUIET":
+        if name.startswith("QUARK_") and name not in SET_FOR_TESTS:
             monkeypatch.delenv(name)
 
 

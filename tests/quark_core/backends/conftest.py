@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 
 import pytest
+from set_for_tests import SET_FOR_TESTS
 
 from quark_core.backends.contract import BackendDefinition, Capability
 from quark_core.backends.hookspecs import ENTRY_POINT_GROUP, hookimpl
@@ -17,7 +18,7 @@ _counter = itertools.count()
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith("QUARK_") and name != "QUARK_QUIET":
+        if name.startswith("QUARK_") and name not in SET_FOR_TESTS:
             monkeypatch.delenv(name)
 
 

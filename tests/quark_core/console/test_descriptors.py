@@ -39,6 +39,8 @@ def run_script(tmp_path, environment):
         done = subprocess.run(
             [sys.executable, "-c", HEAD + code],
             env=environment,
+            # Outside of a repository: git, which is asked for its state, is a child for a moment.
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=120,

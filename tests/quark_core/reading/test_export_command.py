@@ -18,6 +18,7 @@ import pandas as pd
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.export_files import FileSet
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:metric 'größe':RuntimeWarning"
 def elsewhere(tmp_path, monkeypatch):
     """An empty working directory, and no settings of the user's."""
     for name in [*os.environ]:
-        if (name.startswith("QUARK_") and name != "QUARK_QUIET") or name in (
+        if (name.startswith("QUARK_") and name not in SET_FOR_TESTS) or name in (
             "FORCE_COLOR",
             "TTY_COMPATIBLE",
         ):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from secrets_corpus import SHAPES, list_secrets
 
@@ -67,7 +68,8 @@ def read_everything(run: OpenRun) -> str:
     """All of a run's records and its stored state, as a reader gets them."""
     from quark_core.records.query import Query
 
-    shown = [str(run.reader.load_run(run.context.run_id))]
+    # What `repr` shows of a run is less than a reader gets.
+    shown = [str(msgspec.to_builtins(run.reader.load_run(run.context.run_id)))]
     for kind in RECORD_TYPES:
         if kind != LifecycleRecord.KIND:
             records = run.read(kind, Query()).to_records()

@@ -26,6 +26,7 @@ NAMES = {
     *("parameter_role", "dtype", "distribution_type", "optimizer_name", "optimizer_group_name"),
     *("artifact_type", "artifact_key", "artifact_name", "payload_format", "sha256"),
     *("payload_relative_path", "metadata_relative_path", "rule_id", "category", "alert_id"),
+    *("artifact_run_id", "artifact_id", "alias"),
     *("score_key", "status", "phase_name", "display_name"),
 }
 NUMBERS = {"tensor_shape", "shape", "bin_edges", "counts", "sequence_lengths", "gpus"}

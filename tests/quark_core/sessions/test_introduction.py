@@ -53,7 +53,10 @@ def test_a_run_says_one_line_when_it_begins_and_one_when_it_ends(spoken, capfd):
 
 def test_what_it_says_leads_to_the_run(spoken, capfd):
     with quark.start_run(project="p") as session:
-        short = capfd.readouterr().err.split()[2]
+        said = capfd.readouterr().err.split()
+        short = said[2]
+        # A run without a name of its own is called by its project.
+        assert said[3] == '"p"'
         assert quark.open_run(short).id == session.id
 
 

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from set_for_tests import SET_FOR_TESTS
 
 import quark
 
@@ -10,7 +11,7 @@ import quark
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch, tmp_path):
     for name in [*os.environ]:
-        if name.startswith("QUARK_") and name != "QUARK_QUIET":
+        if name.startswith("QUARK_") and name not in SET_FOR_TESTS:
             monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)

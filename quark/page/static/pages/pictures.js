@@ -115,5 +115,5 @@ export function Picture({ run, row }) {
       ${toggles.length > 0 && html`<canvas ref=${over} role="img" aria-label=${`${groups.reduce((sum, [, boxes]) => sum + boxes.length, 0)} boxes${classes.length ? ` of ${classes.slice(0, 20).join(", ")}` : ""}, ${masks.length} masks`}></canvas>`}</div>
     <figcaption>${row.facts?.caption && html`<span class="free">${row.facts.caption}</span> `}<span class=${row.facts?.caption ? "quiet" : ""}>${row.name}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}</span>
       ${toggles.map((name) => html`<label key=${name} class="toggle"><input type="checkbox" checked=${!hidden.includes(name)}
-        onChange=${() => setHidden((old) => (old.includes(name) ? old.filter((one) => one !== name) : [...old, name]))} /> ${name}</label>`)}</figcaption></figure>`;
+        onChange=${() => setHidden((old) => (old.includes(name) ? old.filter((one) => one !== name) : [...old, name]))} /> ${name.replace(/^(\w+) \1$/, "$1")}</label>`)}</figcaption></figure>`;
 }

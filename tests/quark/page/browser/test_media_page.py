@@ -174,7 +174,7 @@ def test_what_is_logged_is_drawn(visit, serve_shared, media):
         const {data} = copy.getImageData(0, 0, canvas.width, canvas.height);
         return data.filter((value, i) => i % 4 === 3 && value).length }"""
     whole = visitor.evaluate(painted)
-    visitor.page.get_by_label("mask mask").uncheck()
+    visitor.page.get_by_label("mask", exact=True).uncheck()
     visitor.wait(f"whole => ({painted})() < whole", whole)
     visitor.page.get_by_label("boxes truth").uncheck()
     visitor.page.get_by_label("boxes told").uncheck()
