@@ -116,8 +116,7 @@ def main() -> None:
         return
     session = open_run(run_id, arguments.storage_dir)
     print_session(session)
-    print(f"\nThe run lies in {session.run_path}")
-    print("See it again with: quark runs, quark show", run_id[:6])
+    print("\nSee it again with: quark runs, quark show", run_id[:6])
 
 
 if __name__ == "__main__":

@@ -394,6 +394,9 @@ def _missing_parts(result: AnalyzerResult) -> Iterator[RenderableType]:
     for (reason, missing), names in groups.items():
         grid.add_row(Text(", ".join(names)), Text(reason or f"lacked {', '.join(missing)}"))
     yield _indent(grid, 2)
+    if any(_WATCHED in missing for _, missing in groups):
+        yield Text("  Layers, parameters and gradients are seen once the script says:")
+        yield Text("  quark.watch(session, model, optimizer)", style="bold")
     yield Text()
 
 
@@ -412,6 +415,8 @@ def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES]) + more
 
 
+# What `quark.watch` brings first, and nothing else does.
+_WATCHED = "parameter summaries"
 _LOG_RATIO = 100.0
 _HEIGHT = 2
 _NOT_FINITE = "\u00d7"

@@ -9,6 +9,20 @@ import click
 __all__ = ["SuggestingGroup"]
 
 _NEAR = 2
+# What other tools call it, which no likeness of letters finds.
+_CALLED_ELSEWHERE = {
+    "list": "runs",
+    "ls": "runs",
+    "ps": "runs",
+    "tail": "follow",
+    "diff": "compare",
+    "check": "analyze",
+    "start": "ui",
+    "open": "ui",
+    "server": "ui",
+    "dashboard": "ui",
+}
+_RUN_ARGUMENTS = ("run", "runs", "primary", "reference")
 
 
 class SuggestingGroup(click.Group):
@@ -25,7 +39,18 @@ class SuggestingGroup(click.Group):
             given = args[0].lower()
             near = [name for name in names if name.startswith(given)] if given else []
             near = near or get_close_matches(given, names, n=_NEAR)
+            near = near or [name for name in [_CALLED_ELSEWHERE.get(given)] if name in names]
             if not near or "Did you mean" in error.message:
                 raise
             meant = " or ".join(map(repr, near[:_NEAR]))
             raise click.UsageError(f"{error.message} Did you mean {meant}?", error.ctx) from None
+
+    def invoke(self, ctx: click.Context) -> object:
+        """See `click.Group`. Where a run is to be named, it says where the names are."""
+        try:
+            return super().invoke(ctx)
+        except click.MissingParameter as error:
+            if error.param is None or error.param.name not in _RUN_ARGUMENTS:
+                raise
+            told = f"{error.format_message()} `quark runs` lists them."
+            raise click.UsageError(told, error.ctx) from None

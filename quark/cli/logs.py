@@ -103,7 +103,10 @@ def logs(
 
 def _say_nothing(source: RunSource, run_id: str) -> str:
     unstored = source.describe_unstored(run_id)
-    told = "quark: no such line was kept of this run (start_run(capture=…) says what is)"
+    told = (
+        "quark: no such line was kept of this run: it has printed none, "
+        "or start_run(capture=None) has kept none"
+    )
     return f"{told}\n{unstored}" if unstored else told
 
 

@@ -199,7 +199,7 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
         ("git", commit),
         ("host", f"{host}, Python {python}" if host else None),
         ("gpus", ", ".join(str(gpu.get("name")) for gpu in gpus)),
-        ("path", run.run_path),
+        ("path", _find_place(run.run_path)),
     ]
     for label, value in rows:
         if value:
@@ -207,6 +207,14 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
             grid.add_row(label, told)
     title = Text.assemble((f"{stored.project.name} ", "bold"), (str(run.id), "bold cyan"))
     return Panel(grid, title=title, title_align="left", expand=False)
+
+
+def _find_place(run_path: str | None) -> str | None:
+    """The folder of a run, or the store that has taken it in, after which there is no folder."""
+    if not run_path or Path(run_path).exists():
+        return run_path
+    store = Path(run_path).parent.parent
+    return f"{store} (all of it is in the store's files)" if store.is_dir() else run_path
 
 
 def _describe_loss(stored: StoredRun, last_metric_at: str | None) -> str:

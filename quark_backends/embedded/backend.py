@@ -76,7 +76,8 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         if config.read_only:
             if found is None:
                 raise SessionStoreError(
-                    f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder)"
+                    f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder); "
+                    "the first run that is trained there makes one"
                 )
             if not found.db_path.exists():
                 raise no_database(found)

@@ -152,7 +152,8 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         if config.read_only:
             if find_store(config.storage_dir) is None:
                 raise SessionStoreError(
-                    f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder)"
+                    f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder); "
+                    "the first run that is trained there makes one"
                 )
         else:
             ensure_marker(config.storage_dir)

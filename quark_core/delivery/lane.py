@@ -374,7 +374,10 @@ class Lane:
     def _note_failure(self, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if reason not in self._errors and not self._given_up:
-            _log.warning("backend %s does not take records now (%s); they wait", self.name, reason)
+            # Its own words suffice where a person has to act; they say that records wait, too.
+            told = str(error) if isinstance(error, BackendUnusable) and str(error) else reason
+            told = told.removesuffix("; the records wait")
+            _log.warning("backend %s does not take records now (%s); they wait", self.name, told)
         self._errors[reason] += 1
         if self._on_failure is not None:
             self._on_failure(error)

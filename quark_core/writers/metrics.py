@@ -495,7 +495,10 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
                 f"metrics.log() needs a value: write metrics.log({_show(metric)}, value, "
                 'step=step), or metrics.log({"train/loss": value}, step=step) for several'
             )
-        return to_float(value, "value", "metrics.log")
+        try:
+            return to_float(value, "value", "metrics.log")
+        except SchemaValidationError as error:
+            raise SchemaValidationError(f"{error} (metric {_show(metric)})") from None
 
     def _find_step(
         self, epoch: int | None, metric: object, value: float, metric_key: str

@@ -47,13 +47,30 @@ def run_python(*arguments, **options):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **options)
 
 
-@pytest.mark.parametrize(("written", "meant"), [("shw", "show"), ("run", "runs"), ("xyzzy", None)])
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("shw", "show"),
+        ("run", "runs"),
+        ("list", "runs"),
+        ("tail", "follow"),
+        ("xyzzy", None),
+    ],
+)
 def test_a_slip_of_the_hand_is_answered_with_what_was_meant(written, meant):
     done = CliRunner().invoke(cli, [written])
     assert done.exit_code == 2
     assert f"No such command '{written}'." in done.output
     assert ("Did you mean" in done.output) is bool(meant)
     assert meant is None or f"Did you mean '{meant}'?" in done.output
+
+
+@pytest.mark.parametrize("command", ["show", "analyze", "compare", "report"])
+def test_a_command_without_its_run_says_where_runs_are_listed(command):
+    done = CliRunner().invoke(cli, [command])
+    assert done.exit_code == 2
+    assert "Missing argument 'RUN" in done.output
+    assert "`quark runs` lists them." in done.output
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 import pytest
 
@@ -82,6 +83,16 @@ def test_no_store_is_one_line_on_stderr(quark_command, tmp_path):
     (line,) = done.stderr.splitlines()
     assert "no Quark store" in line
     assert not (tmp_path / "absent").exists()
+
+
+def test_a_run_that_the_store_has_taken_in_has_no_folder_named(invoke, tmp_path, log_run):
+    log_run(tmp_path, "taken")
+    folder = tmp_path / ".quark" / "runs" / "taken"
+    shutil.rmtree(folder, ignore_errors=True)
+    told = f"path     {tmp_path / '.quark'} (all of it is in the store's files)"
+    assert told in invoke("show", "taken", "-d", tmp_path, columns=300).stdout
+    folder.mkdir(parents=True)
+    assert f"path     {folder} " in invoke("show", "taken", "-d", tmp_path, columns=300).stdout
 
 
 @pytest.mark.long

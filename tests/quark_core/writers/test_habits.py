@@ -57,6 +57,11 @@ def test_the_name_of_a_mapping_is_checked_as_a_part_of_its_metrics_only(session,
     assert not recwarn
 
 
+def test_a_value_that_is_no_number_is_told_with_its_metric(session):
+    with pytest.raises(SchemaValidationError, match=r"not str \(metric 'train/loss'\)"):
+        MetricsLogger(session).log("train/loss", "abc", step=1)
+
+
 def make_circle():
     circle = {}
     circle["a"] = circle

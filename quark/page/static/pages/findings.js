@@ -8,6 +8,8 @@ import { Evidence } from "./evidence.js";
 import { writeMany, writeNumber, writeStep } from "./texts.js";
 
 const MOST = 6;
+/** What `quark.watch` brings first, and nothing else does. */
+const WATCHED = "parameter summaries";
 
 /** @param {any} finding */
 export function describePlace(finding) {
@@ -89,6 +91,8 @@ function Unseen({ rules, isFolded = false }) {
       missing.length === 1 ? "one" : missing.length} had none`}</summary>
     <dl>${missing.map((/** @type {any} */ item) => html`<div key=${item.rule}><dt>${item.rule}</dt>
       <dd>${item.reason}${item.data?.length ? ` (${[item.data].flat().join(", ")})` : ""}</dd></div>`)}</dl>
+    ${missing.some((/** @type {any} */ item) => [item.data].flat().includes(WATCHED)) && html`<p>Layers,
+      parameters and gradients are seen once the script says <code>quark.watch(session, model, optimizer)</code>.</p>`}
   </details>`;
 }
 
