@@ -1,0 +1,241 @@
+"""Two faults at once: what each of them may cost alone is all that both may cost together."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from journaled import HEAD, wait_for_adoption, wait_until
+
+import quark
+from quark_core.records.query import Query
+from quark_core.runs.console_lines import fold_lines
+
+ENVIRONMENT = {"QUARK_CAPTURE": "none", "QUARK_SYSTEM_METRICS": "0"}
+
+
+def launch(storage_dir, body, *arguments, stdout=subprocess.PIPE):
+    return subprocess.Popen(
+        [sys.executable, "-c", HEAD + body, str(storage_dir), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
+    )
+
+
+def sync(storage_dir):
+    return subprocess.run(
+        [sys.executable, "-m", "quark", "sync", str(storage_dir)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    return process.communicate(timeout=60)
+
+
+def fill(disk, leave_bytes=0):
+    """Take all that is left of a disk but so much."""
+    with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        os.posix_fallocate(file.fileno(), 0, measure_free(disk) - leave_bytes)
+
+
+@contextlib.contextmanager
+def lock(storage_dir):
+    """As another process that writes to the store and does not come to an end."""
+    with contextlib.closing(sqlite3.connect(storage_dir / ".quark" / "quark.db")) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        yield
+        database.rollback()
+
+
+def measure_free(disk):
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
+
+
+def list_events(run, event_type):
+    return quark.EventLogger(run).read(event_type=event_type)
+
+
+def read_values(run_id, storage_dir):
+    metrics = quark.MetricsLogger(quark.open_run(run_id, storage_dir))
+    return [record.value for record in metrics.read(metric_key="m")]
+
+
+FILE_BYTES = 100_000
+TAKE_A_DIRECTORY = """
+session = quark.start_run(project="p", storage_dir=storage_dir)
+metrics, artifacts = quark.MetricsLogger(session), quark.ArtifactStore(session)
+metrics.log("m", 0.0, step=0)
+session.flush("durable")
+print(session.run_id, flush=True)
+sys.stdin.readline()
+pending = artifacts.log_directory(sys.argv[2], name="data")
+for step in range(1, 2000):
+    metrics.log("m", float(step), step=step)
+print("logged", flush=True)
+pending.wait(120)
+print("kept", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("moment", ["midway", "after"])
+@pytest.mark.parametrize("left_bytes", [FILE_BYTES, 30 * FILE_BYTES])
+def test_a_directory_on_a_full_disk_of_a_killed_process_is_whole_or_says_what_is_missing(
+    tmp_path, mount, moment, left_bytes
+):
+    disk = mount("-t", "tmpfs", "-o", "size=16m", "tmpfs")
+    tree = tmp_path / "data"
+    tree.mkdir()
+    for number in range(40):
+        (tree / str(number)).write_bytes(os.urandom(FILE_BYTES))
+    job = launch(disk, TAKE_A_DIRECTORY, tree, moment)
+    run_id = job.stdout.readline().strip()
+    fill(disk, left_bytes)
+    job.stdin.write("go\n")
+    job.stdin.flush()
+    awaited = {"midway": "logged\n", "after": "kept\n"}[moment]
+    assert any(line == awaited for line in iter(job.stdout.readline, ""))
+    if moment == "midway":
+        assert wait_until(lambda: measure_free(disk) < 2 * FILE_BYTES)
+    _, errors = kill(job)
+    assert "Traceback" not in errors
+    (disk / "filler").unlink()
+    assert sync(disk).returncode == 0
+    assert read_values(run_id, disk) == list(map(float, range(2_000)))
+    run = quark.open_run(run_id, disk)
+    found = quark.ArtifactStore(run).read(artifact_type="directory")
+    told = [event.payload["reason"] for event in list_events(run, "artifact_not_kept")]
+    assert len(found) == 1 or (moment == "midway" and not found)
+    for record in found:
+        lost = record.metadata["files_not_kept"]
+        assert 0 < lost <= 40
+        assert any(f"{lost} files of the directory could not be kept" in each for each in told)
+    # What is not whole is given to nobody, and now that there is room it comes.
+    with quark.resume_run(run_id=run_id, storage_dir=disk) as again:
+        with pytest.raises(quark.ArtifactNotFoundError):
+            again.use_artifact("data").copy_to(tmp_path / "half")
+        record = quark.ArtifactStore(again).log_directory(tree, name="data").wait(120)
+        assert "files_not_kept" not in record.metadata
+        copied = again.use_artifact("data").copy_to(tmp_path / "whole")
+        for path in tree.iterdir():
+            assert (copied / path.name).read_bytes() == path.read_bytes()
+
+
+PRINT_WITHOUT_A_JOURNAL = """
+import errno, logging
+from quark_core.delivery.files import Files
+logging.raiseExceptions = False
+session = quark.start_run(project="p", storage_dir=storage_dir, capture=sys.argv[2])
+metrics = quark.MetricsLogger(session)
+metrics.log("m", 0.0, step=0)
+session.flush("durable")
+open(sys.argv[3], "w").write(session.run_id)
+sys.stdin.readline()
+def break_call(call):
+    def fail(self, where, *rest):
+        path = where if not isinstance(where, int) else os.readlink(f"/proc/self/fd/{where}")
+        if str(path).startswith("/dev/shm/"):
+            return call(self, where, *rest)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return fail
+for name in ("create", "write", "sync", "truncate"):
+    setattr(Files, name, break_call(getattr(Files, name)))
+for number in range(1, 1000):
+    print("line", number, flush=True)
+    metrics.log("m", float(number), step=number)
+    if number == 500:
+        try:
+            session.flush("journaled", timeout_s=0.5)
+        except quark.SessionStoreError as error:
+            assert "Input/output error" in str(error), error
+            print("told", flush=True)
+if sys.argv[2] == "fd":
+    # Its lines come through a process of its own: the run has all but the last milliseconds.
+    time.sleep(2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("capture", ["sys", "fd"])
+def test_what_was_printed_while_the_journal_failed_and_the_store_was_locked_survives_a_kill(
+    tmp_path, capture
+):
+    job = launch(tmp_path, PRINT_WITHOUT_A_JOURNAL, capture, tmp_path / "id")
+    assert wait_until(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text())
+    run_id = (tmp_path / "id").read_text()
+    with lock(tmp_path):
+        printed, errors = job.communicate("go\n", timeout=120)
+    assert job.returncode == -signal.SIGKILL, errors
+    assert "Traceback" not in errors
+    lines = printed.splitlines()
+    assert lines.count("told") == 1
+    lines.remove("told")
+    assert lines == [f"line {number}" for number in range(1, 1000)]
+    with quark.start_run(project="p", storage_dir=tmp_path):
+        wait_for_adoption()
+    assert read_values(run_id, tmp_path) == list(map(float, range(1_000)))
+    found = quark.open_run(run_id, tmp_path).open_run.read("console", Query())
+    kept = [line.text for line in fold_lines(found.to_records()) if line.text.startswith("line")]
+    assert kept == lines
+
+
+MOST_GROWTH_BYTES = 200_000_000
+LINES_PER_MB = 10_000
+PRINT_100_MB_A_SECOND = """
+session = quark.start_run(project="p", storage_dir=storage_dir, capture=sys.argv[2])
+metrics = quark.MetricsLogger(session)
+metrics.log("m", -1.0, step=0)
+session.flush("durable")
+print(session.run_id, file=sys.stderr, flush=True)
+sys.stdin.readline()
+def rss_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+before = most = rss_bytes()
+text = ("x" * 99 + "\\n") * 10_000
+begun = time.monotonic()
+for megabyte in range(int(sys.argv[3])):
+    sys.stdout.write(text)
+    metrics.log("m", float(megabyte), step=megabyte)
+    most = max(most, rss_bytes())
+    time.sleep(max(0.0, begun + megabyte / 100 - time.monotonic()))
+print("grown by", most - before, file=sys.stderr, flush=True)
+sys.stdin.readline()
+session.end_run()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capture", ["sys", "fd"])
+def test_a_flood_of_lines_while_the_store_is_locked_costs_bounded_memory_and_no_metric(
+    tmp_path, capture
+):
+    megabytes = 1_000
+    job = launch(tmp_path, PRINT_100_MB_A_SECOND, capture, megabytes, stdout=subprocess.DEVNULL)
+    run_id = job.stderr.readline().strip()
+    with lock(tmp_path):
+        job.stdin.write("go\n")
+        job.stdin.flush()
+        grown = next(line for line in job.stderr if line.startswith("grown by"))
+    _, errors = job.communicate("go\n", timeout=200)
+    assert job.returncode == 0, errors
+    assert int(grown.split()[2]) < MOST_GROWTH_BYTES
+    assert read_values(run_id, tmp_path) == list(map(float, range(-1, megabytes)))
+    run = quark.open_run(run_id, tmp_path)
+    kept = run.open_run.read("console", Query(equals={"stream": "stdout"}))
+    left_out = int(kept["left_out"].sum())
+    assert kept.count > 0
+    assert left_out > 0
+    assert kept.count + left_out == megabytes * LINES_PER_MB
+    assert not list_events(run, "records_dropped")
