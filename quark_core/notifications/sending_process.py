@@ -1,7 +1,9 @@
 """The process that sends one notice: reads what and where to on its input, and answers in JSON.
 
-It is ended from outside where it takes too long. What the libraries in it log or print is
-nobody's affair, since it holds addresses: only what is known to hold none is answered.
+It is ended from outside where it takes too long, and ends by itself where whoever would do that
+was ended before: a server that answers a byte at a time would keep it for days. What the
+libraries in it log or print is nobody's affair, since it holds addresses: only what is known to
+hold none is answered.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +45,9 @@ class _Lines(logging.Handler):
 def main() -> None:
     """Send one notice."""
     request = json.loads(sys.stdin.buffer.read())
+    deadline = threading.Timer(request["timeout_s"], os._exit, (1,))
+    deadline.daemon = True
+    deadline.start()
     answer_to = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:

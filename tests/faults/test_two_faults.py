@@ -1,11 +1,15 @@
 """Two faults at once: what each of them may cost alone is all that both may cost together."""
 
 import contextlib
+import json
 import os
+import random
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import time
 
 import pytest
 from journaled import HEAD, wait_for_adoption, wait_until
@@ -239,3 +243,106 @@ def test_a_flood_of_lines_while_the_store_is_locked_costs_bounded_memory_and_no_
     assert left_out > 0
     assert kept.count + left_out == megabytes * LINES_PER_MB
     assert not list_events(run, "records_dropped")
+
+
+TELL_A_TARGET_THAT_HANGS = """
+import math
+from quark_core.notifications.notifier import Pacing
+Pacing.__init__.__kwdefaults__["timeout_s"] = 2.0
+if sys.argv[2] == "exit":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+session = quark.start_run(project="p", storage_dir=storage_dir)
+hung = threading.Event()
+def hang(_):
+    hung.set()
+    time.sleep(600)
+quark.monitor(
+    session, notify=[sys.argv[3], hang], every_n_steps=20, min_interval_s=0.02
+)
+metrics = quark.MetricsLogger(session)
+print(session.run_id, flush=True)
+for step in range(20_000):
+    loss = math.exp(-step / 60) + 0.01 * (step % 3) if step < 200 else math.nan
+    metrics.log("train/loss", loss, step=step)
+    metrics.log("m", 1.0, step=step)
+    if hung.wait(0.001):
+        break
+print("hangs" if hung.is_set() else "silent", step + 1, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [("signal", -signal.SIGTERM), ("exit", 143)])
+def test_a_training_that_is_ended_while_its_targets_hang_ends_and_leaves_nobody_behind(
+    tmp_path, end, status, monkeypatch
+):
+    monkeypatch.setenv("QUARK_NOTIFY_SECRET", "s" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        url = f"webhook+http://127.0.0.1:{listener.getsockname()[1]}/"
+        job = launch(tmp_path, TELL_A_TARGET_THAT_HANGS, end, url)
+        run_id = job.stdout.readline().strip()
+        said, logged = job.stdout.readline().split()
+        assert said == "hangs"
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Drops: ")
+            job.send_signal(signal.SIGTERM)
+            _, errors = job.communicate(timeout=60)
+            assert job.returncode == status, errors
+            # Each drop is in time for a reader; all together never come to an end.
+            assert wait_until(lambda: is_cut_off(connection), 60)
+    assert sync(tmp_path).returncode == 0
+    assert len(read_values(run_id, tmp_path)) == int(logged)
+    assert quark.open_run(run_id, tmp_path).context.run.status == "interrupted"
+
+
+def is_cut_off(connection):
+    time.sleep(0.1)
+    try:
+        connection.sendall(b".")
+    except OSError:
+        return True
+    return False
+
+
+def launch_import(folder, storage_dir, *options):
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "quark", "import", "csv"),
+            *(str(folder), "-d", str(storage_dir), *options),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.long
+def test_an_import_that_is_killed_beside_one_whose_disk_is_full_is_made_whole_by_the_next(
+    tmp_path, mount
+):
+    rows = 60_000
+    values = {}
+    for name in ("a", "b", "c"):
+        values[name] = [random.Random(f"{name}{step}").random() for step in range(rows)]
+        table = "".join(f"{step},{value!r}\n" for step, value in enumerate(values[name]))
+        (tmp_path / "tables" / name).mkdir(parents=True)
+        (tmp_path / "tables" / name / "metrics.csv").write_text("step,m\n" + table)
+    disk = mount("-t", "tmpfs", "-o", "size=3m", "tmpfs")
+    killed, full = (launch_import(tmp_path / "tables", disk) for _ in range(2))
+    assert wait_until(lambda: measure_free(disk) < 1_000_000)
+    kill(killed)
+    told, _ = full.communicate(timeout=150)
+    assert full.returncode == 1, told
+    assert "Traceback" not in told
+    assert "full" in told or "No space left" in told
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    again = launch_import(tmp_path / "tables", disk, "--json")
+    told, _ = again.communicate(timeout=150)
+    assert again.returncode == 0, told
+    found = {run["name"]: run["run_id"] for run in json.loads(told)["runs"]}
+    assert set(found) == set(values)
+    for name, run_id in found.items():
+        assert quark.open_run(run_id, disk).context.run.status == "completed"
+        assert read_values(run_id, disk) == values[name]
