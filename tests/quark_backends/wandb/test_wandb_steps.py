@@ -1,5 +1,6 @@
 """W&B's own `_step` is the run's step as long as steps ascend; beyond that nothing is lost."""
 
+import contextlib
 import json
 import logging
 import os
@@ -29,6 +30,14 @@ def own_steps(mirrored, key):
 
 def load_state(run_path):
     return json.loads(next(run_path.glob("mirrors/wandb/*/state.json")).read_bytes())
+
+
+def find_worker(run_path):
+    """The number of the mirror's own process, or None in the moment between two of them."""
+    for path in run_path.rglob("worker.json"):
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_bytes())["pid"]
+    return None
 
 
 def sync(folder, timeout_s=120):
@@ -229,3 +238,69 @@ def test_a_mirror_that_dies_at_the_end_is_started_again_for_what_it_held(
     session.end_run()
     points = read_mirror(session.run_path).points("loss")
     assert sorted(step for step, _ in points) == list(range(50))
+
+
+TRAIN_ON = """
+    import time
+    import quark
+    from quark_core.backends.registry import default_registry
+    from quark_backends.wandb.plugin import quark_register_backends
+    default_registry()._definitions.setdefault("wandb", quark_register_backends()[0])
+    session = quark.start_run(project="vision", backends="wandb")
+    metrics = quark.MetricsLogger(session)
+    def train(start, stop):
+        for step in range(start, stop):
+            metrics.log("a", float(step), step=step)
+            metrics.log("b", float(step), step=step)
+            time.sleep(0.002)
+    train(0, 200)
+    (lane,) = [each for each in session.open_run.stream._lanes if not each.primary]
+    session.open_run.flush()
+    while lane.report().waiting:
+        lane.nudge()
+        time.sleep(0.02)
+    metrics.log("a", 200.0, step=200)
+    print(session.run_path, flush=True)
+    input()
+    # The other half of the newest row comes when nobody is there to take it.
+    metrics.log("b", 200.0, step=200)
+    train(201, 300)
+    print("logged", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", ["nobody is there", "a new one has begun"])
+def test_the_mirror_dies_with_rows_held_and_then_its_training_and_each_point_is_there_once(
+    tmp_path, read_mirror, moment
+):
+    (tmp_path / "job.py").write_text(textwrap.dedent(TRAIN_ON))
+    job = subprocess.Popen(
+        [sys.executable, "job.py"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with job.stdout, job.stdin:
+        run_path = tmp_path / ".quark" / "runs" / Path(job.stdout.readline().strip()).name
+        assert load_state(run_path)["held"]
+        worker = find_worker(run_path)
+        os.kill(worker, signal.SIGKILL)
+        job.stdin.write("go\n")
+        job.stdin.flush()
+        assert job.stdout.readline() == "logged\n"
+        deadline = time.monotonic() + 60
+        while moment == "a new one has begun" and find_worker(run_path) in (None, worker):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        job.kill()
+        job.wait()
+    sync(tmp_path)
+    mirrored = read_mirror(run_path)
+    for key in ("a", "b"):
+        assert sorted(step for step, _ in mirrored.points(key)) == list(range(300))
+    marks = [mark for row in mirrored.rows for mark in row["quark/seq"].split()]
+    assert len(marks) == len(set(marks))
+    assert load_state(run_path)["held"] == ""
