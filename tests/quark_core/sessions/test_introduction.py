@@ -207,14 +207,14 @@ def test_a_forked_child_says_nothing(train):
         "import os; child = os.fork()\n"
         "    if child == 0:\n"
         "        quark.MetricsLogger(session).log('loss', 1.0, step=0)\n"
-        "        quark.start_run(project='p', name='child').end_run()\n"
+        "        quark.start_run(project='p', name='offspring').end_run()\n"
         "        os._exit(0)\n"
         "    assert os.waitpid(child, 0)[1] == 0"
     )
     done = train(body)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(b"quark: run") == 2
-    assert b"child" not in done.stderr
+    assert b"offspring" not in done.stderr
 
 
 def test_the_end_tells_what_is_known_to_be_wrong(spoken, capfd):

@@ -88,7 +88,6 @@ def log_media(session, root, stranger, listener):
             masks=[mask, None],
         )  # fmt: skip
         artifacts.log_audio("sound", np.sin(np.arange(8000) / 9), sample_rate_hz=8000, step=1)
-        pytest.importorskip("av")
         artifacts.log_video(
             "clip", chance.integers(0, 256, (20, 64, 64, 3), dtype=np.uint8), fps=10
         )
@@ -107,6 +106,7 @@ def log_media(session, root, stranger, listener):
 
 @pytest.fixture(scope="module")
 def media(tmp_path_factory, strangers):
+    pytest.importorskip("av")  # before a run begins, which would be left open
     root = tmp_path_factory.mktemp("media")
     log_run(root, "shown", {"loss": [1.0, 0.5]}, analyzes=False,
             more=lambda session: log_media(session, root, *strangers))  # fmt: skip
