@@ -241,7 +241,9 @@ def test_a_flood_of_lines_while_the_store_is_locked_costs_bounded_memory_and_no_
     left_out = int(kept["left_out"].sum())
     assert kept.count > 0
     assert left_out > 0
-    assert kept.count + left_out == megabytes * LINES_PER_MB
+    # What was shown before its end came is there twice.
+    twice = kept.count + left_out - megabytes * LINES_PER_MB
+    assert 0 <= twice <= kept.count - int(kept["is_whole"].sum())
     assert not list_events(run, "records_dropped")
 
 
