@@ -38,7 +38,7 @@ from quark_core.samples.summaries import (
     HardBatchFinding,
 )
 from quark_core.writers.base import BufferedWriter
-from quark_core.writers.scalars import to_float
+from quark_core.writers.scalars import to_amount
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -282,7 +282,7 @@ class DataDiagnosticsConfig:
             ("outlier_iqr_multiplier", 0.0, None),
             ("hard_batch_percentile", 0.0, 1.0),
         ):
-            value = to_float(getattr(self, name), name, "DataDiagnosticsConfig")
+            value = to_amount(getattr(self, name), name, "DataDiagnosticsConfig")
             if not isfinite(value) or value < low or (high is not None and value > high):
                 wanted = "a finite number, 0 or more" if high is None else "from 0 to 1"
                 raise SchemaValidationError(f"{name} must be {wanted}, got {value}")
@@ -409,7 +409,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         if self._closed or self._run.refusal is not None:
             self._check_open("log_batch")
         if type(loss) is not float:
-            loss = to_float(loss, "loss", "DataDiagnostics.log_batch")
+            loss = to_amount(loss, "loss", "DataDiagnostics.log_batch")
         if step is None:
             step = self._run.step
         elif type(step) is not int or step < 0 or step > _INT64_MAX:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["flatten", "to_float"]
+__all__ = ["flatten", "to_amount", "to_float"]
 
 _MAX_DEPTH = 32
 
@@ -37,6 +37,19 @@ def to_float(value: Any, argument: str, call: str) -> float:
         raise
     except Exception:  # noqa: BLE001 - a foreign object may raise anything
         _refuse(value, argument)
+
+
+def to_amount(value: Any, argument: str, call: str) -> float:
+    """A number as of `to_float`, where True and False would be a mistake: a loss, a time.
+
+    Raises:
+        SchemaValidationError: As of `to_float`; also a bool.
+    """
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
+        raise SchemaValidationError(f"{argument} must be a number, not a bool")
+    return to_float(value, argument, call)
 
 
 def _to_float(value: Any, argument: str, call: str) -> float:

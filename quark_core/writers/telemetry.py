@@ -15,7 +15,7 @@ from quark_core.records.schema import TELEMETRY_BOUNDARIES
 from quark_core.records.times import check_timestamp
 from quark_core.system.hardware.sampler import shared_sampler
 from quark_core.writers.device_timing import StepTimes
-from quark_core.writers.scalars import to_float
+from quark_core.writers.scalars import to_amount
 from quark_core.writers.step_scope import StepTelemetryScope, check_flag
 from quark_core.writers.telemetry_config import SystemTelemetryConfig
 from quark_core.writers.telemetry_recording import TelemetryRecording, merge_metadata, take_metadata
@@ -330,10 +330,8 @@ def _check_step(step: object) -> int:
 
 
 def _check_time(value: float, argument: str) -> float:
-    if isinstance(value, bool):
-        raise SchemaValidationError(f"{argument} must be a number of milliseconds, not a bool")
     if type(value) is not float:
-        value = to_float(value, argument, "telemetry.record_step")
+        value = to_amount(value, argument, "telemetry.record_step")
     if not 0.0 <= value < inf:
         raise SchemaValidationError(
             f"{argument} must be a finite number of milliseconds and not negative, got {value}"

@@ -8,7 +8,7 @@ from typing import Any
 from quark_core.errors import SchemaValidationError
 from quark_core.records.query import check_index
 from quark_core.writers.device_timing import find_device_index
-from quark_core.writers.scalars import to_float
+from quark_core.writers.scalars import to_amount
 
 __all__ = ["SystemTelemetryConfig"]
 
@@ -64,9 +64,7 @@ class SystemTelemetryConfig:
                 raise SchemaValidationError(
                     f"{name} must be True or False, not a {type(value).__name__}"
                 )
-        if isinstance(self.sample_interval_s, bool):
-            raise SchemaValidationError("sample_interval_s must be a number of seconds, not a bool")
-        interval_s = to_float(self.sample_interval_s, "sample_interval_s", "SystemTelemetryConfig")
+        interval_s = to_amount(self.sample_interval_s, "sample_interval_s", "SystemTelemetryConfig")
         if not _MIN_INTERVAL_S <= interval_s <= _MAX_INTERVAL_S:
             raise SchemaValidationError(
                 f"sample_interval_s must be from {_MIN_INTERVAL_S} to {_MAX_INTERVAL_S:g} seconds, "

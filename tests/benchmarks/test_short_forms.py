@@ -95,6 +95,7 @@ def test_writers(tmp_path):
     assert {row["what"] for row in figures["steps"]} == {
         "telemetry, cadence 1",
         "telemetry, cadence 10",
+        "telemetry with rates, cadence 1",
         "log_batch",
     }
     assert all(row["step ms"] > 0 for row in figures["steps"])

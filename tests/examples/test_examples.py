@@ -32,6 +32,7 @@ def run_python(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("QUARK_")}
     # A busy machine may take longer than the default, which is then said on stderr.
     environment["QUARK_EXIT_TIMEOUT_SECONDS"] = "90"
+    environment["QUARK_QUIET"] = "1"
     folder = tmp_path / "work"
     folder.mkdir()
 

@@ -35,6 +35,8 @@ _DRAIN_TIMEOUT_S = 2.0
 _TICK_S = 1.0
 _PIECE_BYTES = 256 * 1024
 _RESCUE_BYTES = 64 * 1024
+# What Windows has not, typed so that it is checked for Windows too.
+_os: Any = os
 
 
 def find_descriptors() -> tuple[str, ...]:
@@ -230,7 +232,7 @@ class DescriptorTee:
         self._restore()
         _log.warning("the console is captured no longer: the process for it has ended")
         for stream in streams:
-            os.set_blocking(stream.reading, False)
+            _os.set_blocking(stream.reading, False)
             with suppress(OSError):
                 while data := os.read(stream.reading, _RESCUE_BYTES):
                     tee_process.write_whole(stream.saved, data)
@@ -276,7 +278,7 @@ def _start_process(streams: list[_Stream], copies_to: int, asked: int) -> None:
 
 def _open_terminal(descriptor: int) -> tuple[int, int] | None:
     """A pseudo terminal like the terminal that a descriptor is; None where it is none."""
-    if not os.isatty(descriptor):
+    if sys.platform == "win32" or not os.isatty(descriptor):
         return None
     try:
         import fcntl

