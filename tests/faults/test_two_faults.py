@@ -324,7 +324,7 @@ def launch_import(folder, storage_dir, *options):
 def test_an_import_that_is_killed_beside_one_whose_disk_is_full_is_made_whole_by_the_next(
     tmp_path, mount
 ):
-    rows = 60_000
+    rows = 150_000  # so many random numbers have no room in 3 MB
     values = {}
     for name in ("a", "b", "c"):
         values[name] = [random.Random(f"{name}{step}").random() for step in range(rows)]
