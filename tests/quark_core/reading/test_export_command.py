@@ -195,8 +195,8 @@ def test_a_directory_may_look_like_a_file(invoke, root, elsewhere):
     [
         (["abc", "-f", "xml"], 2, "'xml' is not one of 'parquet', 'csv', 'jsonl'"),
         (["abc"], 2, "--format"),
-        (["abc", "-f", "csv", "-k", "image"], 2, "kinds are metric, event, "),
-        (["abc", "-f", "csv", "-k", "lifecycle"], 2, "kinds are metric, event, "),
+        (["abc", "-f", "csv", "-k", "image"], 2, "metric, event, telemetry, layer"),
+        (["abc", "-f", "csv", "-k", "lifecycle"], 2, "metric, event, telemetry, layer"),
         (["abc", "-f", "csv", "-o", "x.csv"], 2, "exactly one --kind"),
         (["abc", "-f", "csv", "-k", "metric", "-o", "x.jsonl"], 2, "no file of --format csv"),
         (["zzz", "-f", "csv"], 1, "no run begins with 'zzz'"),
