@@ -94,8 +94,7 @@ class Outbox:
                 refuse(name, str(error))
                 self._refused.add(name)
             self._save_mark(name, signature)
-            if disposable(name):
-                path.unlink(missing_ok=True)
+            if disposable(name) and self._remove_taken(name, path):
                 self._drop_mark(name)
 
     def clear(self, settled: Callable[[str], bool]) -> None:

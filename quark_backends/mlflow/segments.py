@@ -6,7 +6,7 @@ A file begins with `QREC1` and a newline. A batch is four bytes of length and
 eight of checksum (xxh3, both little-endian), then msgpack of
 `[writer_id, attempt, rank, number, kind, count, body]` with the body as
 `quark_core.records.codec` encodes it. Behind a damaged place the next whole batch is
-looked for; only what is torn at the end is written over.
+looked for. A file is added to by the opening of the mirror alone that began it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _HEAD = struct.Struct("<IQ")
 # An array of seven, a text first.
 _PAYLOAD_PATTERN = re.compile(rb"\x97[\xa0-\xbf\xd9-\xdb]")
 _LIMIT_BYTES = 8 * 1024 * 1024
-# Size of a segment whose end is damaged: nothing is added to it.
+# Size of a segment that another opening of the mirror has begun: nothing is added to it. Who
+# began it may be sending it yet, and what is sent late would take the place of what is newer.
 _LEFT_ALONE = -1
 
 
@@ -82,12 +83,11 @@ class SegmentFiles:
         full = None
         if size >= _LIMIT_BYTES or size < 0:
             full = path
-            path = path.with_name(name_segment(batch.writer_id, _index_of(path) + 1))
-            size = 0
+            path, size = _find_free(path, batch.writer_id), 0
         path.parent.mkdir(parents=True, exist_ok=True)
         data = _encode(batch) if size else _MAGIC + _encode(batch)
         while not write_at(path, size, data):
-            path = path.with_name(name_segment(batch.writer_id, _index_of(path) + 1))
+            path = _find_free(path, batch.writer_id)
             path.parent.mkdir(parents=True, exist_ok=True)
             size, data = 0, _MAGIC + _encode(batch)
         self._open[batch.writer_id] = path, size + len(data), batch.number
@@ -116,12 +116,10 @@ class SegmentFiles:
             paths = self._list(writer_id)
             path = paths[-1] if paths else self._folder / name_segment(writer_id, first_index)
             scan = _scan(path.read_bytes() if paths else b"")
-            size, newest = scan.size_bytes, max(scan.numbers(writer_id), default=-1)
-            if scan.is_damaged_at_end:
-                size = _LEFT_ALONE
+            newest = max(scan.numbers(writer_id), default=-1)
             if scan.damaged:
                 scan.tell(path)
-            found = self._open[writer_id] = path, size, newest
+            found = self._open[writer_id] = path, _LEFT_ALONE if paths else 0, newest
         return found
 
     def _list(self, writer_id: str) -> list[Path]:
@@ -133,6 +131,16 @@ class SegmentFiles:
 def name_segment(writer_id: str, index: int) -> str:
     """File name of a writer's segment; the first is 1."""
     return f"{_stem(writer_id)}-{index:04d}{SUFFIX}"
+
+
+def _find_free(path: Path, writer_id: str) -> Path:
+    """The next segment after one that nobody has begun."""
+    index = _index_of(path)
+    while True:
+        index += 1
+        free = path.with_name(name_segment(writer_id, index))
+        if not free.exists():
+            return free
 
 
 def read_segment(path: Path, run_id: str) -> Iterator[Batch]:
@@ -167,16 +175,11 @@ class _Scan:
 
     Attributes:
         frames: Its whole batches.
-        size_bytes: Where the last of them ends.
         damaged: Where there is anything else, and between which of the frames.
-        is_damaged_at_end: Whether the end is damaged otherwise than by a write
-            that was broken off.
     """
 
     frames: list[_Frame] = field(default_factory=list)
-    size_bytes: int = 0
     damaged: list[tuple[int, int, int]] = field(default_factory=list)
-    is_damaged_at_end: bool = False
 
     def numbers(self, writer_id: str) -> list[int]:
         """Numbers of a writer's batches."""
@@ -219,10 +222,8 @@ def _scan(data: bytes) -> _Scan:
         frame = _decode(data[start + _HEAD.size : end]) if is_frame else None
         if frame is not None:
             scan.frames.append(frame)
-            scan.size_bytes = end
         elif not is_frame and not (is_last and claim_end(start) is None):
             scan.damaged.append((start, end, len(scan.frames)))
-            scan.is_damaged_at_end = is_last
     return scan
 
 

@@ -25,6 +25,10 @@ def segment(tmp_path, batches):
     return path, ends
 
 
+def list_files(folder):
+    return sorted(folder.glob("*.qrec"))
+
+
 def flip(path, place, bit=1):
     data = bytearray(path.read_bytes())
     data[place] ^= bit
@@ -55,7 +59,7 @@ def test_what_lies_behind_damage_is_not_written_over(segment, batches, tmp_path)
     maker = BatchMaker("run0", writer_id="w")
     later = [maker.metrics(("m", number, 0.0)) for number in range(COUNT + 1)][-1]
     SegmentFiles(tmp_path).append(later)
-    found = [batch.number for batch in read_segment(path, "run0")]
+    found = [batch.number for file in list_files(tmp_path) for batch in read_segment(file, "run0")]
     assert found == [0, 1, 3, 4, 5, 6]
 
 
@@ -71,11 +75,33 @@ def test_a_segment_whose_end_is_damaged_stays_as_it_is(segment, tmp_path):
     assert [batch.number for batch in read_segment(newer, "run0")] == [COUNT]
 
 
-def test_a_write_that_was_broken_off_is_written_over_without_a_word(segment, tmp_path, caplog):
+def test_a_write_that_was_broken_off_comes_again_without_a_word(segment, tmp_path, caplog):
     path, _ = segment
     path.write_bytes(path.read_bytes()[:-5])
     maker = BatchMaker("run0", writer_id="w")
     again = [maker.metrics(("m", number, 0.0)) for number in range(COUNT)][-1]
     SegmentFiles(tmp_path).append(again)
-    assert [batch.number for batch in read_segment(path, "run0")] == list(range(COUNT))
+    found = [batch.number for file in list_files(tmp_path) for batch in read_segment(file, "run0")]
+    assert found == list(range(COUNT))
     assert not [text for text in caplog.messages if str(tmp_path) in text or path.name in text]
+
+
+def test_a_segment_is_added_to_by_the_opening_alone_that_began_it(segment, batches, tmp_path):
+    """Who began it may be sending it yet: sent late, it would lack what others have added."""
+    path, _ = segment
+    sent_late = path.read_bytes()
+    maker = BatchMaker("run0", writer_id="w")
+    later = [maker.metrics(("m", number, 0.0)) for number in range(COUNT + 2)][COUNT:]
+    other = SegmentFiles(tmp_path)
+    assert other.append(later[0]) == path
+    assert other.append(later[1]) is None
+    assert path.read_bytes() == sent_late
+    # The first one goes on meanwhile, its file having gone up and away.
+    path.unlink()
+    first = SegmentFiles(tmp_path)
+    for batch in later:
+        first.append(batch)
+    numbers = [
+        [batch.number for batch in read_segment(file, "run0")] for file in list_files(tmp_path)
+    ]
+    assert numbers == [[COUNT, COUNT + 1]]
