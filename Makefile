@@ -56,6 +56,9 @@ check: $(VENV)/dev.stamp
 	$(BIN)/oxlint --import-plugin --deny-warnings $(PAGE_MODULES) tests/quark/page/modules
 	$(BIN)/deno check --quiet --config tests/quark/page/modules/deno.json $(wildcard $(addsuffix /*.js,$(PAGE_MODULES) $(addprefix $(PAGE_MODULES)/,charts data pages report widget) tests/quark/page/modules))
 
+# What runs say of themselves would stand between the figures.
+bench diagnosis faults: export QUARK_QUIET = 1
+
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/hot_path.py
 	$(BIN)/python benchmarks/store.py
