@@ -286,7 +286,11 @@ def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
     check_run_id(run_id)
     root = resolve_storage_dir(storage_dir)
     reader = composition.open_reader(root)
-    stored = find_run(reader, run_id)
+    try:
+        stored = find_run(reader, run_id)
+    except BaseException:
+        reader.close()
+        raise
     run = OpenRun(
         to_context(stored, reader, root),
         RunStream(Origin(stored.run.id)),
