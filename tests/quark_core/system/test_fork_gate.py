@@ -64,6 +64,7 @@ def test_a_child_that_is_forked_while_a_thread_writes_finds_the_store_free(tmp_p
         assert fork_and_look(lambda: write(path)) == 0
         thread.join()
     assert connection.execute("SELECT COUNT(*) FROM t").fetchone() == (6,)
+    connection.close()
 
 
 def test_a_writer_that_hangs_holds_up_a_fork_for_a_while_only(monkeypatch):
