@@ -36,7 +36,7 @@ import msgspec
 
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.codec import DecodedBody, decode_body
-from quark_core.records.runs import StopRequest
+from quark_core.records.runs import RunDigests, RunProgress, StopRequest
 
 if TYPE_CHECKING:
     from quark_core.backends.curves import (
@@ -187,6 +187,9 @@ class StoredRun:
         exit_code: Status with which the newest attempt's process ended, where that ended
             the run; None where it ended before, by a signal, or nobody can say.
         stop: That somebody has asked its newest attempt to stop, the first to do so; or None.
+        fields: What was noted of it in fields, by name.
+        digests: What it was made of, where the store knows.
+        progress: How far its newest attempt has said to have come, or None.
     """
 
     project: ProjectRecord
@@ -198,6 +201,9 @@ class StoredRun:
     lost_reason: str | None = None
     exit_code: int | None = None
     stop: StopRequest | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    digests: RunDigests = field(default_factory=RunDigests)
+    progress: RunProgress | None = None
 
     def __repr__(self) -> str:
         name = f" {self.run.name!r}" if self.run.name else ""
@@ -215,6 +221,9 @@ class StoredRun:
             "lost_reason": self.lost_reason,
             "exit_code": self.exit_code,
             "stop": None if self.stop is None else self.stop.to_dict(),
+            "fields": dict(self.fields),
+            "digests": self.digests.to_dict(),
+            "progress": None if self.progress is None else self.progress.to_dict(),
         }
 
 

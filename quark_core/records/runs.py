@@ -16,6 +16,8 @@ __all__ = [
     "EnvironmentSnapshot",
     "ProjectRecord",
     "RunContext",
+    "RunDigests",
+    "RunProgress",
     "RunRecord",
     "RunStatus",
     "StopRequest",
@@ -54,6 +56,9 @@ class RunRecord(Record, frozen=True, gc=False):
         run_path: The run's directory, or its URI on a remote store.
         tags: Sorted, without duplicates.
         archived_at: When it was archived, which leaves it out of searches; None where it is not.
+        groups: Paths of the groups that it is in, such as `paper/fig3`; sorted.
+        fork_step: The last step that it has of its parent, whose curves its own begin with;
+            None where it is no fork.
     """
 
     id: str | None
@@ -74,6 +79,8 @@ class RunRecord(Record, frozen=True, gc=False):
     updated_at: str
     ended_at: str | None
     archived_at: str | None = None
+    groups: tuple[str, ...] = ()
+    fork_step: int | None = None
 
     RULES: ClassVar[FieldRules] = FieldRules(words={"status": get_args(RunStatus)})
 
@@ -104,6 +111,40 @@ class StopRequest(Record, frozen=True, gc=False):
         """One sentence for people."""
         why = f": {self.reason}" if self.reason else ""
         return f"{self.by} asked the run to stop at {self.at[:19].replace('T', ' ')} UTC{why}"
+
+
+class RunDigests(Record, frozen=True, gc=False):
+    """What a run was made of, each in one text that is equal where it was the same.
+
+    Attributes:
+        config: Of the configuration without its seeds: runs of one digest are seeds of one.
+        structure: Of the keys and types of the configuration, whatever their values.
+        code: Of all sources of the project that the process had, or None where none are known.
+        environment: Of interpreter, libraries and switches, or None.
+    """
+
+    config: str | None = None
+    structure: str | None = None
+    code: str | None = None
+    environment: str | None = None
+
+
+class RunProgress(Record, frozen=True, gc=False):
+    """How far a run had come when it said so last.
+
+    Attributes:
+        done, total: What is done, and all of it, in the loop's own count; total None where
+            nobody knows.
+        rate_per_s: How many a second, of late.
+        remaining_s: How long it will take still, in seconds, or None.
+        at: When, ISO 8601 in UTC.
+    """
+
+    done: float
+    total: float | None = None
+    rate_per_s: float | None = None
+    remaining_s: float | None = None
+    at: str = ""
 
 
 class ConfigSnapshot(Record, frozen=True, gc=False):

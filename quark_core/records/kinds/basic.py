@@ -34,6 +34,8 @@ LifecycleAction = Literal[
     "stop",
     "stop_seen",
     "import",
+    "group",
+    "fields",
 ]
 
 
@@ -177,8 +179,9 @@ class LifecycleRecord(StreamRecord, frozen=True, gc=False):
             `status` sets the attempt's status, `heartbeat` says it is alive,
             `gap` counts records that are missing, `edit` changes what people
             have said of the run, `stop` asks the attempt to stop,
-            `stop_seen` says that it knows, and `import` notes how far the
-            run was read at another tool.
+            `stop_seen` says that it knows, `import` notes how far the
+            run was read at another tool, `group` puts the run into groups or
+            takes it out, and `fields` sets fields of it.
         data: What the action needs, as JSON values.
     """
 
