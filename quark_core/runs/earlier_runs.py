@@ -23,9 +23,9 @@ from quark_core.backends.contract import StoredRun, SupportsRead
 from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 from quark_core.delivery.lane_files import Lease
 from quark_core.errors import QuarkError, SchemaValidationError
-from quark_core.provenance.digests import digest_config, find_seeds
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject
+from quark_core.records.run_digests import digest_config, is_seed
 from quark_core.runs.primary_reach import PrimaryReach
 
 __all__ = ["EarlierRuns", "IfDone", "check_if_done", "hold_configuration", "look_back"]
@@ -124,7 +124,8 @@ def _find_uid(run: StoredRun, version: str | None) -> str:
 
 def _make_uid(config: ConfigSnapshot) -> str:
     """A text that is equal for runs of one configuration with the same seeds."""
-    said = f"{digest_config(config.values)}\0{sorted(find_seeds(config.values).items())!r}"
+    seeds = sorted(_list_seeds(config.values))
+    said = f"{digest_config(config.values)}\0{seeds!r}"
     return xxhash.xxh3_128_hexdigest(said.encode("utf-8", "replace"))
 
 
@@ -141,6 +142,17 @@ def _decide(if_done: IfDone, runs: Sequence[StoredRun], uid: str) -> EarlierRuns
                 return EarlierRuns(done=run)
     unfinished = runs[0] if runs and if_done == "resume" else None
     return EarlierRuns(unfinished=unfinished, fields=fields)
+
+
+def _list_seeds(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Path and value of each seed of a configuration; 1 and 1.0 are one."""
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _list_seeds(value, f"{path}.")
+        elif is_seed(path):
+            whole = isinstance(value, float) and value.is_integer()
+            yield path, str(int(value) if whole else value)
 
 
 @contextlib.contextmanager

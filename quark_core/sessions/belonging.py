@@ -11,7 +11,6 @@ import msgspec
 
 from quark_core.config.belonging import REVISION_FIELD, check_fields, check_groups
 from quark_core.config.snapshot import snapshot_config
-from quark_core.provenance.digests import flatten_config
 from quark_core.records import format_time
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext
@@ -143,8 +142,10 @@ class Belonging:
 
 def _print_settings(values: Mapping[str, Any]) -> None:
     """Print each setting on a line of its own; a stream that is gone costs nothing."""
+    from quark_core.search.evaluation import flatten_values
+
     settings = [
-        (clean_line(path), clean_line(str(value))) for path, value in flatten_config(values)
+        (clean_line(path), clean_line(str(value))) for path, value in flatten_values(values)
     ]
     width = max((len(path) for path, _ in settings), default=0)
     try:

@@ -123,41 +123,27 @@ class TrainingSession(LogLines, Belonging):
                 QUARK_CAPTURE, else "sys". See `docs/how-to/see-the-console.md`.
             group: Paths of the groups that it is in, one or several, such as "paper/fig3".
             version: What the code is called: a text, or what is called for it.
-            if_done: Where a run of this configuration, seeds and version has completed, or is
-                running: "skip" records nothing (see `already_done`), "resume" too, and
-                continues one that has not completed, "again" begins the next revision.
+            if_done: "skip", "resume" or "again" where a run of this configuration, seeds and
+                version is there already; see `already_done` and `docs/how-to/group-runs.md`.
 
         Raises:
             SchemaValidationError: A bad argument; the message names it.
             UnknownBackendError: `backends` names what is not installed.
             RunNotFoundError: There is no run `parent_run_id`.
-            SessionStoreError: The primary store cannot be opened or does not
-                acknowledge within QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a
-                service within 5 s. Where the launcher has restarted the run, or
-                QUARK_OFFLINE is "allow", it begins within 2 s without a service
-                that is out of reach, unless QUARK_REQUIRE_SERVICE is set or the
-                run is strict.
+            SessionStoreError: The primary store cannot be opened or does not acknowledge within
+                QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a service within 5 s. Where the launcher
+                has restarted the run, or QUARK_OFFLINE is "allow", it begins within 2 s without
+                a service, unless QUARK_REQUIRE_SERVICE is set or the run is strict.
         """
         _check_on_stop(on_stop)
         observers = choose_observers(system_metrics, capture)
         end_run_of_this_cell()
         run = opening.start(
-            project=project,
-            config=config,
-            tags=tags,
-            parent_run_id=parent_run_id,
-            storage_dir=storage_dir,
-            strict_mode=strict_mode,
-            backends=backends,
-            name=name,
-            notes=notes,
-            ranks=ranks,
-            objective=objective,
-            mode=mode,
-            group=group,
-            version=version,
-            if_done=if_done,
-        )
+            project=project, config=config, tags=tags, parent_run_id=parent_run_id,
+            storage_dir=storage_dir, strict_mode=strict_mode, backends=backends, name=name,
+            notes=notes, ranks=ranks, objective=objective, mode=mode, group=group,
+            version=version, if_done=if_done,
+        )  # fmt: skip
         return cls._opened(run, on_stop, observers)
 
     @classmethod

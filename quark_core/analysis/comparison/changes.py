@@ -9,7 +9,7 @@ import msgspec
 
 from quark_core.analysis.comparison.results import ChangeDiff
 from quark_core.backends.contract import StoredRun
-from quark_core.provenance.digests import is_seed
+from quark_core.records.run_digests import is_seed
 
 __all__ = ["compare_settings", "find_seed", "list_settings"]
 
