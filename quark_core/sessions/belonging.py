@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -142,14 +142,18 @@ class Belonging:
 
 def _print_settings(values: Mapping[str, Any]) -> None:
     """Print each setting on a line of its own; a stream that is gone costs nothing."""
-    from quark_core.search.evaluation import flatten_values
-
-    settings = [
-        (clean_line(path), clean_line(str(value))) for path, value in flatten_values(values)
-    ]
+    settings = [(clean_line(path), clean_line(str(value))) for path, value in _flatten(values)]
     width = max((len(path) for path, _ in settings), default=0)
     try:
         for path, value in settings:
             sys.stdout.write(f"{path:<{width}}  {value}\n")
     except (OSError, ValueError, AttributeError):
         return
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
