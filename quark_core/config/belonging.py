@@ -13,6 +13,7 @@ from quark_core.records.json_object import JsonObject, encode_json, normalize_js
 __all__ = [
     "MAX_FIELD_BYTES",
     "REVISION_FIELD",
+    "UID_FIELD",
     "VERSION_FIELD",
     "check_field_names",
     "check_fields",
@@ -23,6 +24,9 @@ __all__ = [
 
 REVISION_FIELD = "revision"
 """Which one of the runs of one configuration a run is, from 1 on, where it was asked for."""
+
+UID_FIELD = "uid"
+"""What a run was started as (configuration, seeds and version in one), where it was asked for."""
 
 VERSION_FIELD = "version"
 """What a run's code is called, where `start_run(version=)` says it."""

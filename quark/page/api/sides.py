@@ -118,11 +118,7 @@ def _flatten_config(run: RunSummary) -> dict[str, Any]:
 
 
 def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
-<<<<<<< HEAD
-    from quark_core.provenance.digests import is_seed
-=======
     from quark_core.records.run_digests import is_seed
->>>>>>> main
 
     return {key: value for key, value in config.items() if not is_seed(key)}
 
@@ -197,11 +193,7 @@ def _compare_settings(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
     """What is not the same on every side, what is, and how much of that there is."""
     from quark_core.analysis.comparison.changes import list_settings
-<<<<<<< HEAD
-    from quark_core.provenance.digests import is_seed
-=======
     from quark_core.records.run_digests import is_seed
->>>>>>> main
 
     listed = [[list_settings(source.load_run(run_id)) for run_id in side.ids] for side in sides]
     differs: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quark_core.analysis.explanation.traits import RunTraits, describe_traits, encode_value
 from quark_core.backends.contract import SupportsRead
 from quark_core.backends.run_summary import RunSummary
-from quark_core.provenance.digests import digest_config
+from quark_core.records.run_digests import digest_config
 from quark_core.runs.searching import build_search, find_runs
 
 __all__ = ["PastRun", "load_history", "select_alike"]

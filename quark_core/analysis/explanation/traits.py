@@ -14,7 +14,7 @@ from quark_core.analysis.explanation.results import CauseKind
 from quark_core.backends.contract import StoredRun
 from quark_core.config.objective import MODE_KEY, OBJECTIVE_KEY
 from quark_core.config.redaction import REDACTED
-from quark_core.provenance.digests import is_seed
+from quark_core.records.run_digests import is_seed
 
 __all__ = [
     "NUMERIC_PACKAGES",
