@@ -29,6 +29,7 @@ _LEVEL = 0.95
 _RESAMPLES = 200
 _MOST_COLUMNS = 300
 _MOST_LEVELS = 40
+_FEW_NUMBERS = 4
 _PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _OUTLIER = 6.0  # in spreads of the middle half: what is beyond counts as that far away
 _LEFT_OUT = frozenset({"seed"})
@@ -247,7 +248,7 @@ class _Design:
 
 
 class _Coder:
-    """One trait as columns: numbers linearly and by rank, all else by value."""
+    """One trait as columns: numbers linearly and by rank, all else and few numbers by value."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._levels = sorted({encode_value(value) for value in values})
@@ -257,20 +258,23 @@ class _Coder:
             self._numbers = np.unique(np.array(numbers, dtype=np.float64))
             self._low = float(self._numbers[0])
             self._width = float(self._numbers[-1] - self._numbers[0]) or 1.0
+            if len(self._levels) > _FEW_NUMBERS:
+                self._levels = []
 
     @property
     def width(self) -> int:
         """How many columns."""
-        return len(self._levels) if self._numbers is None else 2
+        return len(self._levels) + (0 if self._numbers is None else 2)
 
     def code(self, value: Any) -> Floats:
         """The columns of one value."""
+        text = encode_value(value)
+        own = [float(text == level) for level in self._levels]
         if self._numbers is None:
-            text = encode_value(value)
-            return np.array([float(text == level) for level in self._levels])
+            return np.array(own)
         linear = (float(value) - self._low) / self._width
         rank = np.searchsorted(self._numbers, float(value)) / max(1, len(self._numbers) - 1)
-        return np.array([linear, float(rank)])
+        return np.array([linear, float(rank), *own])
 
 
 def _is_number(value: Any) -> bool:
