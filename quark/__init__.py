@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary as RunSummary
     from quark_core.backends.series import Series as Series
     from quark_core.backends.tracker_backend import TrackerBackend as TrackerBackend
+    from quark_core.config.tracked import tracked as tracked
     from quark_core.errors import ArtifactDamagedError as ArtifactDamagedError
     from quark_core.errors import ArtifactNotFoundError as ArtifactNotFoundError
     from quark_core.errors import InvalidRunStateError as InvalidRunStateError
@@ -250,6 +251,7 @@ _HOMES = {
     "setup_tracker": "quark.tracker.setup",
     "start_run": "quark_core.sessions.shortcuts",
     "stop_run": "quark_core.runs.run_editing",
+    "tracked": "quark_core.config.tracked",
     "validate_record": "quark_core.records.schema",
     "AttentionEntropy": "quark_torch.instruments.attention_entropy",
     "Instrument": "quark_torch.instruments.instrument",

@@ -87,6 +87,7 @@ BEYOND = [
     "series",
     "setup_tracker",
     "stop_run",
+    "tracked",
     "watch",
 ]
 
