@@ -262,8 +262,10 @@ def _list_ranks(source: PageSource, summary: RunSummary) -> list[int]:
 
 def _count_some(source: PageSource, run_id: str, kind: str) -> int | None:
     """0 where there are no records of a kind, 1 where there are some, None where nobody knows."""
+    from quark_core.runs.reading import read_rows
+
     try:
-        return source.reader.read(run_id, kind, Query(limit=1)).count
+        return read_rows(source.reader, run_id, kind, Query(limit=1)).count
     except QuarkError:
         return None
 
