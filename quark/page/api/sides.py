@@ -118,7 +118,7 @@ def _flatten_config(run: RunSummary) -> dict[str, Any]:
 
 
 def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
-    from quark_core.analysis.comparison.changes import is_seed
+    from quark_core.records.run_digests import is_seed
 
     return {key: value for key, value in config.items() if not is_seed(key)}
 
@@ -192,7 +192,8 @@ def _compare_settings(
     source: PageSource, sides: Sequence[Side]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
     """What is not the same on every side, what is, and how much of that there is."""
-    from quark_core.analysis.comparison.changes import is_seed, list_settings
+    from quark_core.analysis.comparison.changes import list_settings
+    from quark_core.records.run_digests import is_seed
 
     listed = [[list_settings(source.load_run(run_id)) for run_id in side.ids] for side in sides]
     differs: list[dict[str, Any]] = []
