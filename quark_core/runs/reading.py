@@ -71,6 +71,8 @@ def read_rows(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Col
             count += part.count
     if len(parts) == 1:
         return found
+    from quark_core.records.columns import Columns
+
     some = [part for part in parts if part.count]
     return (Columns.concatenate(kind, some) if some else found).keep_newest(query.limit)
 
