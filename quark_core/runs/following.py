@@ -171,8 +171,8 @@ def _choose_forked(kinds: Sequence[str]) -> list[str]:
 
 def _mark_cursor(beginning: Beginning, cursor: Cursor) -> dict[str, int]:
     """A run's cursor as a part of that of a fork; it says whose it is also where it is empty."""
-    sign = f"{beginning.run_id}{_OF}"
-    return {sign: 0, **{f"{sign}{name}": at for name, at in cursor.items()}}
+    run_id = beginning.run_id
+    return {f"{_OF}{run_id}": 0, **{f"{run_id}{_OF}{name}": at for name, at in cursor.items()}}
 
 
 def _split_cursor(cursor: Cursor) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
@@ -183,10 +183,10 @@ def _split_cursor(cursor: Cursor) -> tuple[dict[str, int], dict[str, dict[str, i
         run_id, sign, its = name.partition(_OF)
         if not sign:
             own[name] = at
+        elif run_id:
+            others.setdefault(run_id, {})[its] = at
         else:
-            part = others.setdefault(run_id, {})
-            if its:
-                part[its] = at
+            others.setdefault(its, {})
     return own, others
 
 
