@@ -228,7 +228,7 @@ def test_a_fork_whose_parent_was_removed_is_told_of_once_and_read(root, parent, 
     assert len(told) == 1
     assert parent in told[0].getMessage()
     assert quark.series(opened, "loss").step.tolist() == [6, 7]
-    with pytest.raises(quark.RunNotFoundError, match="fork_from .*trash"):
+    with pytest.raises(quark.RunNotFoundError, match=r"fork_from .*trash"):
         quark.start_run(project="p", storage_dir=root, fork_from=(parent, 1))
 
 
