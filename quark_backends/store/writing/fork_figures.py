@@ -20,7 +20,7 @@ from quark_core.records.attempts import HiddenRows
 if TYPE_CHECKING:
     from quark_backends.store.databases.connection import StoreConnection
 
-__all__ = ["add_fork_figures", "begin_fork", "shorten_fork"]
+__all__ = ["add_fork_figures", "begin_fork", "rebuild_forks", "shorten_fork"]
 
 _log = logging.getLogger("quark")
 
@@ -116,6 +116,26 @@ def add_fork_figures(
         if ancestor.fork_step is not None:
             last_step = min(last_step, ancestor.fork_step)
     fold.write(connection, run_pk, find_name)
+
+
+def rebuild_forks(connection: StoreConnection) -> None:
+    """Make the figures of all forks again, each after its parent's; in a transaction of its own.
+
+    For tables into which runs come in any order, a fork perhaps before its parent.
+    """
+    from quark_backends.store.writing.summaries import rebuild_metrics
+
+    connection.begin_write()
+    try:
+        forks = connection.execute(
+            "SELECT pk FROM run WHERE fork_step IS NOT NULL ORDER BY created_us, pk"
+        ).fetchall()
+        for (run_pk,) in forks:
+            rebuild_metrics(connection, run_pk)
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
 
 
 def shorten_fork(connection: StoreConnection, run_pk: int, from_step: int) -> None:
