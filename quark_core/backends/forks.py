@@ -111,8 +111,8 @@ def find_beginnings(
         return ()
     try:
         run = reader.load_run(run_id).run
-    except RunNotFoundError:
-        return ()  # whoever reads it says so
+    except (RunNotFoundError, NotImplementedError):
+        return ()  # whoever reads it says so, or it is nobody who keeps runs
     if run.fork_step is None or run.parent_run_id is None:
         _note_plain(reader, run_id)
         return ()

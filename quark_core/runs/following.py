@@ -18,9 +18,11 @@ from quark_core.backends.curves import (
     CurveSet,
     RunChanges,
     RunHeads,
+    Window,
     check_cursor,
     check_keys,
     reduce_curves,
+    sort_curve,
 )
 from quark_core.backends.forks import FORKED_KINDS, Beginning, find_beginnings
 from quark_core.errors import RunNotFoundError, SchemaValidationError
@@ -85,13 +87,16 @@ def read_beginning_curves(
     """The curves that a fork has of a run before it, of those that are asked of the fork."""
     window = query.window
     try:
-        if window.axis == "step":
-            if window.low is not None and window.low > beginning.last_step:
-                return []
+        if window.axis == "step" or (window.is_open and query.entries is not None):
+            low = window.low if window.axis == "step" else None
             high = beginning.last_step
-            high = high if window.high is None else min(window.high, high)
-            its = replace(query, window=replace(window, high=high))
-            found = _read_own_curves(reader, beginning.run_id, its).curves
+            if window.high is not None:
+                high = min(window.high, high)
+            if low is not None and low > high:
+                return []
+            its = replace(query, window=Window(low=low, high=high))
+            by_step = _read_own_curves(reader, beginning.run_id, its).curves
+            found = tuple(sort_curve(curve, window.axis) for curve in by_step)
         else:
             # No window is of steps and of epochs or times at once.
             rows = _read_metrics(
