@@ -164,6 +164,7 @@ def _describe_run(
         "branch": git.get("branch"),
         "dirty": git.get("dirty"),
         "parent": run.parent_run_id,
+        "fork_step": run.fork_step,
         "lineage": run.lineage_root_run_id,
         "host": _get_object(environment, "host").get("name"),
         "user_command": process.get("argv"),
