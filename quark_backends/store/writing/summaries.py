@@ -21,6 +21,8 @@ __all__ = [
     "rebuild_metrics",
     "rebuild_summaries",
     "write_config",
+    "write_fields",
+    "write_groups",
     "write_tags",
 ]
 
@@ -152,13 +154,33 @@ def write_tags(connection: StoreConnection, run_pk: int, tags: Iterable[str]) ->
     )
 
 
+def write_groups(connection: StoreConnection, run_pk: int, groups: Iterable[str]) -> None:
+    """Make the groups that are searched those of a run."""
+    connection.execute("DELETE FROM run_group_member WHERE run_pk = ?", (run_pk,))
+    connection.executemany(
+        "INSERT INTO run_group_member (run_pk, path) VALUES (?, ?)",
+        [(run_pk, path) for path in groups],
+    )
+
+
 def write_config(connection: StoreConnection, run_pk: int, values: Mapping[str, Any]) -> None:
     """Make the configuration that is searched that of a run."""
-    connection.execute("DELETE FROM run_config WHERE run_pk = ?", (run_pk,))
+    _write_values(connection, "run_config", run_pk, values)
+
+
+def write_fields(connection: StoreConnection, run_pk: int, values: Mapping[str, Any]) -> None:
+    """Make the fields that are searched those of a run."""
+    _write_values(connection, "run_field", run_pk, values)
+
+
+def _write_values(
+    connection: StoreConnection, table: str, run_pk: int, values: Mapping[str, Any]
+) -> None:
+    connection.execute(f"DELETE FROM {table} WHERE run_pk = ?", (run_pk,))
     # Of leaves whose keys are the same once they are joined, the last one counts.
     rows = {row[0]: (run_pk, *row) for row in flatten_config(values)}
     connection.executemany(
-        "INSERT INTO run_config (run_pk, key, type, number, text) VALUES (?, ?, ?, ?, ?)",
+        f"INSERT INTO {table} (run_pk, key, type, number, text) VALUES (?, ?, ?, ?, ?)",
         list(rows.values()),
     )
 

@@ -195,6 +195,7 @@ function Facts({ run, progress }) {
     run.attempt ? `attempt ${run.attempt}` : "",
   ].filter(Boolean);
   return html`<span class="facts" title=${`started ${writeTime(run.created_at)}`}>${facts.join(" · ")}</span>
+    ${run.groups?.map((/** @type {string} */ group) => html`<span key=${`group ${group}`} class="tag" title="group">${group}</span>`)}
     ${run.tags?.map((/** @type {string} */ tag) => html`<span key=${tag} class="tag">${tag}</span>`)}`;
 }
 
