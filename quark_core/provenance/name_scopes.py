@@ -143,6 +143,7 @@ class _Finder:
         self.scopes = Scopes(module)
         self.all = [module]
         self.tainted: list[Scope] = []
+        self.looking: list[tuple[str, Scope]] = []
         self.pending: _Pending = []
 
     def walk(self, tree: ast.Module) -> None:
@@ -201,7 +202,7 @@ class _Finder:
             name = node.id
             scope.loads.add(scope.mangle(name))
             if name in _FRAME_NAMES:
-                self.tainted.append(scope)
+                self.looking.append((name, scope))
             elif name == "__doc__":
                 self.scopes.reads_docstring = True
         else:
@@ -329,11 +330,15 @@ class _Finder:
         watched = frozenset().union(*(scope.split for scope in self.all))
         if watched:
             self._mark_captured(watched)
+        for name, scope in self.looking:
+            if not _is_variable(name, scope):
+                self.tainted.append(scope)
         for scope in self.tainted:
             _keep_names(scope)
         for scope in self.all:
             parent = scope.parent
-            if parent is not None and parent.raw and parent.kind is not ScopeKind.MODULE:
+            # What looks at the names of a module or a class sees none of their functions'.
+            if parent is not None and parent.raw and not parent.is_top:
                 scope.raw = True
             scope.split -= scope.captured
             if scope.raw:
@@ -363,6 +368,19 @@ def _find_owner(name: str, scope: Scope) -> Scope | None:
         # What a comprehension looks up is looked up while it is made, but a generator waits.
         crossed = crossed or at.kind is not ScopeKind.COMPREHENSION
         at = at.parent
+
+
+def _is_variable(name: str, scope: Scope) -> bool:
+    """Whether a function has a variable of the name, such as one that is called `dir`."""
+    at: Scope | None = scope
+    while at is not None:
+        if name in at.globals:
+            return False
+        is_function = at.kind in (ScopeKind.FUNCTION, ScopeKind.COMPREHENSION)
+        if is_function and name in at.bound | at.params:
+            return True
+        at = at.parent
+    return False
 
 
 def _keep_names(scope: Scope) -> None:

@@ -598,6 +598,9 @@ def _split_import(node: ast.Import | ast.ImportFrom) -> list[_Imported | None]:
         root = alias.name.partition(".")[0]
         if alias.asname is None or alias.asname == alias.name:
             found.append(_Imported(key, root, plain=True))
+        elif root == alias.name:
+            # `import a as b` binds what `import a` binds.
+            found.append(_Imported(key, alias.asname, plain=False))
         else:
             found.append(_Imported(key + b"as", alias.asname, plain=False))
     return found
