@@ -8,10 +8,19 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.base import FieldRules, StreamRecord
 from quark_core.records.json_object import JsonObject
 
-__all__ = ["AggregateKeep", "AggregateRecord", "FingerprintRecord", "FingerprintSubject"]
+__all__ = [
+    "AggregateKeep",
+    "AggregateRecord",
+    "FingerprintRecord",
+    "FingerprintSubject",
+    "SOURCES_KEY",
+]
 
 AggregateKeep = Literal["stat", "ring", "value", "series"]
 FingerprintSubject = Literal["code", "data", "output", "environment"]
+
+SOURCES_KEY = "sources"
+"""Key of the fingerprint of the subject code that stands for all sources of a run."""
 
 
 class AggregateRecord(StreamRecord, frozen=True, gc=False):
