@@ -33,6 +33,8 @@ __all__ = [
     "REQUIRE_SERVICE",
     "RUN_ID",
     "SIGTERM_HANDLER",
+    "SOURCES",
+    "SOURCE_MODES",
     "STORE_NAME",
     "SYSTEM_METRICS",
     "SYSTEM_METRICS_S",
@@ -52,6 +54,7 @@ __all__ = [
     "objective",
     "persistence_timeout_s",
     "requires_service",
+    "source_mode",
     "store_name",
     "system_metrics_interval_s",
     "uses_helpers",
@@ -81,6 +84,7 @@ RANKS = "QUARK_RANKS"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
 RUN_ID = "QUARK_RUN_ID"
 SIGTERM_HANDLER = "QUARK_SIGTERM_HANDLER"
+SOURCES = "QUARK_SOURCES"
 STORE_NAME = "QUARK_STORE_NAME"
 SYSTEM_METRICS = "QUARK_SYSTEM_METRICS"
 TRACKER_BACKENDS = "QUARK_TRACKER_BACKENDS"
@@ -176,6 +180,20 @@ def is_quiet() -> bool:
 def requires_service() -> bool:
     """Whether no run may begin without a service that answers; not by default."""
     return os.environ.get(REQUIRE_SERVICE, "").strip() not in ("", "0")
+
+
+SOURCE_MODES = ("keep", "digest", "off")
+
+
+def source_mode() -> str | None:
+    """What of a program's sources a run keeps, as SOURCE_MODES has it; None where nobody says.
+
+    A word that is none of them means `off`: who sets it wants less than the default.
+    """
+    given = os.environ.get(SOURCES, "").strip().lower()
+    if not given:
+        return None
+    return given if given in SOURCE_MODES else "off"
 
 
 CAPTURE_MODES = ("sys", "fd", "none")

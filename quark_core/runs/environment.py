@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quark_core.config.redaction import redact_arguments, redact_text
+from quark_core.provenance.installed_packages import InstalledPackages
+from quark_core.provenance.numeric_facts import describe_machine, describe_switches
 from quark_core.ranks.launches import RankInfo
 from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.system.process import importing
 
-__all__ = ["GitState", "capture_environment", "complete_environment", "read_git_state"]
+__all__ = [
+    "GitState",
+    "capture_environment",
+    "complete_environment",
+    "digest_environment",
+    "read_git_state",
+]
 
 _PACKAGES = """
     quark-tracker torch torchvision torchaudio numpy scipy pandas polars scikit-learn jax jaxlib
@@ -45,6 +57,11 @@ _VARIABLES = (
     "SLURM_NTASKS",
     "SLURM_JOB_NUM_NODES",
     "SLURM_RESTART_COUNT",
+)
+_NUMERIC_VARIABLES = frozenset(
+    """
+    CUDA_LAUNCH_BLOCKING CUBLAS_WORKSPACE_CONFIG OMP_NUM_THREADS MKL_NUM_THREADS PYTHONHASHSEED
+    """.split()
 )
 _GIT_TIMEOUT_S = 10.0
 
@@ -139,17 +156,62 @@ def capture_environment(rank: RankInfo, git: GitState | None) -> dict[str, Any]:
     }
 
 
-def complete_environment(known: dict[str, Any], git: GitState | None) -> EnvironmentSnapshot:
-    """Add what takes time: package versions, GPUs and whether the tree is dirty.
+def complete_environment(
+    known: dict[str, Any],
+    git: GitState | None,
+    packages: InstalledPackages | None = None,
+) -> EnvironmentSnapshot:
+    """Add what takes time: package versions, GPUs, switches and whether the tree is dirty.
 
     Meant for a background thread; takes up to seconds.
+
+    Args:
+        known: What `capture_environment` has found.
+        git: The git tree, if there is one.
+        packages: What is installed and imported, where that was looked at.
     """
     values = dict(known)
-    values["packages"] = _find_packages()
+    values["packages"] = _find_packages(packages)
     values["gpus"] = _find_gpus()
+    values.update(describe_machine())
+    values["switches"] = describe_switches()
+    if packages is not None:
+        values.update(_describe_packages(packages))
     if git is not None:
         values["git"] = {**known["git"], "dirty": _is_dirty(git.root)}
     return EnvironmentSnapshot(JsonObject(normalize_json(values, "environment")))
+
+
+def digest_environment(values: Mapping[str, Any]) -> str:
+    """One digest over what decides of numbers: equal ones say that a rerun may be equal.
+
+    Host, process, paths, git and what is merely installed are not in it.
+    """
+    python = values.get("python") or {}
+    imported = set(values.get("imported") or ())
+    packages = values.get("packages") or {}
+    parts = {
+        "python": [python.get("version"), python.get("implementation")],
+        "packages": {name: packages[name] for name in sorted(imported & packages.keys())},
+        "world_size": (values.get("launch") or {}).get("world_size"),
+        "machine": (values.get("host") or {}).get("machine"),
+        "gpus": [[gpu.get("name"), gpu.get("driver")] for gpu in values.get("gpus") or ()],
+        "variables": {
+            name: value
+            for name, value in (values.get("variables") or {}).items()
+            if name in _NUMERIC_VARIABLES
+        },
+        **{name: values.get(name) for name in ("cpu", "libc", "blas", "cuda", "switches")},
+    }
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+
+
+def _describe_packages(packages: InstalledPackages) -> dict[str, Any]:
+    digest = hashlib.sha256(packages.text.encode("utf-8", "replace")).hexdigest()
+    return {
+        "imported": list(packages.imported),
+        "installed": {"count": len(packages.versions), "digest": digest},
+    }
 
 
 def _working_directory() -> str:
@@ -159,8 +221,13 @@ def _working_directory() -> str:
         return ""
 
 
-def _find_packages() -> dict[str, str]:
-    found = {}
+def _find_packages(packages: InstalledPackages | None) -> dict[str, str]:
+    """Versions of the well-known packages that are installed, and of all that are imported."""
+    found: dict[str, str] = {}
+    if packages is not None:
+        known = {name.lower(): name for name in packages.versions}
+        wanted = {known[name] for name in _PACKAGES if name in known} | set(packages.imported)
+        return {name: packages.versions[name] for name in sorted(wanted)}
     # What reads the metadata of packages imports late itself.
     with importing():
         from importlib.metadata import PackageNotFoundError, version
