@@ -14,7 +14,7 @@ from quark_core.config import settings
 from quark_core.config.redaction import redact_text
 from quark_core.errors import InvalidRunStateError, SessionStoreError, StoreUnavailableError
 from quark_core.ranks.launches import RankInfo
-from quark_core.records import ConfigSnapshot, parse_time
+from quark_core.records import ConfigSnapshot, RunRecord, parse_time
 from quark_core.records.json_object import JsonObject
 from quark_core.runs import recovery
 from quark_core.runs.composition import Plan
@@ -171,6 +171,7 @@ def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) ->
         },
         "process": msgspec.to_builtins(current_process()),
         **({} if from_step is None else {"from_step": from_step}),
+        **_describe_fork(record),
         **_describe_outage(reach),
     }
 
@@ -211,6 +212,12 @@ def _wait_for_journal(run: OpenRun) -> None:
             "the primary store is out of reach, and the journal's disk does not take the start "
             f"of the run within {HAND_OVER_S:g} s either"
         )
+
+
+def _describe_fork(record: RunRecord) -> dict[str, Any]:
+    if record.fork_step is None:
+        return {}
+    return {"fork": {"run_id": record.parent_run_id, "step": record.fork_step}}
 
 
 def _describe_outage(reach: PrimaryReach) -> dict[str, Any]:

@@ -37,6 +37,7 @@ BEYOND = [
     "AttentionEntropy",
     "BatchOutlier",
     "CSVBackend",
+    "ChangeExplanation",
     "DataDiagnosticsSummary",
     "DeliveryReport",
     "DiagnosticThresholds",
@@ -78,6 +79,7 @@ BEYOND = [
     "best_run",
     "count_flops",
     "edit_run",
+    "explain_change",
     "find_samples",
     "find_similar_runs",
     "monitor",
@@ -88,6 +90,7 @@ BEYOND = [
     "series",
     "setup_tracker",
     "stop_run",
+    "tracked",
     "watch",
 ]
 
