@@ -24,6 +24,10 @@ __all__ = [
 
 _DIGEST_BYTES = 16
 _SEED = re.compile(r"(^|[._/-])seed$", re.IGNORECASE)
+# What a run is judged by is no setting of it.
+_OBJECTIVE = frozenset({"quark_objective", "quark_objective_mode"})
+# Of the repr of an object that JSON cannot hold.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Where a process ran and which one it was; what it was made of is all else.
 _PLACES = frozenset(
     """
@@ -44,10 +48,12 @@ def is_seed(path: str) -> bool:
 def digest_config(values: Mapping[str, Any]) -> str:
     """Digest of a configuration without its seeds: runs of one digest are seeds of one.
 
+    The objective is left out too, and where in memory an object lay that is kept as its repr.
+
     Args:
         values: The configuration; nested keys and keys joined by dots are the same.
     """
-    kept = {path: value for path, value in _flatten(values) if not is_seed(path)}
+    kept = {path: _without_addresses(value) for path, value in _list_settings(values)}
     return _digest(b"config", _encode(kept))
 
 
@@ -58,9 +64,11 @@ def digest_structure(values: Mapping[str, Any]) -> str:
     of the types of its items, however many of each; an empty one is of none.
 
     Args:
-        values: The configuration, its seeds included.
+        values: The configuration, of which seeds and objective are left out: what has equal
+            settings has an equal structure.
     """
-    return _digest(b"structure", _encode({path: _type(value) for path, value in _flatten(values)}))
+    kept = {path: _type(value) for path, value in _list_settings(values)}
+    return _digest(b"structure", _encode(kept))
 
 
 def digest_environment(values: Mapping[str, Any]) -> str:
@@ -92,6 +100,20 @@ def make_digests(
         code=code,
         environment=digest_environment(environment) if environment else None,
     )
+
+
+def _list_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for path, value in _flatten(values):
+        if path not in _OBJECTIVE and not is_seed(path):
+            yield path, value
+
+
+def _without_addresses(value: Any) -> Any:
+    if isinstance(value, str):
+        return _ADDRESS.sub("", value)
+    if isinstance(value, list | tuple):
+        return [_without_addresses(item) for item in value]
+    return value
 
 
 def _is_place(path: str) -> bool:

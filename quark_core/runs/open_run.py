@@ -23,6 +23,7 @@ from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
+    from quark_core.backends.run_summary import RunSummary
     from quark_core.notifications.notifier import Notifier
     from quark_core.ranks.claims import RunClaims
     from quark_core.records.columns import Columns
@@ -57,6 +58,8 @@ class OpenRun:
         context: The run as it is now; replaced when it changes.
         config: Its configuration as it is kept, or None where there is none or nobody has
             said; replaced when it changes.
+        fields: What was noted of it, by name; replaced when it changes.
+        already_done: The earlier run in whose place this one was not begun, or None.
         stream: Where records go.
         reader: Where they are read back, or None where nothing is kept.
         refusal: Why records are no longer taken, or None while they are; the text of a
@@ -103,6 +106,8 @@ class OpenRun:
         self.last_error: str | None = None
         self.context = context
         self.config: ConfigSnapshot | None = None
+        self.fields: Mapping[str, Any] = {}
+        self.already_done: RunSummary | None = None
         self.stream = stream
         self.reader = reader
         self.refusal = refusal

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from quark_core.backends.contract import StoredRun, SupportsPrimary
+from quark_core.backends.run_summary import RunSummary
 from quark_core.config import settings
 from quark_core.config.arguments import (
     check_label,
@@ -18,12 +21,18 @@ from quark_core.config.arguments import (
     resolve_storage_dir,
     working_directory,
 )
+from quark_core.config.belonging import (
+    VERSION_FIELD,
+    check_fields,
+    check_groups,
+)
 from quark_core.config.objective import Objective, ObjectiveMode, choose_objective, keep_objective
 from quark_core.config.snapshot import snapshot_config
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import RunStream
 from quark_core.errors import (
     InvalidRunStateError,
+    QuarkError,
     RunNotFoundError,
     SchemaValidationError,
     StoreUnavailableError,
@@ -31,11 +40,19 @@ from quark_core.errors import (
 from quark_core.ranks.choice import RankChoice, choose_ranks, parse_ranks
 from quark_core.ranks.launches import RankInfo, detect_rank
 from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time
+from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext
 from quark_core.records.schema import TERMINAL_STATUSES
 from quark_core.records.times import now_us
 from quark_core.runs import composition, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
+from quark_core.runs.earlier_runs import (
+    EarlierRuns,
+    IfDone,
+    check_if_done,
+    hold_configuration,
+    look_back,
+)
 from quark_core.runs.environment import GitState, read_git_state
 from quark_core.runs.foreign_runs import open_foreign_run
 from quark_core.runs.fork_points import ForkPoint, check_fork_from
@@ -45,6 +62,7 @@ from quark_core.runs.primary_reach import ATTACHING, JOINING, PrimaryReach, choo
 from quark_core.runs.rank_parts import RankPart
 from quark_core.runs.resumed_runs import continue_run
 from quark_core.runs.run_ids import find_run
+from quark_core.runs.searching import summarize_run
 from quark_core.runs.streams import HAND_OVER_S, open_part, open_run_stream
 
 __all__ = ["attach_run", "open_for_reading", "resolve_target", "start"]
@@ -70,6 +88,9 @@ def start(
     objective: str | None = None,
     mode: ObjectiveMode | None = None,
     fork_from: object = None,
+    group: str | Iterable[str] | None = None,
+    version: str | Callable[[], object] | None = None,
+    if_done: IfDone | None = None,
 ) -> OpenRun:
     """Start a new run; see `TrainingSession.start_run` for arguments and errors."""
     began_s = time.monotonic()
@@ -78,6 +99,11 @@ def start(
     fork = check_fork_from(fork_from, parent_run_id)
     checked_notes = check_notes(notes)
     checked_tags = check_tags(tags)
+    groups, wished = check_groups(group), check_if_done(if_done)
+    if fork is not None and wished is not None:
+        raise SchemaValidationError(
+            "if_done and fork_from cannot be combined: a fork is no repetition of another run"
+        )
     goal = choose_objective(objective, mode)
     snapshot = keep_objective(snapshot_config(config), goal)
     root = resolve_storage_dir(storage_dir)
@@ -99,6 +125,8 @@ def start(
         rank=rank,
         ranks=chosen,
         plan=plan,
+        groups=groups,
+        fields=_find_version(version),
     )
     given = rank_parts.find_given_run_id()
     leads = rank_parts.is_leader(plan, rank)
@@ -106,30 +134,117 @@ def start(
     if leads:
         policy = choose_policy(restarts=rank_parts.is_restarted(plan), strict=strict_mode)
     with PrimaryReach(plan, root, policy, began_s=began_s) as reach:
-        part = _choose_part(plan, rank, root, project, given, reach)
-        if part.restarts and part.run_id is not None:
-            taken_up = _take_up(start, part, part.run_id, reach)
-            if isinstance(taken_up, OpenRun):
-                return taken_up
-            part = taken_up
-        if fork is not None:
-            fork.flush()
-        parent = _find_parent(reach, start) if leads else None
-        opener = _Opener(
-            start, reach, parent, read_git_state(working_directory()), format_time(now_us())
-        )
+        if wished is None or not leads or rank_parts.is_restarted(plan):
+            return _begin(start, reach, given)
+        with hold_configuration(root, project, snapshot):
+            return _begin_unless_done(start, wished, reach, given)
+
+
+def _begin(start: _Start, reach: PrimaryReach, given: str | None) -> OpenRun:
+    """Begin the run, or this rank's part in it."""
+    plan, rank, root = start.plan, start.rank, start.root
+    leads = rank_parts.is_leader(plan, rank)
+    part = _choose_part(plan, rank, root, start.project, given, reach)
+    if part.is_done and part.run_id is not None:
+        return _stand_by(start, rank_parts.find_stored(reach, part.run_id), part, reach)
+    if part.restarts and part.run_id is not None:
+        taken_up = _take_up(start, part, part.run_id, reach)
+        if isinstance(taken_up, OpenRun):
+            return taken_up
+        part = taken_up
+    if start.fork is not None:
+        start.fork.flush()
+    parent = _find_parent(reach, start) if leads else None
+    opener = _Opener(
+        start, reach, parent, read_git_state(working_directory()), format_time(now_us())
+    )
+    try:
+        return opener.open(part)
+    except InvalidRunStateError:
+        if not part.derived:
+            raise
+        # Two processes lead one launch, and the other one was first.
+        return opener.open(part.stand_alone())
+    except StoreUnavailableError:
+        if reach.outage is None:
+            raise
+        part.claim()
+        return opener.open(part)
+
+
+def _begin_unless_done(
+    start: _Start, if_done: IfDone, reach: PrimaryReach, given: str | None
+) -> OpenRun:
+    """Begin the run, or what an earlier run of its configuration asks for in place of that."""
+    found = _look_back(start, if_done, reach)
+    if found is not None and found.unfinished is not None:
         try:
-            return opener.open(part)
-        except InvalidRunStateError:
-            if not part.derived:
-                raise
-            # Two processes lead one launch, and the other one was first.
-            return opener.open(part.stand_alone())
-        except StoreUnavailableError:
-            if reach.outage is None:
-                raise
-            part.claim()
-            return opener.open(part)
+            return _go_on(start, found.unfinished, reach)
+        except InvalidRunStateError as error:
+            # Somebody else has taken it up meanwhile, on another machine.
+            _log.warning("run %s is not continued: %s", found.unfinished.run.id, error)
+            found = _look_back(start, if_done, reach)
+    if found is None:
+        return _begin(start, reach, given)
+    if found.done is not None:
+        run_id = str(found.done.run.id)
+        part = rank_parts.lead_earlier(start.plan, start.root, start.project, run_id, is_done=True)
+        part.claim()
+        return _stand_by(start, found.done, part, reach)
+    fields = JsonObject({**start.fields, **found.fields})
+    return _begin(replace(start, fields=fields), reach, given)
+
+
+def _look_back(start: _Start, if_done: IfDone, reach: PrimaryReach) -> EarlierRuns | None:
+    version = start.fields.get(VERSION_FIELD)
+    return look_back(if_done, reach, start.project, start.snapshot, version)
+
+
+def _go_on(start: _Start, stored: StoredRun, reach: PrimaryReach) -> OpenRun:
+    """The next attempt of an earlier run that has not come to its end."""
+    run_id = str(stored.run.id)
+    part = rank_parts.lead_earlier(start.plan, start.root, start.project, run_id, is_done=False)
+    return continue_run(
+        stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot
+    )
+
+
+def _stand_by(
+    start: _Start, stored: StoredRun | None, part: RankPart, reach: PrimaryReach
+) -> OpenRun:
+    """What a process holds whose run another run has done: it knows that one, and keeps nothing."""
+    if stored is None:
+        context = _Opener(start, reach, None, None, format_time(now_us())).describe(part)
+        stored = StoredRun(
+            project=context.project,
+            run=context.run,
+            state="completed",
+            config=start.snapshot,
+            environment=None,
+            heartbeat_at=None,
+        )
+    else:
+        context = to_context(stored, reach.primary, start.root)
+    run = OpenRun(
+        msgspec.structs.replace(context, read_only=False, backends=()),
+        RunStream(Origin(part.run_id, attempt=part.attempt, rank=start.rank.rank)),
+        None,
+        leads=False,
+    )
+    run.config, run.fields = stored.config, stored.fields
+    run.already_done = _summarize(stored, reach)
+    return run
+
+
+def _summarize(stored: StoredRun, reach: PrimaryReach) -> RunSummary:
+    """An earlier run with its metrics, where the store can say them."""
+    primary = reach.primary
+    try:
+        if primary is not None:
+            return reach.ask(lambda: summarize_run(primary, str(stored.run.id)))
+    except QuarkError as error:
+        _log.debug("the metrics of run %s are not known: %s", stored.run.id, error)
+    return RunSummary(stored=stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +265,8 @@ class _Start:
     rank: RankInfo
     ranks: RankChoice | None
     plan: composition.Plan
+    groups: tuple[str, ...]
+    fields: JsonObject
 
     def choose_config(self, parent: StoredRun | None) -> ConfigSnapshot:
         """What the run begins with: a fork that is given no configuration has its parent's."""
@@ -193,16 +310,18 @@ class _Opener:
 
     def open(self, part: RankPart) -> OpenRun:
         start, reach = self.start, self.reach
-        run = open_part(self._describe(part), start.plan, reach.primary, start.rank, part)
-        config = run.config = start.choose_config(self.parent)
+        run = open_part(self.describe(part), start.plan, reach.primary, start.rank, part)
+        config = start.choose_config(self.parent)
+        run.config, run.fields = config, start.fields
         reach.hand_over(run)
         if part.leads:
             goes_on = reach.outage is not None and part.attempt > 0
             event_type = "run_resumed" if goes_on else "run_started"
-            announce(run, config, start.rank, self.git, event_type, reach)
+            announce(run, config, start.rank, self.git, event_type, reach, is_new=True)
         return announce_rank(run, start.plan, start.rank)
 
-    def _describe(self, part: RankPart) -> RunContext:
+    def describe(self, part: RankPart) -> RunContext:
+        """The context of the run before it is begun."""
         start, run_id = self.start, part.run_id
         location = composition.locate_run(self.reach.primary, start.root, run_id or "unknown")
         parent = None if self.parent is None else self.parent.run
@@ -227,6 +346,7 @@ class _Opener:
             updated_at=self.moment,
             ended_at=None,
             fork_step=None if start.fork is None else start.fork.step,
+            groups=start.groups,
         )
         return RunContext(
             storage_dir=start.root,
@@ -257,6 +377,19 @@ def _check_arguments(
     if parent_run_id is not None:
         check_run_id(parent_run_id, "parent_run_id")
     return labels
+
+
+def _find_version(version: object) -> JsonObject:
+    """The field that says what a run's code is called; none where nobody has called it."""
+    if callable(version):
+        try:
+            version = version()
+        except Exception as error:  # noqa: BLE001 - a name is worth no run
+            _log.warning("version() has failed (%s), so the run has no version", error)
+            version = None
+    if version is None:
+        return JsonObject()
+    return check_fields({VERSION_FIELD: check_label(version, "version")}, "version")
 
 
 def _choose_part(
@@ -324,7 +457,7 @@ def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
         reader,
         refusal="the run was opened for reading only; use resume_run to continue it",
     )
-    run.config = stored.config
+    run.config, run.fields = stored.config, stored.fields
     return run
 
 

@@ -196,6 +196,7 @@ function Facts({ run, progress }) {
     Number.isFinite(run.fork_step) ? `forked from ${run.parent.slice(0, 8)} at step ${writeStep(run.fork_step)}` : "",
   ].filter(Boolean);
   return html`<span class="facts" title=${`started ${writeTime(run.created_at)}`}>${facts.join(" · ")}</span>
+    ${run.groups?.map((/** @type {string} */ group) => html`<span key=${`group ${group}`} class="tag" title="group">${group}</span>`)}
     ${run.tags?.map((/** @type {string} */ tag) => html`<span key=${tag} class="tag">${tag}</span>`)}`;
 }
 
