@@ -188,12 +188,15 @@ SOURCE_MODES = ("keep", "digest", "off")
 def source_mode() -> str | None:
     """What of a program's sources a run keeps, as SOURCE_MODES has it; None where nobody says.
 
-    A word that is none of them means `off`: who sets it wants less than the default.
+    Raises:
+        SchemaValidationError: QUARK_SOURCES is something else.
     """
     given = os.environ.get(SOURCES, "").strip().lower()
-    if not given:
-        return None
-    return given if given in SOURCE_MODES else "off"
+    if given and given not in SOURCE_MODES:
+        raise SchemaValidationError(
+            f"{SOURCES} must be one of {', '.join(SOURCE_MODES)}, got {given!r:.40}"
+        )
+    return given or None
 
 
 CAPTURE_MODES = ("sys", "fd", "none")
