@@ -133,6 +133,7 @@ class OpenRun:
         self.non_finite: dict[str, int] = {}
         self.lock = threading.RLock()
         self.background: threading.Thread | None = None
+        self.made_of: BoundWriter | None = None
         self.children: ChildDelivery | None = None
         self.forked = False
         self.payload_directory: Path | None = None
@@ -339,7 +340,7 @@ class OpenRun:
         _parents.append((self.stream, self.reader))
         self.stream.abandon()
         self.lock = threading.RLock()
-        self.background = self.children = self.reader = self.claims = None
+        self.background = self.children = self.reader = self.claims = self.made_of = None
         self.forked = True
         self.non_finite = {}
         self.withdraw_halt()  # it is the parent's to raise

@@ -96,6 +96,7 @@ def start(
     began_s = time.monotonic()
     project, name = _check_arguments(project, name, strict_mode, parent_run_id)
     settings.check_timeouts()
+    settings.source_mode()
     fork = check_fork_from(fork_from, parent_run_id)
     checked_notes = check_notes(notes)
     checked_tags = check_tags(tags)

@@ -51,6 +51,7 @@ def resume(
     check_run_id(run_id)
     first_step = check_index(from_step, "from_step")
     settings.check_timeouts()
+    settings.source_mode()
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
