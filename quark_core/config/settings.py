@@ -28,6 +28,7 @@ __all__ = [
     "OFFLINE",
     "PERSISTENCE_TIMEOUT",
     "PERSISTENCE_URL",
+    "PROGRESS",
     "QUIET",
     "RANKS",
     "REQUIRE_SERVICE",
@@ -54,6 +55,7 @@ __all__ = [
     "objective",
     "persistence_timeout_s",
     "requires_service",
+    "shows_progress",
     "source_mode",
     "store_name",
     "system_metrics_interval_s",
@@ -79,6 +81,7 @@ OBJECTIVE = "QUARK_OBJECTIVE"
 OFFLINE = "QUARK_OFFLINE"
 PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
+PROGRESS = "QUARK_PROGRESS"
 QUIET = "QUARK_QUIET"
 RANKS = "QUARK_RANKS"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
@@ -177,6 +180,11 @@ def is_quiet() -> bool:
     return os.environ.get(QUIET, "").strip() not in ("", "0")
 
 
+def shows_progress() -> bool:
+    """Whether `metrics.progress` prints how far a loop has come; it does by default."""
+    return os.environ.get(PROGRESS, "").strip() != "0"
+
+
 def requires_service() -> bool:
     """Whether no run may begin without a service that answers; not by default."""
     return os.environ.get(REQUIRE_SERVICE, "").strip() not in ("", "0")
@@ -188,12 +196,15 @@ SOURCE_MODES = ("keep", "digest", "off")
 def source_mode() -> str | None:
     """What of a program's sources a run keeps, as SOURCE_MODES has it; None where nobody says.
 
-    A word that is none of them means `off`: who sets it wants less than the default.
+    Raises:
+        SchemaValidationError: QUARK_SOURCES is something else.
     """
     given = os.environ.get(SOURCES, "").strip().lower()
-    if not given:
-        return None
-    return given if given in SOURCE_MODES else "off"
+    if given and given not in SOURCE_MODES:
+        raise SchemaValidationError(
+            f"{SOURCES} must be one of {', '.join(SOURCE_MODES)}, got {given!r:.40}"
+        )
+    return given or None
 
 
 CAPTURE_MODES = ("sys", "fd", "none")

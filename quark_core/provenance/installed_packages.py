@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 __all__ = ["InstalledPackages", "find_packages"]
 
-_INFO = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)-(?P<version>[0-9][^-]*)(?:-[^/]*)?\.(?:dist|egg)-info")
+_INFO = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+?)-(?P<version>[0-9][^-]*)(?:-[^/]*)?\.(?:dist|egg)-info"
+)
 _LETTERS = re.compile(r"[-_.]+")
 _MOST_PLACES = 200
 _MOST_PACKAGES = 5000

@@ -26,20 +26,18 @@ from quark_core.errors import (
     RunNotFoundError,
     SessionStoreError,
 )
-from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_layout import is_sha256, split_path
-from quark_core.records.kinds.provenance import FingerprintRecord
+from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
 from quark_core.records.query import Query
 
 __all__ = [
     "CHANGES_KEY",
+    "GIT_DIFF",
     "MANIFEST_KEY",
     "MOST_FILE_BYTES",
     "PACKAGES_KEY",
     "PACK_KEY",
     "REDACTED",
-    "SOURCES_KEY",
-    "SOURCES_TYPE",
     "KeptSource",
     "KeptSources",
     "ManifestEntry",
@@ -52,16 +50,12 @@ __all__ = [
     "read_sources",
 ]
 
-SOURCES_TYPE = "kept_sources"
-"""Type of the artifacts; a hidden one: no list of artifacts shows them."""
-
 MANIFEST_KEY = "sources/manifest"
 PACK_KEY = "sources/pack"
 CHANGES_KEY = "sources/git.diff"
 PACKAGES_KEY = "sources/packages.txt"
-SOURCES_KEY = "sources"
-"""Key of the fingerprint, whose subject is `code`."""
-
+GIT_DIFF = "git_diff"
+"""Key of the fingerprint, with subject `code`, whose digest is that of the kept diff."""
 MOST_FILE_BYTES = 1_000_000
 """A larger file is kept by its digest only."""
 
@@ -234,13 +228,19 @@ def read_sources(
 
 def list_attempts(reader: SupportsRead, run_id: str) -> tuple[int, ...]:
     """The attempts of a run of whose sources anything is known, the oldest first."""
-    return tuple(sorted({record.attempt for record in _list_fingerprints(reader, run_id)}))
+    return tuple(
+        sorted({record.attempt for record in _list_fingerprints(reader, run_id, SOURCES_KEY)})
+    )
 
 
-def read_git_changes(reader: SupportsRead, run_id: str, *, attempt: int | None = None) -> str | None:
+def read_git_changes(
+    reader: SupportsRead, run_id: str, *, attempt: int | None = None
+) -> str | None:
     """What the tracked files of the git tree differed in from its commit, or None."""
-    fingerprint = _find_fingerprint(reader, run_id, attempt)
-    return _read_text(reader, run_id, (fingerprint.metadata or {}).get("git_diff"))
+    found = _list_fingerprints(reader, run_id, GIT_DIFF)
+    wanted = attempt if attempt is not None else max(list_attempts(reader, run_id), default=0)
+    digests = [record.digest for record in found if record.attempt == wanted]
+    return _read_text(reader, run_id, digests[-1] if digests else None)
 
 
 def read_packages(reader: SupportsRead, run_id: str) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ def read_packages(reader: SupportsRead, run_id: str) -> tuple[str, ...]:
     stored = reader.load_run(run_id)
     values = {} if stored.environment is None else stored.environment.values
     installed = values.get("installed")
-    digest = installed.get("list") if isinstance(installed, dict) else None
+    digest = installed.get("digest") if isinstance(installed, dict) else None
     text = _read_text(reader, run_id, digest)
     return () if text is None else tuple(text.splitlines())
 
@@ -267,23 +267,19 @@ def _read_text(reader: SupportsRead, run_id: str, digest: object) -> str | None:
         return None
 
 
-def _list_fingerprints(reader: SupportsRead, run_id: str) -> list[FingerprintRecord]:
-    query = Query(equals={"subject": "code", "key": SOURCES_KEY}, all_attempts=True)
+def _list_fingerprints(reader: SupportsRead, run_id: str, key: str) -> list[FingerprintRecord]:
+    query = Query(equals={"subject": "code", "key": key}, all_attempts=True)
     found = reader.read(run_id, FingerprintRecord.KIND, query).to_records()
     # A backend may be older than a filter.
     return [
         record
         for record in found
-        if isinstance(record, FingerprintRecord)
-        and record.subject == "code"
-        and record.key == SOURCES_KEY
+        if isinstance(record, FingerprintRecord) and record.subject == "code" and record.key == key
     ]
 
 
-def _find_fingerprint(
-    reader: SupportsRead, run_id: str, attempt: int | None
-) -> FingerprintRecord:
-    found = _list_fingerprints(reader, run_id)
+def _find_fingerprint(reader: SupportsRead, run_id: str, attempt: int | None) -> FingerprintRecord:
+    found = _list_fingerprints(reader, run_id, SOURCES_KEY)
     if attempt is not None:
         found = [record for record in found if record.attempt == attempt]
     if not found:

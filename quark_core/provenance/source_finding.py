@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -59,7 +60,7 @@ class SourceSurvey:
 
 
 def find_root(working_directory: str) -> SourceRoot:
-    """Where the project of this process lies: its git tree, or pyproject.toml, or the script's folder.
+    """Where the project lies: its git tree, or pyproject.toml, or the script's folder.
 
     Looks at the folders above the main script alone, which takes tens of microseconds. Where the
     script is one of an environment (a console script, a launcher), above the working directory.
@@ -68,10 +69,9 @@ def find_root(working_directory: str) -> SourceRoot:
     folder = os.path.dirname(script) if script is not None else working_directory
     top = _find_top(folder) or folder or working_directory
     prefixes = {_with_separator(top)}
-    try:
+    # There may be a loop of links, or the folder be gone.
+    with contextlib.suppress(OSError, ValueError):
         prefixes.add(_with_separator(os.path.realpath(top)))
-    except (OSError, ValueError):
-        pass  # a loop of links, or a folder that is gone
     return SourceRoot(top, tuple(sorted(prefixes)), script, entry)
 
 

@@ -18,7 +18,6 @@ from quark_core.provenance.kept_sources import (
     MOST_FILE_BYTES,
     PACK_KEY,
     REDACTED,
-    SOURCES_KEY,
     ManifestEntry,
     digest_sources,
     encode_manifest,
@@ -34,6 +33,7 @@ from quark_core.provenance.source_notes import (
 )
 from quark_core.provenance.source_packs import choose_refilled, make_pack
 from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.provenance import SOURCES_KEY
 
 __all__ = ["KeepingPlace", "SourceKeeper", "SourceMode"]
 
@@ -138,7 +138,12 @@ class SourceKeeper:
         self._save()
 
     def keep_payload(self, key: str, data: bytes) -> str | None:
-        """Keep a text that many runs have alike; returns its hash, or None where nobody takes it."""
+        """Keep what many runs have alike; returns its hash, or None where nobody takes it."""
+        digest = self._keep_payload(key, data)
+        self._save()
+        return digest
+
+    def _keep_payload(self, key: str, data: bytes) -> str | None:
         payloads = self._place.find_payloads()
         if payloads is None:
             return None
@@ -318,7 +323,7 @@ class SourceKeeper:
     def _record(self) -> None:
         state = self._state
         entries = state.entries.values()
-        manifest = self.keep_payload(MANIFEST_KEY, encode_manifest(entries))
+        manifest = self._keep_payload(MANIFEST_KEY, encode_manifest(entries))
         root = self._root
         main = next((path for path, seen in state.seen.items() if seen.place == root.main), None)
         self._place.emit_fingerprint(
@@ -409,5 +414,3 @@ def _hide_secrets(data: bytes) -> bytes:
     text = data.decode("latin-1")
     shown = redact_shapes(text)
     return data if shown == text else shown.encode("latin-1")
-
-

@@ -59,13 +59,8 @@ def choose_refilled(
     new = sum(entry.size_bytes for entry in lacking)
     if not new:
         return frozenset()
-    used = {
-        pack.sha256: sum(sizes.get(member, 0) for member in pack.members)
-        for pack in packs
-    }
-    counts = {
-        pack.sha256: sum(1 for member in pack.members if member in sizes) for pack in packs
-    }
+    used = {pack.sha256: sum(sizes.get(member, 0) for member in pack.members) for pack in packs}
+    counts = {pack.sha256: sum(1 for member in pack.members if member in sizes) for pack in packs}
     refilled: set[str] = set()
     ordered = sorted((pack for pack in packs if counts[pack.sha256]), key=lambda p: used[p.sha256])
     left = len(ordered) + 1

@@ -6,25 +6,22 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from quark_core.config.redaction import redact_arguments, redact_text
-from quark_core.provenance.installed_packages import InstalledPackages
-from quark_core.provenance.numeric_facts import describe_machine, describe_switches
 from quark_core.ranks.launches import RankInfo
 from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.system.process import importing
 
+if TYPE_CHECKING:
+    from quark_core.provenance.installed_packages import InstalledPackages
+
 __all__ = [
     "GitState",
     "capture_environment",
     "complete_environment",
-    "digest_environment",
     "read_git_state",
 ]
 
@@ -57,11 +54,6 @@ _VARIABLES = (
     "SLURM_NTASKS",
     "SLURM_JOB_NUM_NODES",
     "SLURM_RESTART_COUNT",
-)
-_NUMERIC_VARIABLES = frozenset(
-    """
-    CUDA_LAUNCH_BLOCKING CUBLAS_WORKSPACE_CONFIG OMP_NUM_THREADS MKL_NUM_THREADS PYTHONHASHSEED
-    """.split()
 )
 _GIT_TIMEOUT_S = 10.0
 
@@ -170,6 +162,8 @@ def complete_environment(
         git: The git tree, if there is one.
         packages: What is installed and imported, where that was looked at.
     """
+    with importing():
+        from quark_core.provenance.numeric_facts import describe_machine, describe_switches
     values = dict(known)
     values["packages"] = _find_packages(packages)
     values["gpus"] = _find_gpus()
@@ -180,30 +174,6 @@ def complete_environment(
     if git is not None:
         values["git"] = {**known["git"], "dirty": _is_dirty(git.root)}
     return EnvironmentSnapshot(JsonObject(normalize_json(values, "environment")))
-
-
-def digest_environment(values: Mapping[str, Any]) -> str:
-    """One digest over what decides of numbers: equal ones say that a rerun may be equal.
-
-    Host, process, paths, git and what is merely installed are not in it.
-    """
-    python = values.get("python") or {}
-    imported = set(values.get("imported") or ())
-    packages = values.get("packages") or {}
-    parts = {
-        "python": [python.get("version"), python.get("implementation")],
-        "packages": {name: packages[name] for name in sorted(imported & packages.keys())},
-        "world_size": (values.get("launch") or {}).get("world_size"),
-        "machine": (values.get("host") or {}).get("machine"),
-        "gpus": [[gpu.get("name"), gpu.get("driver")] for gpu in values.get("gpus") or ()],
-        "variables": {
-            name: value
-            for name, value in (values.get("variables") or {}).items()
-            if name in _NUMERIC_VARIABLES
-        },
-        **{name: values.get(name) for name in ("cpu", "libc", "blas", "cuda", "switches")},
-    }
-    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 
 def _describe_packages(packages: InstalledPackages) -> dict[str, Any]:
