@@ -86,6 +86,7 @@ BEYOND = [
     "setup_tracker",
     "stop_run",
     "watch",
+    "watch_data",
 ]
 
 
