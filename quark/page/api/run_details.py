@@ -166,6 +166,7 @@ def _describe_run(
         "dirty": git.get("dirty"),
         "groups": list(run.groups),
         "parent": run.parent_run_id,
+        "fork_step": run.fork_step,
         "lineage": run.lineage_root_run_id,
         "host": _get_object(environment, "host").get("name"),
         "user_command": process.get("argv"),
@@ -264,8 +265,10 @@ def _list_ranks(source: PageSource, summary: RunSummary) -> list[int]:
 
 def _count_some(source: PageSource, run_id: str, kind: str) -> int | None:
     """0 where there are no records of a kind, 1 where there are some, None where nobody knows."""
+    from quark_core.runs.reading import read_rows
+
     try:
-        return source.reader.read(run_id, kind, Query(limit=1)).count
+        return read_rows(source.reader, run_id, kind, Query(limit=1)).count
     except QuarkError:
         return None
 

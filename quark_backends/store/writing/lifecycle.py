@@ -12,6 +12,7 @@ import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.reading.run_rows import RUN_QUERY, to_stored_run
+from quark_backends.store.writing.fork_figures import begin_fork, shorten_fork
 from quark_backends.store.writing.names import NameTable
 from quark_backends.store.writing.summaries import (
     write_config,
@@ -197,6 +198,8 @@ def _start(
     process = json.dumps(data["process"])
     if row is None:
         _add_run(connection, record, data, now_us)
+        if data.get("fork"):
+            begin_fork(connection, record.run_id, names.find)
         return None
     run_pk, newest, status, created_us, trashed_us = row
     if trashed_us is not None:
@@ -234,6 +237,7 @@ def _start(
             (from_step, run_pk, record.attempt, from_step, from_step),
         )
     if from_step is not None:
+        shorten_fork(connection, run_pk, from_step)
         _hide_rows(connection, run_pk, record.attempt, from_step, names)
     if number == record.attempt:
         return None
