@@ -83,8 +83,8 @@ def _list_unseen(one: KeptSources, two: KeptSources) -> tuple[Remark, ...]:
         named = ", ".join(outside[:_MOST_NAMED]) + (" …" if len(outside) > _MOST_NAMED else "")
         words = f"imported from outside of the project, which is not kept: {named}"
         remarks.append(Remark("code", "outside", words))
-    for path in sorted({*one.changed, *two.changed}):
-        remarks.append(Remark("code", path, "was altered while a run went on"))
+    altered = sorted({*one.changed, *two.changed})
+    remarks += [Remark("code", path, "was altered while a run went on") for path in altered]
     return tuple(remarks)
 
 

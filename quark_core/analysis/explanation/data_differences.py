@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from quark_core.analysis.explanation.differences import Difference, Findings
-from quark_core.analysis.explanation.results import ABSENT, Parting, Remark
+from quark_core.analysis.explanation.results import ABSENT, Parting, PartingManner, Remark
 from quark_core.analysis.explanation.sides import ExplainedRun
 from quark_core.provenance.fingerprint_comparison import (
     FingerprintComparison,
@@ -17,7 +17,6 @@ from quark_core.records.kinds.provenance import FingerprintRecord
 __all__ = ["compare_data", "fold_streams", "include_outputs"]
 
 _UNRECORDED = "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
-_WHOLE_LEVELS = ("full",)
 _STREAM = "stream"
 _SHOWN_DIGEST = 12
 
@@ -32,7 +31,7 @@ def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) 
         return Findings(unknown=(Remark("data", "", _UNRECORDED),))
     found, ruled_out, unknown = [], [], []
     for comparison in compare_fingerprints(*sides):
-        if comparison.verdict == "same" and _is_whole(comparison):
+        if comparison.is_ruled_out:
             ruled_out.append(Remark("data", comparison.key, comparison.words))
         elif comparison.verdict in ("same", "unknown"):
             words = comparison.words
@@ -52,9 +51,7 @@ def fold_streams(differences: Sequence[Difference]) -> tuple[Difference, ...]:
     folded = [each for each in differences if each.may_follow and each.before == "order"]
     names = tuple(f"order of {each.place}" for each in folded)
     first = replace(seeds[0], repeats=(*seeds[0].repeats, *names))
-    return tuple(
-        first if each is seeds[0] else each for each in differences if each not in folded
-    )
+    return tuple(first if each is seeds[0] else each for each in differences if each not in folded)
 
 
 def include_outputs(
@@ -77,25 +74,16 @@ def include_outputs(
     words = f"the output {first.key} parts at step {first.step}: {first.words}"
     if parting.step is not None:
         words += f"; {parting.summary}"
-    manner = "rounding" if first.verdict == "rounding" else "later"
+    manner: PartingManner = "rounding" if first.verdict == "rounding" else "later"
     if first.step == 0 and manner == "later":
         manner = "at_once"
-    return replace_parting(parting, manner, first.step, words)
-
-
-def replace_parting(parting: Parting, manner: str, step: int, words: str) -> Parting:
-    """The parting at another step, which no metric shows."""
     return Parting(
-        manner, step, "step", None, parting.equal_points, None, parting.step, words  # type: ignore[arg-type]
+        manner, first.step, "step", None, parting.equal_points, None, parting.step, words
     )
 
 
 def _take(run: ExplainedRun, subject: str) -> list[FingerprintRecord]:
     return [record for record in run.fingerprints if record.subject == subject]
-
-
-def _is_whole(comparison: FingerprintComparison) -> bool:
-    return comparison.level in _WHOLE_LEVELS
 
 
 def _make(

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from quark_core.analysis.explanation.results import ABSENT, CauseKind, Remark
-from quark_core.analysis.explanation.sides import ExplainedRun
 from quark_core.analysis.explanation.traits import (
     CODE_PLACE,
+    INSTALLED,
     Place,
     RunTraits,
     encode_value,
@@ -97,8 +97,7 @@ def join_findings(parts: Iterable[Findings]) -> Findings:
 
 
 def compare_traits(before: Sequence[RunTraits], after: Sequence[RunTraits]) -> Findings:
-    """Hold the traits of two sides against each other, the sources left out, whose digest says
-    too little.
+    """Hold the traits of two sides against each other, sources left out: a digest says too little.
 
     Seeds are left out where a side has several runs: they are what its runs differ in.
     """
@@ -107,9 +106,7 @@ def compare_traits(before: Sequence[RunTraits], after: Sequence[RunTraits]) -> F
     return join_findings(_compare_kind(kind, before, after) for kind in kinds)
 
 
-def rule_out_unread(
-    findings: Findings, reads: Sequence[Mapping[str, bool] | None]
-) -> Findings:
+def rule_out_unread(findings: Findings, reads: Sequence[Mapping[str, bool] | None]) -> Findings:
     """A key of the configuration that no run has read is no cause, whatever it says."""
     if any(read is None for read in reads):
         return findings
@@ -137,11 +134,16 @@ def _compare_kind(
         for place in {place for run in everyone for place in run.values}
         if place[0] == kind and place != ("code", CODE_PLACE)
     )
+    # Of a package that was imported late, or not at all, the version may not be written down.
+    absent = {name for _, name in places if any((kind, name) not in run.values for run in everyone)}
     found: list[Difference] = []
     unknown: list[Remark] = []
     for place in places:
         difference = _compare(place, before, after)
-        if difference is None:
+        if difference is not None and kind == "package" and place[1] in absent:
+            if not _have_same_packages(everyone):
+                unknown.append(Remark(kind, place[1], "imported on one side only"))
+        elif difference is None:
             if any(is_redacted(run.values.get(place)) for run in everyone):
                 unknown.append(Remark(kind, place[1], "a secret, whose value is not kept"))
         elif _is_missing(place, everyone):
@@ -153,6 +155,12 @@ def _compare_kind(
     if found or unknown or kind == "code":
         return Findings(tuple(found), (), tuple(unknown))
     return Findings((), (Remark(kind, "", _describe_same(kind, places, before)),), ())
+
+
+def _have_same_packages(runs: Sequence[RunTraits]) -> bool:
+    """Whether all that was installed was the same: then so are versions that nobody wrote down."""
+    installed = {encode_value(run.values.get(INSTALLED, ABSENT)) for run in runs}
+    return len(installed) == 1 and INSTALLED in runs[0].values
 
 
 def _is_missing(place: Place, runs: Sequence[RunTraits]) -> bool:

@@ -15,19 +15,33 @@ from quark_core.backends.contract import StoredRun
 from quark_core.config.objective import MODE_KEY, OBJECTIVE_KEY
 from quark_core.config.redaction import REDACTED
 from quark_core.records.run_digests import is_seed
+from quark_core.runs.environment import WELL_KNOWN_PACKAGES
 
 __all__ = [
     "CODE_PLACE",
+    "INSTALLED",
     "Place",
     "RunTraits",
     "describe_traits",
     "encode_value",
+    "is_incidental",
     "is_redacted",
+    "tells_runs_apart",
 ]
 
 Place = tuple[CauseKind, str]
 """Kind and place of one trait."""
 
+INSTALLED: Place = ("package", "installed.digest")
+"""The digest over all that was installed, imported or not."""
+
+_INCIDENTAL = re.compile(
+    r"(^|[._/ -])(log(ging|_?every|_?interval|_?level|_?dir|_?freq)?|verbose|print|debug|wandb"
+    r"|tensorboard|report|progress|names?|notes?|tags?|output|out|store|save|checkpoint|ckpt"
+    r"|(output|run|save|work|exp|log|cache)_?dir|(run|exp|job)_?(name|id)|experiment|user|host)"
+    r"([._/-]|$)",
+    re.IGNORECASE,
+)
 _LAUNCH_VARIABLES = re.compile(r"^(SLURM_|WORLD_SIZE$|NODE_RANK$|CONDA_DEFAULT_ENV$|NCCL_)")
 _IGNORED = re.compile(
     r"^(process\.(pid|cwd)|python\.executable|launch\.(rank|local_rank|source)|host\.release"
@@ -96,7 +110,9 @@ def describe_traits(stored: StoredRun) -> RunTraits:
         sections.add(section)
         if place is not None and place not in values:
             values[place], origins[place] = value, section
-    sections |= {name for name in ("packages", "variables", "gpus", "launch") if name in environment}
+    sections |= {
+        name for name in ("packages", "variables", "gpus", "launch") if name in environment
+    }
     repeats = _take_arguments(environment, values, sections)
     _take_code(stored, environment, values, sections)
     if stored.run.resume_count:
@@ -152,6 +168,32 @@ def _spell_package(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
+def is_incidental(place: Place) -> bool:
+    """Whether something says, by its name, where a run ran, or what it is called.
+
+    As far as names tell it decides of no result: runs that differ in it are still alike.
+    """
+    kind, name = place
+    if kind == "hardware":
+        return name == "host.name"
+    if kind == "launch" and not name.startswith("argv "):
+        return name not in ("launch.world_size", "resumed")
+    return kind in ("config", "launch") and _INCIDENTAL.search(name) is not None
+
+
+def tells_runs_apart(place: Place) -> bool:
+    """Whether runs that differ in this are not runs of one kind, as seeds of one are.
+
+    Which packages were imported depends on the moment at which somebody looked, so that only
+    those count that are always recorded.
+    """
+    kind, name = place
+    if kind == "package":
+        is_always_known = name.startswith("python") or name in WELL_KNOWN_PACKAGES
+        return is_always_known or ("." in name and place != INSTALLED)
+    return kind != "seed" and not is_incidental(place)
+
+
 def is_redacted(value: Any) -> bool:
     """Whether a value, or a part of it, is not known because it was a secret."""
     if isinstance(value, str):
@@ -201,7 +243,9 @@ def _take_code(
         values["code", _COMMIT_PLACE] = f"{commit}{dirty}"
 
 
-def _take_arguments(environment: Mapping[str, Any], values: dict[Place, Any]) -> dict[str, Place]:
+def _take_arguments(
+    environment: Mapping[str, Any], values: dict[Place, Any], sections: set[str]
+) -> dict[str, Place]:
     """Options of the command line that no key of the configuration says already."""
     arguments = (environment.get("process") or {}).get("argv")
     if not isinstance(arguments, Sequence) or isinstance(arguments, str):
