@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     from quark_core.sessions.shortcuts import open_run as open_run
     from quark_core.sessions.shortcuts import resume_run as resume_run
     from quark_core.sessions.shortcuts import start_run as start_run
+    from quark_core.sessions.shortcuts import watch_data as watch_data
     from quark_core.version import __version__ as __version__
     from quark_core.writers.artifact_background import PendingArtifact as PendingArtifact
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
@@ -265,6 +266,7 @@ _HOMES = {
     "Routing": "quark_torch.instruments.router_load",
     "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
+    "watch_data": "quark_core.sessions.shortcuts",
 }
 
 __all__ = sorted(_HOMES)

@@ -92,6 +92,7 @@ BEYOND = [
     "stop_run",
     "tracked",
     "watch",
+    "watch_data",
 ]
 
 
