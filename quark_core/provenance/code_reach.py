@@ -108,10 +108,8 @@ class CodeReach:
             self._units[place] = unit
             plain = unit.name.partition("#")[0]
             owner, _, leaf = plain.rpartition(".")
-            if not owner:
-                self._named[path, plain].append(place)
-                continue
-            if unit.kind == "function":
+            self._named[path, plain].append(place)
+            if owner and unit.kind == "function":
                 self._methods[leaf].append(place)
             while owner:
                 self._members[CodePlace(path, owner)].append(place)
@@ -121,8 +119,10 @@ class CodeReach:
 
     def _follow(self, place: CodePlace) -> Iterator[CodePlace]:
         unit = self._units[place]
-        if unit.kind == "class":
-            yield from self._members[CodePlace(place.path, unit.name.partition("#")[0])]
+        owner = unit.name.partition("#")[0].rpartition(".")[0]
+        if owner:
+            # A method has what its class has: not all other methods, which it calls by name.
+            yield from self._named.get((place.path, owner), ())
         calls_unknown = False
         for reference in unit.references:
             name = reference.removesuffix("()")
@@ -165,13 +165,15 @@ class CodeReach:
             return
         seen.add((path, first))
         yield from self._named.get((path, first), ())
+        # Who names a class may make one, and then all of it is to be had.
+        yield from self._members.get(CodePlace(path, first), ())
         module = self._modules[path]
         for imported in self._imports.get((path, first), ()):
             yield from self._resolve_import(path, imported, rest, seen)
         for star in self._imports.get((path, "*"), ()):
             for target in self._find_modules(path, star.level, star.module):
                 yield from self._resolve(target, parts, seen)
-        if first in module.names and not self._imports.get((path, first)):
+        if first in module.variables:
             # A variable of the module: its statements say what it is.
             yield CodePlace(path, MODULE_UNIT)
 
