@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from quark_core.analysis.diagnosis import AnalyzerResult as AnalyzerResult
     from quark_core.analysis.engine import AnalyzerEngine as AnalyzerEngine
     from quark_core.analysis.engine import RuleExplanation as RuleExplanation
+    from quark_core.analysis.explanation.engine import explain_change as explain_change
+    from quark_core.analysis.explanation.results import ChangeExplanation as ChangeExplanation
     from quark_core.analysis.monitor import TrainingMonitor as TrainingMonitor
     from quark_core.analysis.monitor import monitor as monitor
     from quark_core.analysis.phases import PhaseAnalysisResult as PhaseAnalysisResult
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary as RunSummary
     from quark_core.backends.series import Series as Series
     from quark_core.backends.tracker_backend import TrackerBackend as TrackerBackend
+    from quark_core.config.tracked import tracked as tracked
     from quark_core.errors import ArtifactDamagedError as ArtifactDamagedError
     from quark_core.errors import ArtifactNotFoundError as ArtifactNotFoundError
     from quark_core.errors import InvalidRunStateError as InvalidRunStateError
@@ -155,6 +158,7 @@ _HOMES = {
     "BatchOutlier": "quark_core.samples.summaries",
     "CSVBackend": "quark.tracker.mirrors",
     "CURRENT_SCHEMA_VERSION": "quark_core.records.schema",
+    "ChangeExplanation": "quark_core.analysis.explanation.results",
     "ComparisonEngine": "quark_core.analysis.comparison.engine",
     "ComparisonEngineConfig": "quark_core.analysis.comparison.config",
     "DataDiagnostics": "quark_core.writers.batches",
@@ -232,6 +236,7 @@ _HOMES = {
     "add_log": "quark_core.sessions.shortcuts",
     "add_tag": "quark_core.sessions.shortcuts",
     "dump_record": "quark_core.records.schema",
+    "explain_change": "quark_core.analysis.explanation.engine",
     "edit_run": "quark_core.runs.run_editing",
     "end_run": "quark_core.sessions.shortcuts",
     "find_samples": "quark_core.runs.sample_search",
@@ -246,6 +251,7 @@ _HOMES = {
     "setup_tracker": "quark.tracker.setup",
     "start_run": "quark_core.sessions.shortcuts",
     "stop_run": "quark_core.runs.run_editing",
+    "tracked": "quark_core.config.tracked",
     "validate_record": "quark_core.records.schema",
     "AttentionEntropy": "quark_torch.instruments.attention_entropy",
     "Instrument": "quark_torch.instruments.instrument",

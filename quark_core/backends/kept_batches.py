@@ -156,6 +156,7 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
             created_at=created_at,
             updated_at=updated_at,
             ended_at=None if ended is None else format_time(ended.time_us),
+            fork_step=_find_fork_step(starts),
         ),
         state=status if lost_reason is None else "lost",
         config=None if config is None else ConfigSnapshot.from_data(config),
@@ -206,6 +207,16 @@ def _find_from_steps(ordered: Sequence[Batch]) -> dict[int, int]:
     starts = [record for record in _list_lifecycle(ordered) if record.action == "start"]
     steps = {record.attempt: _data(record).get("from_step") for record in starts}
     return {attempt: step for attempt, step in steps.items() if step is not None}
+
+
+def _find_fork_step(starts: Sequence[LifecycleRecord]) -> int | None:
+    """The last step that a run has of its parent: what it did again, it has of itself."""
+    fork = _data(starts[0]).get("fork")
+    if not isinstance(fork, Mapping) or not isinstance(fork.get("step"), int):
+        return None
+    steps = [_data(record).get("from_step") for record in starts]
+    step = int(min([fork["step"], *(step - 1 for step in steps if step is not None)]))
+    return step if step >= 0 else None
 
 
 def _data(record: LifecycleRecord) -> dict[str, Any]:

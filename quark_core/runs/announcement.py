@@ -14,7 +14,7 @@ from quark_core.config import settings
 from quark_core.config.redaction import redact_text
 from quark_core.errors import InvalidRunStateError, SessionStoreError, StoreUnavailableError
 from quark_core.ranks.launches import RankInfo
-from quark_core.records import ConfigSnapshot, parse_time
+from quark_core.records import ConfigSnapshot, RunRecord, parse_time
 from quark_core.records.json_object import JsonObject
 from quark_core.runs import recovery
 from quark_core.runs.composition import Plan
@@ -44,8 +44,11 @@ def announce(
     reach: PrimaryReach,
     *,
     from_step: int | None = None,
+    is_new: bool = False,
 ) -> None:
     """Send the start of an attempt, and wait until the primary has it, or the journal alone.
+
+    Of a run that is new its groups and fields are sent too, before anything is waited for.
 
     Raises:
         InvalidRunStateError: Another process has started this attempt.
@@ -55,6 +58,8 @@ def announce(
     """
     data = _describe_start(run, reach, from_step)
     run.emit_lifecycle("start", data, time_us=parse_time(run.context.run.updated_at))
+    if is_new:
+        _emit_belonging(run)
     if config is not None:
         raw = {} if config.raw is None else {"raw": config.raw}
         notes = list(config.notes)
@@ -94,6 +99,15 @@ def announce(
     except RuntimeError:
         # Without a thread to spare the environment stays as far as it is known at once.
         run.background = None
+
+
+def _emit_belonging(run: OpenRun) -> None:
+    """Say which groups a run is in from its start on, and what was noted of it."""
+    groups = run.context.run.groups
+    if groups:
+        run.emit_lifecycle("group", {"add": list(groups), "remove": []})
+    if run.fields:
+        run.emit_lifecycle("fields", {"set": dict(run.fields), "remove": []})
 
 
 def announce_rank(run: OpenRun, plan: Plan, rank: RankInfo) -> OpenRun:
@@ -155,6 +169,7 @@ def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) ->
         },
         "process": msgspec.to_builtins(current_process()),
         **({} if from_step is None else {"from_step": from_step}),
+        **_describe_fork(record),
         **_describe_outage(reach),
     }
 
@@ -195,6 +210,12 @@ def _wait_for_journal(run: OpenRun) -> None:
             "the primary store is out of reach, and the journal's disk does not take the start "
             f"of the run within {HAND_OVER_S:g} s either"
         )
+
+
+def _describe_fork(record: RunRecord) -> dict[str, Any]:
+    if record.fork_step is None:
+        return {}
+    return {"fork": {"run_id": record.parent_run_id, "step": record.fork_step}}
 
 
 def _describe_outage(reach: PrimaryReach) -> dict[str, Any]:

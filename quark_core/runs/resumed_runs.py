@@ -154,6 +154,7 @@ def continue_run(
             part.claims.claim(record.id or "", attempt)
         run = open_part(context, plan, reach.primary, rank, part)
         run.config = stored.config if config is None else config
+        run.fields = stored.fields
         reach.hand_over(run)
         announce(run, config, rank, git, "run_resumed", reach, from_step=from_step)
         return announce_rank(run, plan, rank)
@@ -219,5 +220,6 @@ def _follow_resumed(
         )
         run = open_part(context, plan, primary, rank, part)
         run.config = None if stored is None else stored.config
+        run.fields = {} if stored is None else stored.fields
         reach.hand_over(run)
         return announce_rank(run, plan, rank)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.forks import read_with_beginnings
 from quark_core.backends.run_summary import MetricSummary, RunSummary
 from quark_core.records import MetricRecord, format_time
 from quark_core.records.expression import RunSearch, Scope
-from quark_core.records.query import Query
 from quark_core.records.times import now_us
 from quark_core.search.evaluation import evaluate, flatten_values, sort_runs
 from quark_core.search.resolution import resolve_names
@@ -112,7 +112,7 @@ def _sum_up(key: str, values: Any, last_step: int) -> MetricSummary:
 
 
 def _summarize(reader: SupportsRead, stored: StoredRun) -> RunSummary:
-    columns = reader.read(str(stored.run.id), MetricRecord.KIND, Query())
+    columns = read_with_beginnings(reader, str(stored.run.id), MetricRecord.KIND)
     newest_step, metrics = summarize_columns(columns)
     return RunSummary(
         stored=stored,

@@ -37,6 +37,7 @@ BEYOND = [
     "AttentionEntropy",
     "BatchOutlier",
     "CSVBackend",
+    "ChangeExplanation",
     "DataDiagnosticsSummary",
     "DeliveryReport",
     "DiagnosticThresholds",
@@ -76,6 +77,7 @@ BEYOND = [
     "__version__",
     "count_flops",
     "edit_run",
+    "explain_change",
     "find_samples",
     "monitor",
     "open_run",
@@ -85,6 +87,7 @@ BEYOND = [
     "series",
     "setup_tracker",
     "stop_run",
+    "tracked",
     "watch",
 ]
 

@@ -89,6 +89,7 @@ def tell_run(
         "ranks": _list_ranks(source, summary),
         "config": {} if stored.config is None else dict(stored.config.values),
         "config_notes": [] if stored.config is None else list(stored.config.notes),
+        "fields": dict(stored.fields),
         "environment": environment,
         "metrics": {"fields": _METRIC_FIELDS, "rows": _list_metrics(summary)},
         "contents": contents,
@@ -163,7 +164,9 @@ def _describe_run(
         "git_commit": run.git_commit,
         "branch": git.get("branch"),
         "dirty": git.get("dirty"),
+        "groups": list(run.groups),
         "parent": run.parent_run_id,
+        "fork_step": run.fork_step,
         "lineage": run.lineage_root_run_id,
         "host": _get_object(environment, "host").get("name"),
         "user_command": process.get("argv"),
@@ -262,8 +265,10 @@ def _list_ranks(source: PageSource, summary: RunSummary) -> list[int]:
 
 def _count_some(source: PageSource, run_id: str, kind: str) -> int | None:
     """0 where there are no records of a kind, 1 where there are some, None where nobody knows."""
+    from quark_core.runs.reading import read_rows
+
     try:
-        return source.reader.read(run_id, kind, Query(limit=1)).count
+        return read_rows(source.reader, run_id, kind, Query(limit=1)).count
     except QuarkError:
         return None
 

@@ -18,7 +18,7 @@ from quark_core.records import (
     format_time,
 )
 from quark_core.records.json_object import JsonObject
-from quark_core.records.runs import StopRequest
+from quark_core.records.runs import RunDigests, RunProgress, StopRequest
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 __all__ = ["RUN_QUERY", "read_stop", "run_not_found", "to_stored_run"]
@@ -26,8 +26,9 @@ __all__ = ["RUN_QUERY", "read_stop", "run_not_found", "to_stored_run"]
 RUN_QUERY = """
 SELECT run.id, project_id, project.name, project.root_path, project.created_us,
     project.updated_us, status, parent_run_id, lineage_root_run_id, attempt, run_path,
-    git_commit, strict_mode, tags, run.name, notes, run.created_us, run.updated_us, ended_us,
-    config, environment, process, heartbeat_us, archived_us, stop
+    git_commit, strict_mode, run.tags, run.name, notes, run.created_us, run.updated_us, ended_us,
+    config, environment, process, heartbeat_us, archived_us, stop, group_paths, run.fields,
+    config_digest, structure_digest, code_digest, environment_digest, fork_step, progress
 FROM run JOIN project ON project.id = project_id
 """
 """Selects what `to_stored_run` needs of each run, in its order."""
@@ -61,6 +62,14 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         heartbeat_us,
         archived_us,
         stop,
+        group_paths,
+        fields,
+        config_digest,
+        structure_digest,
+        code_digest,
+        environment_digest,
+        fork_step,
+        progress,
     ) = row
     known = json.loads(process)
     identity = msgspec.convert(known, ProcessIdentity)
@@ -92,6 +101,8 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
             updated_at=format_time(updated_us),
             ended_at=None if ended_us is None else format_time(ended_us),
             archived_at=None if archived_us is None else format_time(archived_us),
+            groups=() if group_paths is None else tuple(json.loads(group_paths)),
+            fork_step=fork_step,
         ),
         state=status if lost_reason is None else "lost",
         config=None if config is None else ConfigSnapshot.from_data(json.loads(config)),
@@ -104,6 +115,9 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         lost_reason=lost_reason,
         exit_code=known.get("exit_code"),
         stop=read_stop(stop),
+        fields={} if fields is None else json.loads(fields),
+        digests=RunDigests(config_digest, structure_digest, code_digest, environment_digest),
+        progress=(None if progress is None else msgspec.json.decode(progress, type=RunProgress)),
     )
 
 

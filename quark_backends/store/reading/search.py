@@ -291,6 +291,14 @@ def _select_runs(run_pks: Sequence[int]) -> Select[Any]:
             run.heartbeat_us,
             run.archived_us,
             run.stop,
+            run.group_paths,
+            run.fields,
+            run.config_digest,
+            run.structure_digest,
+            run.code_digest,
+            run.environment_digest,
+            run.fork_step,
+            run.progress,
         )
         .join_from(METADATA.tables["run"], METADATA.tables["project"])
         .where(run.pk.in_(run_pks))

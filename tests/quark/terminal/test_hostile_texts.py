@@ -58,6 +58,7 @@ WALKED = {
     "show": ["show RUN", "show RUN --json", "show EVIL", "show nothing"],
     "stop": ["stop RUN --reason EVIL", "stop nothing"],
     "sync": ["sync ROOT --dry-run", "sync ROOT --json", "sync ROOT"],
+    "why": ["why RUN OTHER -d ROOT", "why RUN OTHER -d ROOT --json"],
 }
 ELSEWHERE = {
     "backends new": "writes files of its own text",
