@@ -217,7 +217,7 @@ NEUTRAL: tuple[Change, ...] = (
         ("unused",),
         lambda setup: _install_unused(setup),
     ),
-    Change("nothing", "", (), lambda setup: None),
+    Change("nothing", "", (), lambda _setup: None),
 )
 """Changes that change nothing that comes out."""
 

@@ -16,16 +16,19 @@ def decay(weights, strength, lr):
 
 
 class Momentum:
+    """Remembers where it went."""
+
     def __init__(self, lr, weight_decay):
         self.lr = lr
         self.weight_decay = weight_decay
         self.speeds = None
 
     def step(self, weights, gradients):
+        """The weights after a step."""
         gradients = clip(gradients)
         if self.speeds is None:
             self.speeds = [np.zeros_like(each) for each in weights]
         share = 0.9
-        self.speeds = [share * old + new for old, new in zip(self.speeds, gradients)]
+        self.speeds = [share * old + new for old, new in zip(self.speeds, gradients, strict=True)]
         kept = decay(weights, self.weight_decay, self.lr)
-        return [each - self.lr * speed for each, speed in zip(kept, self.speeds)]
+        return [each - self.lr * speed for each, speed in zip(kept, self.speeds, strict=True)]
