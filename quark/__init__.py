@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quark.tracker.multiplexer import Tracker as Tracker
     from quark.tracker.setup import register_backend as register_backend
     from quark.tracker.setup import setup_tracker as setup_tracker
+    from quark_core.analysis.best_run import best_run as best_run
     from quark_core.analysis.comparison.config import (
         ComparisonEngineConfig as ComparisonEngineConfig,
     )
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from quark_core.analysis.monitor import monitor as monitor
     from quark_core.analysis.phases import PhaseAnalysisResult as PhaseAnalysisResult
     from quark_core.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
+    from quark_core.analysis.similar_runs import SimilarRun as SimilarRun
+    from quark_core.analysis.similar_runs import find_similar_runs as find_similar_runs
     from quark_core.backends.delivery_report import DeliveryReport as DeliveryReport
     from quark_core.backends.delivery_report import LaneReport as LaneReport
     from quark_core.backends.migration import migrate_store as migrate_store
@@ -220,6 +223,7 @@ _HOMES = {
     "SessionStoreError": "quark_core.errors",
     "StopRequest": "quark_core.records.runs",
     "StopRequested": "quark_core.errors",
+    "SimilarRun": "quark_core.analysis.similar_runs",
     "StepTelemetryScope": "quark_core.writers.step_scope",
     "SystemTelemetry": "quark_core.writers.telemetry",
     "SystemTelemetryConfig": "quark_core.writers.telemetry",
@@ -235,10 +239,12 @@ _HOMES = {
     "__version__": "quark_core.version",
     "add_log": "quark_core.sessions.shortcuts",
     "add_tag": "quark_core.sessions.shortcuts",
+    "best_run": "quark_core.analysis.best_run",
     "dump_record": "quark_core.records.schema",
     "explain_change": "quark_core.analysis.explanation.engine",
     "edit_run": "quark_core.runs.run_editing",
     "end_run": "quark_core.sessions.shortcuts",
+    "find_similar_runs": "quark_core.analysis.similar_runs",
     "find_samples": "quark_core.runs.sample_search",
     "migrate_store": "quark_core.backends.migration",
     "monitor": "quark_core.analysis.monitor",
