@@ -72,7 +72,7 @@ def _parse() -> argparse.Namespace:
 def _choose(part: str, tasks: Sequence[Task]) -> list[Task]:
     """A few of the questions, of several kinds."""
     names = {
-        "single": ("lr-0-0", "clip-2-58", "labels-5-5", "library-1-1"),
+        "single": ("lr-0-0", "clip-3-58", "labels-5-5", "library-1-1"),
         "pairs": ("lr+comment-0-0", "labels+log_every-2-2"),
         "nothing": ("nothing-0-0", "nothing-1-51", "comment-0-0", "log_every-0-50"),
     }[part]

@@ -34,7 +34,7 @@ class World:
     """A project with the runs that somebody has made of it.
 
     Attributes:
-        folder: Its code is in `work`, its libraries in `env`, its runs in `store`.
+        folder: Its code and its runs are in `work`, its libraries in `env`.
         script: The script that trains.
         base: Ids of the runs of the base configuration, by seed.
     """
@@ -79,13 +79,13 @@ def make_world(folder: Path, *, script: str, seeds: int, tried: int) -> World:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         setup = replace(make_project(folder), script=script)
-        base = [run_once(setup, folder / "store", seed) for seed in range(seeds)]
+        base = [run_once(setup, seed) for seed in range(seeds)]
         rng = np.random.default_rng(7)
         options = [name for name in _SPREAD if script == "train.py" or name in ("--lr", "--hidden")]
         for number in range(tried):
             chosen = rng.choice(options, size=int(rng.integers(1, 3)), replace=False)
             given = {name: str(rng.choice(_SPREAD[name])) for name in chosen}
-            run_once(replace(setup, options=given), folder / "store", 100 + number)
+            run_once(replace(setup, options=given), 100 + number)
         note.write_text("\n".join(base))
     return World(folder, script, dict(enumerate(note.read_text().split())))
 
@@ -103,38 +103,39 @@ def ask(
         other: Seed of the second one.
     """
     name = "+".join(change.name for change in changes) or "nothing"
-    shutil.copytree(world.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    setup = Setup(folder / "work", world.script)
-    for change in changes:
-        change.make(setup)
-    after = run_once(setup, folder / "store", other)
-    before = world.base[seed]
+    note = folder / "after.txt"
+    if not note.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(world.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        setup = Setup(folder / "work", world.script)
+        for change in changes:
+            change.make(setup)
+        note.write_text(run_once(setup, other))
+    before, after, store = world.base[seed], note.read_text(), folder / "work"
     return Question(
         f"{name}, seed {seed} to {other}",
         tuple(changes),
         before,
         after,
-        folder / "store",
-        read_loss(folder / "store", before),
-        read_loss(folder / "store", after),
+        store,
+        read_loss(store, before),
+        read_loss(store, after),
     )
 
 
-def run_once(setup: Setup, store: Path, seed: int) -> str:
+def run_once(setup: Setup, seed: int) -> str:
     """Train once; returns the run's id."""
-    store.mkdir(exist_ok=True)
     root = Path(__file__).parents[2]
     arguments = [f"{name}={value}" for name, value in setup.options.items()]
     environment = {name: text for name, text in os.environ.items() if not name.startswith("QUARK_")}
     environment |= {
         "PYTHONPATH": f"{setup.site}{os.pathsep}{root}",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "QUARK_STORAGE_DIR": str(store),
         "QUARK_QUIET": "1",
         "OMP_NUM_THREADS": "1",
         **setup.variables,
     }
-    known = set(_list_runs(store))
+    known = set(_list_runs(setup.project))
     done = subprocess.run(
         [sys.executable, setup.script, *arguments, f"--seed={seed}"],
         cwd=setup.project,
@@ -146,7 +147,7 @@ def run_once(setup: Setup, store: Path, seed: int) -> str:
     )
     if done.returncode:
         raise RuntimeError(f"{setup.script} {arguments} failed:\n{done.stderr[-3000:]}")
-    (made,) = set(_list_runs(store)) - known
+    (made,) = set(_list_runs(setup.project)) - known
     return made
 
 

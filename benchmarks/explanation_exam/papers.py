@@ -42,7 +42,7 @@ _ONE_OF_TWO = (
 )
 _NOTHING = (
     *[((), seed, seed) for seed in range(6)],
-    *[((), seed, _NEW_SEED + seed) for seed in range(8)],
+    *[((), seed % 6, _NEW_SEED + seed) for seed in range(8)],
     *[(("comment",), seed, seed) for seed in range(3)],
     *[(("comment",), seed, _NEW_SEED + seed) for seed in range(2)],
     *[(("renamed_local",), seed, seed) for seed in range(3)],
