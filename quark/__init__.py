@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from quark_core.errors import SessionStoreError as SessionStoreError
     from quark_core.errors import StopRequested as StopRequested
     from quark_core.errors import TrainingHalted as TrainingHalted
+    from quark_core.provenance.kept_sources import KeptSource as KeptSource
+    from quark_core.provenance.kept_sources import KeptSources as KeptSources
     from quark_core.ranks.statistics import RankStatistics as RankStatistics
     from quark_core.records import AlertRecord as AlertRecord
     from quark_core.records import ArtifactLinkRecord as ArtifactLinkRecord
@@ -111,8 +113,10 @@ if TYPE_CHECKING:
     from quark_core.sessions.shortcuts import add_tag as add_tag
     from quark_core.sessions.shortcuts import end_run as end_run
     from quark_core.sessions.shortcuts import open_run as open_run
+    from quark_core.sessions.shortcuts import read_sources as read_sources
     from quark_core.sessions.shortcuts import resume_run as resume_run
     from quark_core.sessions.shortcuts import start_run as start_run
+    from quark_core.sessions.shortcuts import watch_data as watch_data
     from quark_core.version import __version__ as __version__
     from quark_core.writers.artifact_background import PendingArtifact as PendingArtifact
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
@@ -179,6 +183,8 @@ _HOMES = {
     "HookEngineConfig": "quark_torch.layers.config",
     "HookScheduleConfig": "quark_torch.schedule",
     "InvalidRunStateError": "quark_core.errors",
+    "KeptSource": "quark_core.provenance.kept_sources",
+    "KeptSources": "quark_core.provenance.kept_sources",
     "LaneReport": "quark_core.backends.delivery_report",
     "LayerFilterConfig": "quark_torch.layer_filter",
     "LayerSummaryRecord": "quark_core.records",
@@ -249,6 +255,7 @@ _HOMES = {
     "migrate_store": "quark_core.backends.migration",
     "monitor": "quark_core.analysis.monitor",
     "open_run": "quark_core.sessions.shortcuts",
+    "read_sources": "quark_core.sessions.shortcuts",
     "register_backend": "quark.tracker.setup",
     "report": "quark.page.report",
     "resume_run": "quark_core.sessions.shortcuts",
@@ -265,6 +272,7 @@ _HOMES = {
     "Routing": "quark_torch.instruments.router_load",
     "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
+    "watch_data": "quark_core.sessions.shortcuts",
 }
 
 __all__ = sorted(_HOMES)

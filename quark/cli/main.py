@@ -42,6 +42,7 @@ _COMMANDS = {
     "samples": "List and search the text samples of a run.",
     "serve": "Serve runs to many users and machines.",
     "show": "Show one run.",
+    "sources": "Show, compare or restore the code of a run.",
     "stop": "Ask a training to stop.",
     "sync": "Deliver what waits in journals.",
     "ui": "Look at runs in the browser.",

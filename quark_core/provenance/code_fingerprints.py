@@ -75,7 +75,7 @@ class ModuleFingerprint(msgspec.Struct, frozen=True):
         level: syntax, or bytes where the text could not be read: then there are no units.
         units: The rest first, then functions and classes as they stand in the text.
         imports: What the module imports, anywhere in it.
-        names: What the module's own statements bind, sorted.
+        variables: Names that the module's own statements store into, sorted.
         reason: Why the text could not be read, or None.
     """
 
@@ -83,7 +83,7 @@ class ModuleFingerprint(msgspec.Struct, frozen=True):
     level: str
     units: tuple[CodeUnit, ...] = ()
     imports: tuple[ImportedName, ...] = ()
-    names: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     reason: str | None = None
 
     def find(self, name: str) -> CodeUnit | None:
@@ -168,7 +168,7 @@ class _Splitter:
             level=LEVEL_SYNTAX,
             units=tuple(units),
             imports=list_imports(tree),
-            names=tuple(sorted(form.scopes.module.bound)),
+            variables=tuple(sorted(form.scopes.variables)),
         )
 
 

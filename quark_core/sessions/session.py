@@ -32,6 +32,7 @@ from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.belonging import Belonging
 from quark_core.sessions.config_reads import ConfigReads, note_reads
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
+from quark_core.sessions.fingerprints import Fingerprints
 from quark_core.sessions.introduction import Introduction, find_page, tell_done
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
 from quark_core.sessions.notifying import attach_notifier_of_environment, settle_notices, tell_end
@@ -53,7 +54,7 @@ _JOURNAL_TIMEOUT_S = 1.0
 OnStop = Literal["flag", "raise"]
 
 
-class TrainingSession(LogLines, Belonging):
+class TrainingSession(LogLines, Belonging, Fingerprints):
     """One run, open in this process.
 
     Made by `start_run`, `resume_run` or `open_run`. As a context manager it

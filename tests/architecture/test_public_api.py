@@ -44,6 +44,8 @@ BEYOND = [
     "ExposureSummary",
     "HardBatchFinding",
     "Instrument",
+    "KeptSource",
+    "KeptSources",
     "LaneReport",
     "LoggingHandler",
     "LossSummary",
@@ -84,6 +86,7 @@ BEYOND = [
     "find_similar_runs",
     "monitor",
     "open_run",
+    "read_sources",
     "register_backend",
     "report",
     "search_runs",
@@ -92,6 +95,7 @@ BEYOND = [
     "stop_run",
     "tracked",
     "watch",
+    "watch_data",
 ]
 
 

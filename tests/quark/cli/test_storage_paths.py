@@ -26,6 +26,7 @@ COMMANDS = [
     ("backup", "copy"),
     ("ui", "--no-open"),
     ("follow", "x"),
+    ("sources", "x"),
     ("stop", "x"),
     ("edit", "x", "--name", "y"),
     ("logs", "x"),
