@@ -106,7 +106,7 @@ def judge_change(metric: MetricDiff | None, floor: NoiseFloor | None) -> Judgeme
         )
     if p is None:
         return Judgement("cannot_tell", _turn(metric.reason))
-    return _judge_p(metric, p, ends.difference, f"p = {p:.2g} between the two groups of runs")
+    return _judge_p(metric, p, ends.difference, f"between the groups of runs p = {p:.2g}")
 
 
 def _judge_single(metric: MetricDiff, floor: NoiseFloor | None) -> Judgement:
