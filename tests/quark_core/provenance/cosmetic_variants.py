@@ -142,7 +142,10 @@ def add_parentheses(source: str, choose: random.Random) -> str:
             kept.update(map(id, ast.walk(node)))
     edits: list[tuple[int, int, bytes]] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call | ast.BinOp | ast.Compare | ast.BoolOp) and id(node) not in kept:
+        if (
+            isinstance(node, ast.Call | ast.BinOp | ast.Compare | ast.BoolOp)
+            and id(node) not in kept
+        ):
             if choose.random() < 0.5:
                 edits.append((node.lineno, node.col_offset, b"(("))
                 edits.append((node.end_lineno or 0, node.end_col_offset or 0, b"))"))

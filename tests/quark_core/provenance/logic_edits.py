@@ -320,7 +320,14 @@ def change_base(tree: ast.AST, _choose: random.Random) -> _Places:
 def change_slice(tree: ast.AST, _choose: random.Random) -> _Places:
     for node in _walk(tree):
         if isinstance(node, ast.Subscript):
-            yield _set(node, "slice", ast.Slice(lower=node.slice if isinstance(node.slice, ast.Constant) else None, upper=ast.Constant(value=977)))
+            yield _set(
+                node,
+                "slice",
+                ast.Slice(
+                    lower=node.slice if isinstance(node.slice, ast.Constant) else None,
+                    upper=ast.Constant(value=977),
+                ),
+            )
 
 
 def change_global(tree: ast.AST, _choose: random.Random) -> _Places:
