@@ -25,7 +25,7 @@ from quark_core.analysis.explanation.attribution import measure_pairs, regress
 from quark_core.analysis.explanation.differences import Difference
 from quark_core.analysis.explanation.history import PastRun
 from quark_core.analysis.explanation.ranking import Case, rank_causes
-from quark_core.analysis.explanation.results import NoiseFloor
+from quark_core.analysis.explanation.results import NoiseFloor, Parting
 from quark_core.analysis.explanation.traits import RunTraits
 
 KEYS = 8
@@ -33,6 +33,7 @@ CHANGED = 3
 NOISES = (0.1, 0.3)
 LEAST_CHANGE = 2.0  # times the noise
 SEEDS = 6
+UNKNOWN = Parting("unknown", None, "step", None, 0, None, None, "")
 
 Levels = tuple[int, ...]
 
@@ -157,6 +158,7 @@ def ask(rng: np.random.Generator, runs: int, counts: Mapping[str, Count]) -> boo
             str(index),
             describe(world, config),
             world.tell(config) + world.noise * rng.standard_normal(),
+            None,
             "completed",
             None,
             None,
@@ -200,7 +202,7 @@ def answer(
     counts["ridge, always"].note(largest, truth)
     verdict = "better" if change > 0 else "worse"
     causes = rank_causes(
-        Case(verdict, change, floor, differences, (), pairs, found)  # type: ignore[arg-type]
+        Case(verdict, change, floor, differences, (), pairs, found, UNKNOWN)  # type: ignore[arg-type]
     )
     first = int(causes[0].place[1:])
     counts["first cause"].note(first, truth)

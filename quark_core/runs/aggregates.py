@@ -188,7 +188,9 @@ class AggregateTable(Sequence[AggregateSummary]):
         return [each.to_dict() for each in self._summaries]
 
     def __str__(self) -> str:
-        rows = [("key", "share", "count", "mean", "p50", "p99", "first", "total", "failed")]
+        rows: list[tuple[str, ...]] = [
+            ("key", "share", "count", "mean", "p50", "p99", "first", "total", "failed")
+        ]
         rows += [_show_row(each) for each in self._summaries]
         widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
         return "\n".join(

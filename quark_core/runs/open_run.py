@@ -90,6 +90,7 @@ class OpenRun:
         missed_metrics: Keys that were read in vain, of which is said once what is near.
         non_finite: Metric key -> count of values in a row that were not finite.
         aggregates: What sums up values and times in this process, or None.
+        first_step: The step that a resumed run begins with, or None where that is not said.
         tell_progress: Says how far a loop has come, for heartbeats, or None.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
@@ -108,6 +109,7 @@ class OpenRun:
         self.claims: RunClaims | None = None
         self.has_many_names = False
         self.has_timed_late = False
+        self.first_step: int | None = None
         self.missed_leader = False
         self.begun_offline = False
         self.is_noted = False
@@ -131,6 +133,7 @@ class OpenRun:
         self.non_finite: dict[str, int] = {}
         self.lock = threading.RLock()
         self.background: threading.Thread | None = None
+        self.made_of: BoundWriter | None = None
         self.children: ChildDelivery | None = None
         self.forked = False
         self.payload_directory: Path | None = None
@@ -337,7 +340,7 @@ class OpenRun:
         _parents.append((self.stream, self.reader))
         self.stream.abandon()
         self.lock = threading.RLock()
-        self.background = self.children = self.reader = self.claims = None
+        self.background = self.children = self.reader = self.claims = self.made_of = None
         self.forked = True
         self.non_finite = {}
         self.withdraw_halt()  # it is the parent's to raise

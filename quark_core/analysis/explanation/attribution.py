@@ -18,7 +18,7 @@ from quark_core.analysis.explanation.history import PastRun
 from quark_core.analysis.explanation.results import ABSENT, Effect, NoiseFloor
 from quark_core.analysis.explanation.traits import Place, encode_value
 
-__all__ = ["LEAST_HISTORY", "Attribution", "measure_pairs", "regress"]
+__all__ = ["LEAST_HISTORY", "Attribution", "measure_pairs", "regress", "sign_traits"]
 
 Floats = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ def measure_pairs(
             continue
         own = encode_value(run.traits.values.get(difference.key, ABSENT))
         if own in values:
-            rest = _sign(run, difference.key)
+            rest = sign_traits(run, difference.key)
             groups[rest][values.index(own)].append(run.value)
     both = [(np.array(one), np.array(two)) for one, two in groups.values() if one and two]
     if not both:
@@ -100,8 +100,8 @@ def _bound(
     return mean - half, mean + half
 
 
-def _sign(run: PastRun, place: Place) -> bytes:
-    """All traits of a run but one and its seeds."""
+def sign_traits(run: PastRun, place: Place) -> bytes:
+    """A text of all traits of a run but one and its seeds."""
     rest = [
         (kind, name, encode_value(value))
         for (kind, name), value in run.traits.values.items()

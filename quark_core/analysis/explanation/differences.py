@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from quark_core.analysis.explanation.results import ABSENT, CauseKind, Remark
+from quark_core.analysis.explanation.sides import ExplainedRun
 from quark_core.analysis.explanation.traits import Place, RunTraits, encode_value, is_redacted
 
 __all__ = ["Difference", "Differences", "find_differences"]
@@ -76,11 +77,40 @@ class Differences:
     unknown: tuple[Remark, ...]
 
 
-def find_differences(before: Sequence[RunTraits], after: Sequence[RunTraits]) -> Differences:
-    """Hold the traits of two sides against each other.
+def find_differences(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) -> Differences:
+    """Hold two sides against each other, by what they were made of and by their records.
 
     Seeds are left out where a side has several runs: they are what its runs differ in.
     """
+    everyone = [*before, *after]
+    found = _compare_traits([run.traits for run in before], [run.traits for run in after])
+    return _rule_out_unread(found, [run.read_keys for run in everyone])
+
+
+def _rule_out_unread(
+    differences: Differences, reads: Sequence[Mapping[str, bool] | None]
+) -> Differences:
+    """A key of the configuration that no run has read is no cause, whatever it says."""
+    if any(read is None for read in reads):
+        return differences
+    unread = [
+        each
+        for each in differences.found
+        if each.kind in ("config", "seed")
+        and not any(read.get(each.place, False) for read in reads if read is not None)
+        and any(each.place in read for read in reads if read is not None)
+    ]
+    remarks = [
+        Remark(each.kind, each.place, "differs, but neither run has read it") for each in unread
+    ]
+    return replace(
+        differences,
+        found=tuple(each for each in differences.found if each not in unread),
+        ruled_out=(*differences.ruled_out, *remarks),
+    )
+
+
+def _compare_traits(before: Sequence[RunTraits], after: Sequence[RunTraits]) -> Differences:
     everyone = [*before, *after]
     several = len(before) > 1 or len(after) > 1
     found: list[Difference] = []

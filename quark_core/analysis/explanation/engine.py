@@ -2,52 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
-from quark_core.analysis.comparison.changes import find_seed
 from quark_core.analysis.comparison.config import ComparisonEngineConfig
 from quark_core.analysis.comparison.engine import pair_runs
 from quark_core.analysis.comparison.metrics import compare_metrics
-from quark_core.analysis.comparison.results import MetricDiff, RunReference
+from quark_core.analysis.comparison.results import MetricDiff
 from quark_core.analysis.comparison.sides import find_storage_dir, list_targets
 from quark_core.analysis.explanation.attribution import measure_pairs, regress
 from quark_core.analysis.explanation.differences import Differences, find_differences
 from quark_core.analysis.explanation.divergence import find_parting
+from quark_core.analysis.explanation.good_runs import find_good_run
 from quark_core.analysis.explanation.history import PastRun, load_history
 from quark_core.analysis.explanation.ranking import Case, rank_causes
 from quark_core.analysis.explanation.results import (
-    Cause,
     ChangeExplanation,
     NoiseFloor,
     Parting,
 )
-from quark_core.analysis.explanation.traits import describe_traits
-from quark_core.analysis.explanation.verdict import find_noise_floor, judge_change
-from quark_core.analysis.outputs import open_analysis
-from quark_core.analysis.run_data import RunData
-from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.analysis.explanation.sides import ExplainedRun, describe_side, load_runs
+from quark_core.analysis.explanation.timing import find_hidden_difference
+from quark_core.analysis.explanation.verdict import Judgement, find_noise_floor, judge_change
 from quark_core.config.arguments import resolve_storage_dir
-from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.errors import SchemaValidationError
 from quark_core.presentation import note_runs
 from quark_core.records import format_time
-from quark_core.records.runs import RunContext
+from quark_core.records.names import decode_name
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 from quark_core.records.times import now_us
-from quark_core.runs.open_run import open_runs
-from quark_core.runs.opening import open_for_reading
 from quark_core.runs.reading import encode_key, read_series
-from quark_core.sessions.session import TrainingSession
 
 __all__ = ["explain_change"]
+
+_MOST_NAMED = 10
 
 
 def explain_change(
     a: object,
-    b: object,
+    b: object = None,
     metric: str | None = None,
     *,
     storage_dir: str | Path | None = None,
@@ -59,239 +56,213 @@ def explain_change(
     Args:
         a: The first side: a run id or the beginning of one, a TrainingSession, a RunContext,
             or a list or tuple of them, such as the seeds of one configuration.
-        b: The second side, likewise: the one whose result is in question.
+        b: The second side, likewise: the one whose result is in question. None holds `a`,
+            one run, against the last good run of its configuration, which is the first side.
         metric: The metric that it is about; by default the objective that a run was started
             with, else the validation loss or accuracy, else that of training.
-        storage_dir: Where ids are looked up; by default where the other side's session is,
-            else the working directory or the service.
+        storage_dir: Where ids are looked up; by default where the sides' sessions are, else
+            the working directory or the service.
 
     Raises:
         SchemaValidationError: A side is of another type, or no run has the metric.
-        RunNotFoundError: There is no such run.
+        RunNotFoundError: There is no such run, or none to hold `a` against.
         SessionStoreError: The store cannot be read.
     """
-    targets = list_targets(a, "a"), list_targets(b, "b")
     if metric is not None and not isinstance(metric, str):
         raise SchemaValidationError(f"metric must be a str, not {type(metric).__name__}")
+    key = None if metric is None else encode_key(metric, "metric")
+    targets = [list_targets(a, "a")]
+    if b is not None:
+        targets.append(list_targets(b, "b"))
     root = find_storage_dir(*targets) if storage_dir is None else resolve_storage_dir(storage_dir)
-    sides = _load(targets[0], root), _load(targets[1], root)
-    return _Explanation(sides[0], sides[1], metric).make()
+    sides = [load_runs(side, root) for side in targets]
+    if b is None:
+        sides.insert(0, [_find_reference(sides[0], key)])
+    return _Explanation(sides[0], sides[1], key).make()
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One run of a side."""
-
-    stored: StoredRun
-    data: RunData
-    reader: SupportsRead
-    context: RunContext
-
-    @property
-    def run_id(self) -> str:
-        return self.data.run_id
-
-
-def _load(targets: Sequence[object], root: Path | None) -> list[_Side]:
-    found: dict[str, _Side] = {}
-    for target in targets:
-        if isinstance(target, str):
-            known = open_runs.find(target)
-            if known is None:
-                read = open_for_reading(target, root)
-                # The beginning of an id may mean a run of this process.
-                known = open_runs.find(read.context.run_id) or read
-            target = TrainingSession(known)
-        assert isinstance(target, (TrainingSession, RunContext))
-        analysis = open_analysis(target)
-        data = analysis.load()
-        run = open_runs.find(data.run_id) or open_for_reading(
-            data.run_id, analysis.context.storage_dir
+def _find_reference(side: Sequence[ExplainedRun], key: str | None) -> ExplainedRun:
+    if len(side) > 1:
+        raise SchemaValidationError(
+            "a must be one run where b is not given: it is held against the last good run of its "
+            f"configuration; got {len(side)} runs"
         )
-        if isinstance(target, TrainingSession):
-            run = target.open_run
-        if run.reader is None:
-            raise SessionStoreError(f"run {data.run_id}: nothing of it can be read back")
-        stored = run.reader.load_run(data.run_id)
-        found.setdefault(data.run_id, _Side(stored, data, run.reader, analysis.context))
-    return list(found.values())
+    (run,) = side
+    metric = _choose_metric(side, side, key)
+    history = load_history(
+        run.reader, run.stored.run.project_name, None if metric is None else metric.metric_key
+    )
+    own = next((past for past in history if past.run_id == run.run_id), None)
+    digest = run.stored.digests.config if own is None else own.config_digest
+    good = find_good_run(history, run.run_id, digest, None if metric is None else metric.metric_key)
+    (found,) = load_runs([good.run_id], run.context.storage_dir)
+    return found
+
+
+def _choose_metric(
+    before: Sequence[ExplainedRun], after: Sequence[ExplainedRun], key: str | None
+) -> MetricDiff | None:
+    """The metric that it is about, compared; None where the sides have none in common."""
+    data = [run.data for run in after], [run.data for run in before]
+    stored = [run.stored for run in after], [run.stored for run in before]
+    config = ComparisonEngineConfig(headline_metric=key)
+    diffs = compare_metrics(*data, pair_runs(*stored), config)
+    if key is not None:
+        found = next((diff for diff in diffs if diff.metric_key == key), None)
+        if found is None:
+            known = [decode_name(diff.metric_key) for diff in diffs]
+            named = ", ".join(known[:_MOST_NAMED]) or "no metrics"
+            raise SchemaValidationError(
+                f"metric {decode_name(key)!r}: no run has it; the runs have {named}"
+            )
+        return found
+    shared = [diff for diff in diffs if diff.presence == "both"]
+    headline = [diff for diff in shared if diff.headline]
+    directed = [diff for diff in shared if diff.direction != "none"]
+    return next(iter([*headline, *directed, *shared]), None)
+
+
+@dataclass(frozen=True)
+class _History:
+    """The project's runs.
+
+    Attributes:
+        everyone: All of them, newest first.
+        others: Without those that are compared.
+        own: Those that are compared, side by side.
+    """
+
+    everyone: Sequence[PastRun]
+    others: Sequence[PastRun]
+    own: Sequence[Sequence[PastRun]]
 
 
 class _Explanation:
     """One explanation on its way."""
 
-    def __init__(self, before: Sequence[_Side], after: Sequence[_Side], metric: str | None) -> None:
+    def __init__(
+        self,
+        before: Sequence[ExplainedRun],
+        after: Sequence[ExplainedRun],
+        key: str | None,
+    ) -> None:
         self._before = before
         self._after = after
-        self._key = None if metric is None else encode_key(metric, "metric")
+        self._metric = _choose_metric(before, after, key)
+        self._key = key if self._metric is None else self._metric.metric_key
 
     def make(self) -> ChangeExplanation:
         """All steps."""
-        metric = self._compare()
-        key = None if metric is None else metric.metric_key
-        project = self._before[0].stored.run.project_name
-        history = load_history(self._before[0].reader, project, key)
-        members = {run.run_id for run in (*self._before, *self._after)}
-        own = [
-            [run for run in history if run.run_id in {each.run_id for each in side}]
-            for side in (self._before, self._after)
-        ]
-        floor = find_noise_floor(history, own, self._measure(metric))
-        judgement = judge_change(metric, floor)
-        differences = find_differences(
-            [describe_traits(run.stored) for run in self._before],
-            [describe_traits(run.stored) for run in self._after],
-        )
-        past = [run for run in history if run.run_id not in members]
-        change = None if metric is None else metric.tail_median.difference
-        case = self._weigh(judgement.verdict, change, floor, differences, past)
+        history = self._load_history()
+        floor = find_noise_floor(history.everyone, history.own, self._measure)
+        judgement = judge_change(self._metric, floor)
+        differences = find_differences(self._before, self._after)
+        parting = self._find_parting()
+        hidden = None
+        if parting.metric_key == self._key:
+            hidden = find_hidden_difference(history.others, differences.found, parting)
+        case = self._weigh(judgement, floor, differences, parting, history, hidden is not None)
         causes = rank_causes(case)
         accuses = judgement.verdict != "no_difference"
         result = ChangeExplanation(
             schema_version=CURRENT_SCHEMA_VERSION,
             generated_at=format_time(now_us()),
-            before=_describe_side(self._before),
-            after=_describe_side(self._after),
-            metric_key=key,
-            metric=metric,
+            before=describe_side(self._before),
+            after=describe_side(self._after),
+            metric_key=self._key,
+            metric=self._metric,
             verdict=judgement.verdict,
             reason=judgement.reason,
             noise_floor=floor,
-            first_difference=self._find_parting(),
+            first_difference=parting,
             causes=causes if accuses else (),
-            differences=() if accuses else tuple(map(_acquit, causes)),
+            differences=()
+            if accuses
+            else tuple(replace(cause, standing="unlikely") for cause in causes),
             ruled_out=differences.ruled_out,
             unknown=differences.unknown,
             checks=(),
-            history_count=len(past),
-            notes=tuple(self._list_notes()),
+            history_count=len(history.others),
+            notes=tuple(self._list_notes(() if hidden is None else (hidden,))),
         )
         note_runs(result, [run.context for run in (*self._before, *self._after)])
         return result
 
-    def _compare(self) -> MetricDiff | None:
-        sides = [run.data for run in self._after], [run.data for run in self._before]
-        stored = [run.stored for run in self._after], [run.stored for run in self._before]
-        config = ComparisonEngineConfig(headline_metric=self._key)
-        diffs = compare_metrics(*sides, pair_runs(*stored), config)
-        if self._key is not None:
-            found = next((diff for diff in diffs if diff.metric_key == self._key), None)
-            if found is None:
-                known = ", ".join(sorted(diff.metric_key for diff in diffs)[:10])
-                raise SchemaValidationError(
-                    f"metric {self._key!r}: none of the runs has it; they have: {known or 'none'}"
-                )
-            return found
-        shared = [diff for diff in diffs if diff.presence == "both"]
-        headline = [diff for diff in shared if diff.headline]
-        directed = [diff for diff in shared if diff.direction != "none"]
-        return next(iter([*headline, *directed, *shared]), None)
+    def _load_history(self) -> _History:
+        project = self._before[0].stored.run.project_name
+        everyone = load_history(self._before[0].reader, project, self._key)
+        sides = [{run.run_id for run in side} for side in (self._before, self._after)]
+        members = set.union(*sides)
+        return _History(
+            everyone,
+            [run for run in everyone if run.run_id not in members],
+            [[run for run in everyone if run.run_id in side] for side in sides],
+        )
 
-    def _measure(self, metric: MetricDiff | None) -> Callable[[str], float | None]:
+    def _measure(self, run_id: str) -> float | None:
         """The end of a run's curve, over the same stretch as that of the comparison."""
-        reader = self._before[0].reader
-
-        def measure(run_id: str) -> float | None:
-            if metric is None or metric.tail_start is None or metric.common_end is None:
-                return None
-            series = read_series(reader, run_id, metric.metric_key)
-            places = series.step if metric.unit == "step" else series.epoch
-            inside = (places >= metric.tail_start) & (places <= metric.common_end)
-            values = series.last[inside & np.isfinite(series.last)]
-            reached = len(places) and int(places.max()) >= metric.common_end
-            return float(np.median(values)) if len(values) and reached else None
-
-        return measure
+        metric = self._metric
+        if metric is None or metric.tail_start is None or metric.common_end is None:
+            return None
+        series = read_series(self._before[0].reader, run_id, metric.metric_key)
+        places = series.step if metric.unit == "step" else series.epoch
+        inside = (places >= metric.tail_start) & (places <= metric.common_end)
+        values = series.last[inside & np.isfinite(series.last)]
+        reached = len(places) and int(places.max()) >= metric.common_end
+        return float(np.median(values)) if len(values) and reached else None
 
     def _weigh(
         self,
-        verdict: str,
-        change: float | None,
+        judgement: Judgement,
         floor: NoiseFloor | None,
         differences: Differences,
-        past: Sequence[PastRun],
+        parting: Parting,
+        history: _History,
+        has_hidden: bool,
     ) -> Case:
-        pairs = {}
-        attribution = None
+        change = None if self._metric is None else self._metric.tail_median.difference
+        pairs, attribution = {}, None
         if change:
             for each in differences.found:
-                effect = measure_pairs(past, each, floor)
+                effect = measure_pairs(history.others, each, floor)
                 if effect is not None:
                     pairs[each.key] = effect
             candidates = [each for each in differences.found if each.kind != "seed"]
-            attribution = regress(past, candidates, change)
+            attribution = regress(history.others, candidates, change)
         return Case(
-            verdict,  # type: ignore[arg-type]
+            judgement.verdict,
             change,
             floor,
             differences.found,
             differences.unknown,
             pairs,
             attribution,
+            parting,
+            has_hidden,
         )
 
     def _find_parting(self) -> Parting:
         if len(self._before) > 1 or len(self._after) > 1:
             return Parting(
                 "unknown", None, "step", None, 0, None, None,
-                "several runs a side: seeds part them from the start",
+                "several runs a side: their seeds part them, so no first step is looked for",
             )  # fmt: skip
         one, two = self._before[0], self._after[0]
         return find_parting((one.reader, one.run_id), (two.reader, two.run_id))
 
-    def _list_notes(self) -> list[str]:
-        notes = []
+    def _list_notes(self, notes: Sequence[str]) -> list[str]:
+        out = list(notes)
         ids = [{run.run_id for run in side} for side in (self._before, self._after)]
         if ids[0] == ids[1]:
-            notes.append("Both sides are the same runs.")
+            out.append("Both sides are the same runs.")
         elif shared := ids[0] & ids[1]:
-            notes.append(f"On both sides: {', '.join(sorted(shared))}.")
-        going = [run.run_id for run in (*self._before, *self._after) if _goes_on(run)]
+            out.append(f"On both sides: {', '.join(sorted(shared))}.")
+        everyone = (*self._before, *self._after)
+        going = [run.run_id for run in everyone if run.stored.state == "running"]
         if going:
-            notes.append(f"Still running, so the figures are of now: {', '.join(going)}.")
-        projects = {run.stored.run.project_name for run in (*self._before, *self._after)}
+            out.append(f"Still running, so the figures are of now: {', '.join(going)}.")
+        projects = sorted({run.stored.run.project_name for run in everyone})
         if len(projects) > 1:
-            notes.append(
-                f"The runs are of several projects ({', '.join(sorted(projects))}); history is "
-                f"that of {self._before[0].stored.run.project_name}."
-            )
-        return notes
-
-
-def _goes_on(run: _Side) -> bool:
-    return run.stored.state == "running"
-
-
-def _acquit(cause: Cause) -> Cause:
-    """The same where there is no change: nobody is accused of anything."""
-    from msgspec.structs import replace
-
-    return replace(cause, standing="unlikely")
-
-
-def _describe_side(runs: Sequence[_Side]) -> RunReference:
-    members = tuple(_refer(run) for run in runs)
-    if len(members) == 1:
-        return members[0]
-    from msgspec.structs import replace
-
-    return replace(members[0], run_count=len(members), members=members)
-
-
-def _refer(run: _Side) -> RunReference:
-    record = run.stored.run
-    return RunReference(
-        run_id=run.run_id,
-        run_count=1,
-        project_name=record.project_name,
-        name=record.name,
-        status=record.status,
-        state=run.stored.state,
-        tags=record.tags,
-        git_commit=record.git_commit,
-        created_at=record.created_at,
-        ended_at=record.ended_at,
-        seed=find_seed(run.stored),
-        last_step=run.data.last_step,
-        analysis="none",
-    )
+            first = self._before[0].stored.run.project_name
+            out.append(f"The runs are of {', '.join(projects)}; history is that of {first}.")
+        return out

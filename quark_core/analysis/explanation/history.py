@@ -24,6 +24,7 @@ class PastRun:
         run_id: The run.
         traits: What it was made of.
         value: The metric's last value, or None where it has none that is finite.
+        first: Its first value, likewise.
         state: Its status, or lost.
         config_digest: Of its configuration without seeds, or None without one.
         code: What tells its code, or None.
@@ -33,6 +34,7 @@ class PastRun:
     run_id: str
     traits: RunTraits
     value: float | None
+    first: float | None
     state: str
     config_digest: str | None
     code: bytes | None
@@ -65,6 +67,7 @@ def _make(summary: RunSummary, metric_key: str | None) -> PastRun:
         summary.run_id,
         traits,
         None if metric is None else metric.last,
+        None if metric is None else metric.first,
         stored.state,
         digest,
         _encode(traits, "code"),

@@ -13,9 +13,11 @@ from quark_core.analysis.explanation.results import (
     ChangeVerdict,
     Effect,
     NoiseFloor,
+    Parting,
     Remark,
     Standing,
 )
+from quark_core.analysis.explanation.timing import fits_parting, weigh_parting
 from quark_core.analysis.explanation.traits import NUMERIC_PACKAGES, Place
 from quark_core.analysis.observations import format_number
 from quark_core.records import EvidenceRecord
@@ -30,6 +32,10 @@ _MOST_SHARE = 0.25
 
 _LEAST_SHARE = 0.4
 """Share of the change from which on an effect may explain it."""
+
+_LEAST_TO_ACQUIT = 60
+"""Runs from which on a regression may say that something has no effect: with fewer it is drawn
+to none of its own."""
 
 _KINDS = ("seed", "data", "config", "code", "launch", "switch", "package", "hardware")
 _STANDINGS: tuple[Standing, ...] = ("probable", "possible", "unlikely")
@@ -53,6 +59,8 @@ class Case:
         unknown: What was not recorded.
         pairs: Difference -> what runs say that differ in it alone.
         attribution: What a regression says, or None.
+        parting: Where the curves part.
+        has_hidden: Whether something that was not recorded differs for sure.
     """
 
     verdict: ChangeVerdict
@@ -62,12 +70,15 @@ class Case:
     unknown: Sequence[Remark]
     pairs: Mapping[Place, Effect]
     attribution: Attribution | None
+    parting: Parting
+    has_hidden: bool = False
 
 
 def rank_causes(case: Case) -> tuple[Cause, ...]:
     """The causes, the most likely first."""
-    causes = [_judge(case, each) for each in case.differences]
-    return tuple(sorted(causes, key=lambda cause: _order(cause, case)))
+    judged = [(_judge(case, each), each) for each in case.differences]
+    judged.sort(key=lambda pair: _order(pair[0], pair[1], case))
+    return tuple(cause for cause, _ in judged)
 
 
 def _judge(case: Case, difference: Difference) -> Cause:
@@ -81,6 +92,7 @@ def _judge(case: Case, difference: Difference) -> Cause:
     pieces += _weigh_pairs(case, difference, pairs)
     pieces += _weigh_history(case, difference, history, settled=bool(pieces))
     pieces += _weigh_alone(case, difference)
+    pieces += _weigh_timing(case, difference)
     pieces += _weigh_kind(case, difference)
     standing = _decide(case, [standing for standing, _ in pieces])
     words = [piece.summary for _, piece in pieces]
@@ -148,7 +160,7 @@ def _weigh_history(
     if agreement >= _AGREEMENT and towards > _LEAST_SHARE * size:
         standing = "probable"
         told += f", the largest one in {100 * agreement:.0f} % of resamples"
-    elif reach < _MOST_SHARE * size:
+    elif reach < _MOST_SHARE * size and effect.count >= _LEAST_TO_ACQUIT:
         standing = "unlikely"
         told = f"{effect.count} runs of the project: no effect seen (|d| < {_short(reach)})"
     elif settled:
@@ -161,11 +173,32 @@ def _weigh_alone(case: Case, difference: Difference) -> list[tuple[Standing, Evi
     others = [each for each in case.differences if each is not difference and each.kind != "seed"]
     if difference.kind == "seed" or others:
         return []
+    if case.has_hidden:
+        words = "nothing else that is recorded differs, but something else does"
+        return [("possible", _note("alone", difference, words, None))]
     missing = sorted({remark.kind for remark in case.unknown if not remark.place})
     words = "nothing else that is recorded differs"
     if missing:
         words += f" (not recorded: {', '.join(missing)})"
     return [("probable", _note("alone", difference, words, None))]
+
+
+def _weigh_timing(case: Case, difference: Difference) -> list[tuple[Standing, EvidenceRecord]]:
+    words = weigh_parting(difference, case.parting)
+    if words is None:
+        return []
+    fits = fits_parting(difference, case.parting)
+    others = [
+        each
+        for each in case.differences
+        if each is not difference and fits_parting(each, case.parting) is not False
+    ]
+    standing: Standing = "unlikely" if fits is False and others else "possible"
+    piece = EvidenceRecord(
+        "timing", difference.place, words, step_start=case.parting.step, record_kind="metric",
+        record_name=case.parting.metric_key, field="value",
+    )  # fmt: skip
+    return [(standing, piece)]
 
 
 def _weigh_kind(case: Case, difference: Difference) -> list[tuple[Standing, EvidenceRecord]]:
@@ -181,7 +214,7 @@ def _weigh_kind(case: Case, difference: Difference) -> list[tuple[Standing, Evid
     return []
 
 
-def _order(cause: Cause, case: Case) -> tuple[object, ...]:
+def _order(cause: Cause, difference: Difference, case: Case) -> tuple[object, ...]:
     share = 0.0
     if cause.effect is not None and case.change:
         share = cause.effect.difference / case.change
@@ -189,6 +222,7 @@ def _order(cause: Cause, case: Case) -> tuple[object, ...]:
     return (
         _STANDINGS.index(cause.standing),
         cause.effect is None,
+        fits_parting(difference, case.parting) is not True,
         -agreement,
         -share,
         bool(cause.kind in ("config", "launch") and _HARMLESS.search(cause.place)),
