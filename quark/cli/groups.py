@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.completion import complete_groups, complete_metrics, complete_projects
+from quark.cli.completion import complete_metrics, complete_projects
 from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.contract import SupportsRead
     from quark_core.records.expression import Field
     from quark_core.runs.group_tree import GroupNode
 
@@ -91,14 +91,15 @@ def _describe(node: GroupNode, best: Mapping[tuple[str, str], tuple[float, str]]
     return {**node.to_dict(), "best": value, "best_run": run_id}
 
 
-def _read_tree(reader: Any, project: str | None) -> list[GroupNode]:
-    from quark_core.runs.projects import read_group_tree
+def _read_tree(reader: SupportsRead, project: str | None) -> list[GroupNode]:
+    from quark_core.runs.group_tree import make_group_tree
 
-    return read_group_tree(reader, project)
+    runs = [run for run in reader.list_runs(project=project) if run.run.archived_at is None]
+    return make_group_tree(runs)
 
 
 def _read_measured(
-    reader: Any, project: str | None, metric: str, mode: str | None
+    reader: SupportsRead, project: str | None, metric: str, mode: str | None
 ) -> tuple[list[GroupNode], dict[tuple[str, str], tuple[float, str]]]:
     """The tree, and the best value of each group with the run that has it."""
     from quark.cli.group_table import make_measure

@@ -145,3 +145,25 @@ def test_paths_of_groups_are_completed(sweep, monkeypatch):
     context = runs.make_context("runs", ["-d", str(sweep)])
     found = [item.value for item in complete_groups(context, None, "pap")]
     assert found == ["paper", "paper/fig3", "paper/fig4"]
+
+
+def test_groups_and_fields_are_edited(invoke, tmp_path, log_run):
+    log_run(tmp_path, "one", group="a")
+    done = invoke(
+        "edit", "-d", tmp_path, "one", "--group", "paper/fig3", "--ungroup", "a",
+        "--field", "accuracy=0.98", "--field", "gpu=V100", "--field", 'text="12"',
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "paper/fig3" in done.stdout
+    stored = quark.search_runs(storage_dir=tmp_path)[0].stored
+    assert stored.run.groups == ("paper/fig3",)
+    assert stored.fields == {"accuracy": 0.98, "gpu": "V100", "text": "12"}
+    assert invoke("edit", "-d", tmp_path, "one", "--unfield", "gpu").exit_code == 0
+    assert "gpu" not in quark.search_runs(storage_dir=tmp_path)[0].stored.fields
+
+
+def test_a_field_without_a_value_is_refused(invoke, tmp_path, log_run):
+    log_run(tmp_path, "one")
+    result = invoke("edit", "-d", tmp_path, "one", "--field", "gpu")
+    assert result.exit_code == 2
+    assert "--field must be NAME=VALUE" in result.stderr
