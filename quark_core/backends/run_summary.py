@@ -104,12 +104,15 @@ class RunSummary:
         last_metric_at: Time of the latest of its metrics' newest points, or None.
         metrics: Stored key -> summary, sorted by key. A metric is also found
             by its name as it was logged: `metrics["train/acc@1"]`.
+        fingerprints: Key -> digest of its newest fingerprints, where a search that reads
+            runs one by one has asked for them; no part of what is told of a run.
     """
 
     stored: StoredRun
     newest_step: int | None = None
     last_metric_at: str | None = None
     metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, MetricSummaries):
