@@ -9,6 +9,7 @@ from pathlib import Path
 
 import quark
 from quark_backends.store.databases.sqlite import connect, ensure_store
+from quark_core.records import ProjectRecord
 from quark_core.records.run_digests import digest_config, digest_structure
 from storage.figures import Figure, print_figures, time_call
 from storage.run_list import fill_runs
@@ -63,7 +64,12 @@ def _add_digests(connection: sqlite3.Connection) -> None:
     """As the store makes them of runs that it takes in; one in a hundred has the probed config."""
     rows = connection.execute("SELECT pk, config FROM run").fetchall()
     (probed,) = connection.execute("SELECT config FROM run WHERE id = ?", (_PROBED,)).fetchone()
+    # As start_run calls it, which is to find these runs.
+    connection.execute("PRAGMA foreign_keys = OFF")
     connection.execute("BEGIN IMMEDIATE")
+    project = ProjectRecord.derive_id("vision")
+    connection.execute("UPDATE project SET id = ?", (project,))
+    connection.execute("UPDATE run SET project_id = ?", (project,))
     for pk, config in rows:
         own = probed if pk % 100 == 0 else config
         values = json.loads(own)["values"]
