@@ -135,7 +135,7 @@ def runs(
             where_argument="--where",
             order_argument="--sort",
         )
-        asked = [*search.fields, *_parse_columns(columns)]
+        asked = list(dict.fromkeys([*search.fields, *_parse_columns(columns)]))
         grouping = None if group_by is None else _Grouping(group_by, metric)
         store = RunSource(storage_dir, backend).reader
         found = find_runs(store, _add_filters(search, status, tag, group))
