@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from quark_core.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
     from quark_core.analysis.similar_runs import SimilarRun as SimilarRun
     from quark_core.analysis.similar_runs import find_similar_runs as find_similar_runs
+    from quark_core.analysis.trace_statistics import TraceStatistics as TraceStatistics
+    from quark_core.analysis.trace_statistics import TraceVersion as TraceVersion
+    from quark_core.analysis.trace_statistics import trace_statistics as trace_statistics
     from quark_core.backends.delivery_report import DeliveryReport as DeliveryReport
     from quark_core.backends.delivery_report import LaneReport as LaneReport
     from quark_core.backends.migration import migrate_store as migrate_store
@@ -129,6 +132,7 @@ if TYPE_CHECKING:
     from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
     from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
+    from quark_core.writers.tracing import trace as trace
     from quark_core.writers.used_artifacts import UsedArtifact as UsedArtifact
     from quark_torch.instruments.attention_entropy import AttentionEntropy as AttentionEntropy
     from quark_torch.instruments.instrument import Instrument as Instrument
@@ -272,6 +276,8 @@ _HOMES = {
     "Routing": "quark_torch.instruments.router_load",
     "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
+    "trace": "quark_core.writers.tracing",
+    "trace_statistics": "quark_core.analysis.trace_statistics",
     "watch_data": "quark_core.sessions.shortcuts",
 }
 

@@ -27,6 +27,7 @@ COMMANDS = [
     ("ui", "--no-open"),
     ("follow", "x"),
     ("sources", "x"),
+    ("traces", "x"),
     ("stop", "x"),
     ("edit", "x", "--name", "y"),
     ("logs", "x"),

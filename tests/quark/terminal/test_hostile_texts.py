@@ -56,6 +56,7 @@ WALKED = {
     ],
     "samples": ["samples RUN", "samples RUN --full", "samples RUN --json"],
     "show": ["show RUN", "show RUN --json", "show EVIL", "show nothing"],
+    "traces": ["traces EVIL", "traces EVIL EVIL --json", "traces nothing"],
     "sources": ["sources RUN", "sources RUN --json", "sources RUN --diff OTHER"],
     "stop": ["stop RUN --reason EVIL", "stop nothing"],
     "sync": ["sync ROOT --dry-run", "sync ROOT --json", "sync ROOT"],
