@@ -170,7 +170,13 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
     from rich.panel import Panel
     from rich.table import Table
 
-    from quark.cli.texts import Text, describe_duration, describe_state, find_duration_s
+    from quark.cli.texts import (
+        Text,
+        describe_duration,
+        describe_fork,
+        describe_state,
+        find_duration_s,
+    )
 
     run = stored.run
     environment: dict[str, Any] = dict(stored.environment.values) if stored.environment else {}
@@ -203,7 +209,8 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
         ("stop", None if stored.stop is None else _describe_stop(stored.stop)),
         ("exit code", None if stored.exit_code is None else str(stored.exit_code)),
         ("resumed", _count_times(run.resume_count)),
-        ("parent", run.parent_run_id),
+        ("parent", run.parent_run_id if run.fork_step is None else None),
+        ("forked from", describe_fork(run)),
         ("git", commit),
         ("host", f"{host}, Python {python}" if host else None),
         ("gpus", ", ".join(str(gpu.get("name")) for gpu in gpus)),

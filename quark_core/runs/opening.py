@@ -26,7 +26,7 @@ from quark_core.config.belonging import (
     check_fields,
     check_groups,
 )
-from quark_core.config.objective import ObjectiveMode, choose_objective, keep_objective
+from quark_core.config.objective import Objective, ObjectiveMode, choose_objective, keep_objective
 from quark_core.config.snapshot import snapshot_config
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import RunStream
@@ -55,6 +55,7 @@ from quark_core.runs.earlier_runs import (
 )
 from quark_core.runs.environment import GitState, read_git_state
 from quark_core.runs.foreign_runs import open_foreign_run
+from quark_core.runs.fork_points import ForkPoint, check_fork_from
 from quark_core.runs.known_runs import KnownRun, find_known_run, find_parent
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.runs.primary_reach import ATTACHING, JOINING, PrimaryReach, choose_policy
@@ -89,15 +90,23 @@ def start(
     group: str | Iterable[str] | None = None,
     version: str | Callable[[], object] | None = None,
     if_done: IfDone | None = None,
+    fork_from: object = None,
 ) -> OpenRun:
     """Start a new run; see `TrainingSession.start_run` for arguments and errors."""
     began_s = time.monotonic()
     project, name = _check_arguments(project, name, strict_mode, parent_run_id)
     settings.check_timeouts()
+    settings.source_mode()
+    fork = check_fork_from(fork_from, parent_run_id)
     checked_notes = check_notes(notes)
     checked_tags = check_tags(tags)
     groups, wished = check_groups(group), check_if_done(if_done)
-    snapshot = keep_objective(snapshot_config(config), choose_objective(objective, mode))
+    if fork is not None and wished is not None:
+        raise SchemaValidationError(
+            "if_done and fork_from cannot be combined: a fork is no repetition of another run"
+        )
+    goal = choose_objective(objective, mode)
+    snapshot = keep_objective(snapshot_config(config), goal)
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
@@ -107,7 +116,10 @@ def start(
         name=name,
         notes=checked_notes,
         tags=checked_tags,
-        parent_run_id=parent_run_id,
+        parent_run_id=parent_run_id if fork is None else fork.run_id,
+        fork=fork,
+        inherits_config=fork is not None and config is None,
+        goal=goal,
         strict_mode=strict_mode,
         snapshot=snapshot,
         root=root,
@@ -141,7 +153,9 @@ def _begin(start: _Start, reach: PrimaryReach, given: str | None) -> OpenRun:
         if isinstance(taken_up, OpenRun):
             return taken_up
         part = taken_up
-    parent = _find_parent(reach, root, start.parent_run_id) if leads else None
+    if start.fork is not None:
+        start.fork.flush()
+    parent = _find_parent(reach, start) if leads else None
     opener = _Opener(
         start, reach, parent, read_git_state(working_directory()), format_time(now_us())
     )
@@ -243,6 +257,9 @@ class _Start:
     notes: str | None
     tags: tuple[str, ...]
     parent_run_id: str | None
+    fork: ForkPoint | None
+    inherits_config: bool
+    goal: Objective | None
     strict_mode: bool
     snapshot: ConfigSnapshot
     root: Path
@@ -251,6 +268,12 @@ class _Start:
     plan: composition.Plan
     groups: tuple[str, ...]
     fields: JsonObject
+
+    def choose_config(self, parent: StoredRun | None) -> ConfigSnapshot:
+        """What the run begins with: a fork that is given no configuration has its parent's."""
+        if not self.inherits_config or parent is None or parent.config is None:
+            return self.snapshot
+        return keep_objective(parent.config, self.goal)
 
 
 def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) -> OpenRun | RankPart:
@@ -262,7 +285,14 @@ def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) ->
         return part
     try:
         return continue_run(
-            stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot
+            stored,
+            start.plan,
+            reach,
+            start.root,
+            start.rank,
+            start.ranks,
+            part,
+            None if start.inherits_config else start.snapshot,
         )
     except InvalidRunStateError as error:
         _log.warning("the restarted run is not taken up again: %s", error)
@@ -275,26 +305,27 @@ class _Opener:
 
     start: _Start
     reach: PrimaryReach
-    parent: RunRecord | None
+    parent: StoredRun | None
     git: GitState | None
     moment: str
 
     def open(self, part: RankPart) -> OpenRun:
         start, reach = self.start, self.reach
         run = open_part(self.describe(part), start.plan, reach.primary, start.rank, part)
-        run.config, run.fields = start.snapshot, start.fields
+        config = run.config = start.choose_config(self.parent)
+        run.fields = start.fields
         reach.hand_over(run)
         if part.leads:
             goes_on = reach.outage is not None and part.attempt > 0
             event_type = "run_resumed" if goes_on else "run_started"
-            announce(run, start.snapshot, start.rank, self.git, event_type, reach, is_new=True)
+            announce(run, config, start.rank, self.git, event_type, reach, is_new=True)
         return announce_rank(run, start.plan, start.rank)
 
     def describe(self, part: RankPart) -> RunContext:
         """The context of the run before it is begun."""
         start, run_id = self.start, part.run_id
         location = composition.locate_run(self.reach.primary, start.root, run_id or "unknown")
-        parent = self.parent
+        parent = None if self.parent is None else self.parent.run
         record = RunRecord(
             id=run_id,
             project_id=ProjectRecord.derive_id(start.project),
@@ -316,6 +347,7 @@ class _Opener:
             updated_at=self.moment,
             ended_at=None,
             groups=start.groups,
+            fork_step=None if start.fork is None else start.fork.step,
         )
         return RunContext(
             storage_dir=start.root,
@@ -385,21 +417,22 @@ def _find_restarted(reach: PrimaryReach, root: Path, run_id: str) -> StoredRun |
     return stored
 
 
-def _find_parent(reach: PrimaryReach, root: Path, run_id: str | None) -> RunRecord | None:
+def _find_parent(reach: PrimaryReach, start: _Start) -> StoredRun | None:
     """The run that another one descends from; as this machine knows it where nobody can be asked.
 
     Raises:
         RunNotFoundError: The store has no such run.
     """
+    run_id = start.parent_run_id
     if run_id is None or reach.primary is None:
         return None
     try:
-        return find_parent(reach, run_id)
+        return find_parent(reach, run_id, "parent_run_id" if start.fork is None else "fork_from")
     except StoreUnavailableError:
         if reach.outage is None:
             raise
-    known = _find_known(reach, root, run_id)
-    return None if known is None else known.run
+    known = _find_known(reach, start.root, run_id)
+    return None if known is None else known.to_stored()
 
 
 def _find_known(reach: PrimaryReach, root: Path, run_id: str) -> KnownRun | None:

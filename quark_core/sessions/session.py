@@ -30,6 +30,7 @@ from quark_core.runs.earlier_runs import IfDone
 from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.belonging import Belonging
+from quark_core.sessions.config_reads import ConfigReads, note_reads
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
 from quark_core.sessions.fingerprints import Fingerprints
 from quark_core.sessions.introduction import Introduction, find_page, tell_done
@@ -67,6 +68,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         self._run = run
         self._introduction: Introduction | None = None
         self._observers: Observers | None = None
+        self._reads: ConfigReads | None = None
 
     @classmethod
     @explain_argument_errors
@@ -85,6 +87,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         ranks: str | Iterable[int] | None = None,
         objective: str | None = None,
         mode: ObjectiveMode | None = None,
+        fork_from: tuple[object, int] | None = None,
         on_stop: OnStop = "flag",
         system_metrics: bool | float | None = None,
         capture: CaptureChoice = AUTOMATIC,
@@ -115,6 +118,10 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
                 kept in the configuration. QUARK_OBJECTIVE, else what names say.
             mode: Whether the objective is better when lower ("min") or higher
                 ("max"); by its name by default, "min" where that does not say.
+            fork_from: `(run, step)`: the run's curves begin with those of this one, up to that
+                step and with it, wherever they are read; see `docs/how-to/fork-a-run.md`. The
+                run is an id (its beginning is enough), a session or a RunContext, of the same
+                store; it becomes the parent. Without a `config` its configuration is taken.
             on_stop: What `quark stop` does: "flag" sets `stop_requested` on the ranks
                 that keep records, "raise" also raises `StopRequested`, once, at the next call
                 that logs. Ranks that wait for one another: `docs/how-to/stop-and-edit-runs.md`.
@@ -130,7 +137,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         Raises:
             SchemaValidationError: A bad argument; the message names it.
             UnknownBackendError: `backends` names what is not installed.
-            RunNotFoundError: There is no run `parent_run_id`.
+            RunNotFoundError: There is no run `parent_run_id`, or none to fork.
             SessionStoreError: The primary store cannot be opened or does not acknowledge within
                 QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a service within 5 s. Where the launcher
                 has restarted the run, or QUARK_OFFLINE is "allow", it begins within 2 s without
@@ -143,9 +150,11 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             project=project, config=config, tags=tags, parent_run_id=parent_run_id,
             storage_dir=storage_dir, strict_mode=strict_mode, backends=backends, name=name,
             notes=notes, ranks=ranks, objective=objective, mode=mode, group=group,
-            version=version, if_done=if_done,
+            version=version, if_done=if_done, fork_from=fork_from,
         )  # fmt: skip
-        return cls._opened(run, on_stop, observers)
+        session = cls._opened(run, on_stop, observers)
+        session._reads = note_reads(run, config)
+        return session
 
     @classmethod
     @explain_argument_errors
