@@ -5,16 +5,21 @@ import random
 import socket
 import threading
 import time
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import quark
+from quark_core.provenance.device_values import detach_device_values
+from quark_core.provenance.output_sketch import sketch_output
 from quark_core.records.query import Query
 
 torch = pytest.importorskip("torch")
 MIB = 1024 * 1024
+
+Pair = namedtuple("Pair", "first second")
 
 
 @pytest.fixture
@@ -281,3 +286,38 @@ def test_a_forked_process_looks_by_itself(session):
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_values_that_are_taken_for_a_thread_are_as_they_were():
+    values, tensor = np.arange(3.0), torch.arange(3.0)
+    given = {"a": [values, (tensor, "x")], "p": Pair(tensor, 1)}
+    expected = sketch_output(given).digest
+    bring_over = detach_device_values(given)
+    values[0] = tensor[0] = 9
+    assert sketch_output(bring_over()).digest == expected
+    assert given["a"][0] is values
+    huge = torch.empty(1, dtype=torch.uint8).expand(300 * MIB)
+    assert detach_device_values([huge]) is None
+
+
+def test_ranks_that_keep_no_records_or_do_not_lead_do_no_work(session):
+    session.open_run.leads = False
+    pending = session.fingerprint_data("train", [1])
+    assert pending.wait(1) is None
+    assert "another process" in pending.reason
+    session.open_run.leads = True
+
+
+def test_show_lists_fingerprints_and_texts_of_others_steer_no_terminal(tmp_path):
+    from click.testing import CliRunner
+
+    from quark.cli.main import cli
+
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        session.fingerprint("pred\x1b[31mictions", [1.0], step=4)
+        session.fingerprint_data("train", [1, 2]).wait(30)
+    shown = CliRunner().invoke(cli, ["show", session.id, "--storage-dir", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "data train" in shown.output
+    assert "step 4" in shown.output
+    assert "\x1b[31m" not in shown.output
