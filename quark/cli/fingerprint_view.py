@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.query import Query
@@ -41,7 +41,7 @@ def describe_fingerprints(reader: SupportsRead, run_id: str) -> list[str]:
 
 
 def _describe(record: FingerprintRecord) -> str:
-    metadata = record.metadata or {}
+    metadata: Mapping[str, Any] = record.metadata or {}
     parts = [record.level]
     if record.step is not None:
         parts.append(f"step {record.step}")
