@@ -15,6 +15,7 @@ from typing import Any
 from quark_backends.mirroring.belonging import (
     change_belonging,
     find_code_digest,
+    list_data_digests,
     list_digests,
     list_notes,
 )
@@ -205,8 +206,11 @@ class Lifecycle:
         self.set_tags({f"quark.{name}": text for name, text in list_digests(config).items()})
 
     def tell_code(self, records: Sequence[StreamRecord]) -> None:
-        """Say in a tag which sources the run has, where fingerprints tell it."""
+        """Say in tags which sources and data the run has, where fingerprints tell it."""
         self.set_tags({"quark.code_digest": find_code_digest(records)})
+        self.set_named_tags(
+            {f"quark.data.{key}": said for key, said in list_data_digests(records).items()}
+        )
 
     def note_infinities(self, found: Mapping[str, Mapping[str, int]]) -> None:
         """Say in a tag at which step a metric first became infinite, which MLflow shows as NaN.

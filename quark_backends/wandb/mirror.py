@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quark_backends.mirroring.belonging import change_belonging, list_digests
+from quark_backends.mirroring.belonging import change_belonging, list_data_digests, list_digests
 from quark_backends.mirroring.curves import ALERT_LEVELS
 from quark_backends.mirroring.saved_state import digest_batch, is_new, load_state, save_state
 from quark_backends.wandb.attachments import Attachments
@@ -321,6 +321,9 @@ class WandbMirror:
 
     def _send_rest(self, batch: Batch, records: Sequence[StreamRecord]) -> None:
         self._attachments.collect(records)
+        if data := list_data_digests(records):
+            told = {f"quark_data/{key}": said for key, said in data.items()}
+            self._run.config.update(told, allow_val_change=True)
         if batch.kind == EventRecord.KIND:
             events = [record for record in records if isinstance(record, EventRecord)]
             counts = self._state.counts
