@@ -13,6 +13,7 @@ from quark_core.records.run_digests import digest_config, digest_structure
 
 __all__ = [
     "change_belonging",
+    "change_by_edit",
     "find_code_digest",
     "list_data_digests",
     "list_digests",
@@ -21,7 +22,7 @@ __all__ = [
 
 
 def change_belonging(run: Mapping[str, Any], record: LifecycleRecord) -> dict[str, Any]:
-    """What changes of a run, as its start has told of it, by a record `group` or `fields`.
+    """What changes of a run, as its start has told of it, by a `group`, `fields` or `edit`.
 
     Args:
         run: The part `run` of its start, with what changed since.
@@ -32,7 +33,25 @@ def change_belonging(run: Mapping[str, Any], record: LifecycleRecord) -> dict[st
         return {"groups": change_groups(run.get("groups") or (), data)}
     if record.action == "fields":
         return {"fields": change_fields(run.get("fields") or {}, data)}
-    return {}
+    return change_by_edit(run, data.get("changes") or {}) if record.action == "edit" else {}
+
+
+def change_by_edit(run: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The same by what somebody has edited of a run.
+
+    Args:
+        run: As in `change_belonging`.
+        changes: What the edit says.
+    """
+    changed: dict[str, Any] = {}
+    groups, fields = changes.get("groups"), changes.get("fields")
+    if groups:
+        said = {"add": groups.get("added"), "remove": groups.get("removed")}
+        changed["groups"] = change_groups(run.get("groups") or (), said)
+    if fields:
+        said = {"set": fields.get("set"), "remove": fields.get("removed")}
+        changed["fields"] = change_fields(run.get("fields") or {}, said)
+    return changed
 
 
 def list_notes(run: Mapping[str, Any]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from quark_backends.mirroring.belonging import (
     change_belonging,
+    change_by_edit,
     find_code_digest,
     list_data_digests,
     list_digests,
@@ -363,6 +364,10 @@ class Lifecycle:
             self.set_tags({_NOTES: notes})
             if not notes:
                 self.drop_tags([_NOTES])
+        belongs = change_by_edit((self._run.known.start or {}).get("run", {}), changes)
+        if belongs:
+            self._run.keep_description(belongs)
+            self._tell_belonging(removes=True)
 
     def _find_parent_tag(self) -> dict[str, str | None]:
         """The parent, which may have been mirrored after this run was."""
