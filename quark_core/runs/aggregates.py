@@ -18,6 +18,7 @@ __all__ = [
     "AggregateSummary",
     "AggregateTable",
     "build_query",
+    "describe_amount",
     "read_summaries",
     "summarize_records",
 ]
