@@ -55,8 +55,8 @@ class Gathering:
     """
 
     __slots__ = (
-        "_emptied", "_failed", "_first", "_last", "_lock", "_ring", "_since_s", "_started_us", "_tally",
-        "_was_first", "clocks", "first_step", "is_kept", "items", "keep", "key", "step",
+        "_emptied", "_failed", "_first", "_last", "_lock", "_ring", "_since_s", "_started_us",
+        "_tally", "_was_first", "clocks", "first_step", "is_kept", "items", "keep", "key", "step",
     )  # fmt: skip
 
     def __init__(self, key: str, keep: KeptAs, *, is_kept: bool = True) -> None:
