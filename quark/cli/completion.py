@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "answer_shell",
+    "complete_groups",
     "complete_metrics",
     "complete_projects",
     "complete_runs",
@@ -109,6 +110,23 @@ def complete_projects(
 
         labels = find_labels(reader, "", _MOST_RUNS)
         return _offer((label.project for label in labels), incomplete)
+
+    del param
+    return _ask(ctx, find)
+
+
+def complete_groups(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Paths of groups that begin so, those that hold others included."""
+
+    def find(reader: SupportsRead) -> list[CompletionItem]:
+        paths = (path for run in reader.list_runs() for path in run.run.groups)
+        parts = (path.split("/") for path in paths)
+        return _offer(
+            ("/".join(each[:end]) for each in parts for end in range(1, len(each) + 1)),
+            incomplete,
+        )
 
     del param
     return _ask(ctx, find)

@@ -14,6 +14,7 @@ from quark.cli.texts import (
     Text,
     describe_age,
     describe_duration,
+    describe_fork,
     describe_number,
     describe_state,
     find_duration_s,
@@ -39,7 +40,7 @@ _MAX_CELL = 40
 _GAP = 2
 _NARROW = 9
 # What goes first where a terminal has no room for what was asked for.
-_EXPENDABLE = ("duration", "tags", "last loss", "project", "started", "name")
+_EXPENDABLE = ("duration", "tags", "forked from", "last loss", "project", "started", "name")
 
 
 @dataclass(slots=True)
@@ -201,6 +202,9 @@ def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_C
                 flexible=field.scope == "config" or field.name == "notes",
             )
         )
+    if any(each.run.fork_step is not None for each in stored):
+        forks = [Text(describe_fork(each.run, short=True) or "") for each in stored]
+        columns.append(_Column("forked from", forks, flexible=True))
     columns.append(_Column("tags", [Text(", ".join(e.run.tags)) for e in stored], flexible=True))
     return columns
 

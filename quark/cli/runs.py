@@ -7,7 +7,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.completion import complete_metrics, complete_projects, complete_tags
+from quark.cli.completion import (
+    complete_groups,
+    complete_metrics,
+    complete_projects,
+    complete_tags,
+)
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
@@ -69,6 +74,31 @@ class _SearchMistake(click.ClickException):
     help="Runs to show.",
 )
 @click.option("--archived", is_flag=True, help="Archived runs too, which are left out else.")
+@click.option(
+    "-g",
+    "--group",
+    metavar="PATH",
+    shell_complete=complete_groups,
+    help="Only runs of this group, and of what lies in it.",
+)
+@click.option(
+    "--columns",
+    metavar="EXPR",
+    multiple=True,
+    help='Show this too: a metric, config.KEY, field.NAME or a field of the run, such as "groups".',
+)
+@click.option(
+    "--group-by",
+    metavar="WHAT",
+    help="Put runs together: config (seeds of one configuration), group, structure, code, "
+    "field.NAME or config.KEY.",
+)
+@click.option(
+    "--metric",
+    metavar="EXPR",
+    shell_complete=complete_metrics,
+    help='What --group-by sums up, such as "max(val/acc)" [default: the last loss].',
+)
 @json_option
 def runs(
     storage_dir: Path | None,
@@ -80,6 +110,10 @@ def runs(
     sort: tuple[str, ...],
     limit: int,
     archived: bool,
+    group: str | None,
+    columns: tuple[str, ...],
+    group_by: str | None,
+    metric: str | None,
     as_json: bool,
 ) -> None:
     """List runs, newest first, or those that fit an expression, sorted.
@@ -87,7 +121,6 @@ def runs(
     The metrics and settings that --where and --sort ask for become columns. The
     language is described in docs/reference/search.md.
     """
-    from quark.cli.texts import find_duration_s
     from quark_core.errors import SchemaValidationError
     from quark_core.runs.searching import build_search, find_runs
 
@@ -96,19 +129,24 @@ def runs(
             project=project,
             where=where,
             order_by=sort,
-            # One more than is shown tells whether there are more.
-            limit=limit + 1,
+            # One more than is shown tells whether there are more; groups are of all runs.
+            limit=limit + 1 if group_by is None and group is None else None,
             archived=archived,
             where_argument="--where",
             order_argument="--sort",
         )
+        asked = [*search.fields, *_parse_columns(columns)]
+        grouping = None if group_by is None else _Grouping(group_by, metric)
         store = RunSource(storage_dir, backend).reader
-        found = find_runs(store, _add_filters(search, status, tag))
+        found = _keep_group(find_runs(store, _add_filters(search, status, tag)), group)
     except SchemaValidationError as error:
         raise _SearchMistake(str(error)) from None
+    if grouping is not None and found:
+        grouping.show(found, limit, as_json=as_json)
+        return
     shown = found[:limit]
     if not as_json:
-        _print_table(shown, search.fields, has_more=len(found) > limit)
+        _print_table(shown, asked, has_more=len(found) > limit)
         name = getattr(store, "store_name", None)
         if not found and name is not None:
             click.echo(
@@ -116,24 +154,80 @@ def runs(
                 "another one, and ?store=* behind the service's URL asks for all of them."
             )
         return
-    from quark.cli.run_table import find_loss
+    print_json([_describe(run) for run in shown])
 
-    print_json(
-        [
-            {
-                **run.stored.run.to_dict(),
-                "state": run.state,
-                "exit_code": run.stored.exit_code,
-                "duration_s": find_duration_s(run.stored, run.last_metric_at),
-                "last_loss": None if (loss := find_loss(run)) is None else loss.last,
-                "loss_metric": None if loss is None else loss.key,
-                "newest_step": run.newest_step,
-                "config": run.config,
-                "metrics": run.to_dict()["metrics"],
-            }
-            for run in shown
-        ]
-    )
+
+def _describe(run: RunSummary) -> dict[str, Any]:
+    """A run for other programs."""
+    from quark.cli.run_table import find_loss
+    from quark.cli.texts import find_duration_s
+
+    loss = find_loss(run)
+    return {
+        **run.stored.run.to_dict(),
+        "state": run.state,
+        "exit_code": run.stored.exit_code,
+        "duration_s": find_duration_s(run.stored, run.last_metric_at),
+        "last_loss": None if loss is None else loss.last,
+        "loss_metric": None if loss is None else loss.key,
+        "newest_step": run.newest_step,
+        "config": run.config,
+        "fields": dict(run.stored.fields),
+        "digests": run.stored.digests.to_dict(),
+        "metrics": run.to_dict()["metrics"],
+    }
+
+
+def _parse_columns(columns: Sequence[str]) -> list[Field]:
+    if not columns:
+        return []
+    from quark_core.search.parser import parse_column
+
+    return [parse_column(text, "--columns") for text in columns]
+
+
+class _Grouping:
+    """What `--group-by` and `--metric` ask for.
+
+    Raises:
+        SchemaValidationError: They cannot be understood.
+    """
+
+    def __init__(self, by: str, metric: str | None) -> None:
+        from quark.cli.group_table import make_measure
+        from quark_core.analysis.run_groups import check_grouping
+        from quark_core.search.parser import parse_column
+
+        self._by = check_grouping(by, "--group-by")
+        field = None if metric is None else parse_column(metric, "--metric")
+        self._measured, self._measure = make_measure(field)
+
+    def show(self, runs: Sequence[RunSummary], limit: int, *, as_json: bool) -> None:
+        """Print the groups of some runs, at least one."""
+        from quark.cli.group_table import make_group_table
+        from quark.cli.texts import Console
+        from quark_core.analysis.run_groups import group_runs
+
+        groups = group_runs(runs, self._by, self._measure)
+        if as_json:
+            told = [{"by": self._by, "metric": self._measured, **g.to_dict()} for g in groups]
+            print_json(told[:limit])
+            return
+        console = Console()
+        if limit:
+            console.print(make_group_table(groups[:limit], self._by, self._measured))
+        if len(groups) > limit:
+            console.print(f"There are {len(groups)} groups; --limit shows more.", style="dim")
+
+
+def _keep_group(runs: list[RunSummary], group: str | None) -> list[RunSummary]:
+    """Those of some runs that are in a group or below it."""
+    if group is None:
+        return runs
+    from quark_core.config.belonging import check_group_path, is_below
+
+    path = check_group_path(group, "--group")
+    return [run for run in runs if any(is_below(each, path) for each in run.stored.run.groups)]
 
 
 def _add_filters(search: RunSearch, status: str | None, tags: Sequence[str]) -> RunSearch:

@@ -12,6 +12,7 @@ import click
 from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
+from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,6 +32,8 @@ _METRICS = 100
 _CONFIG_LINES = 40
 _PLOTS = 8
 _PAYLOAD_CHARACTERS = 160
+# Fields that have a line of their own, or say nothing to people.
+_FACTS = frozenset({REVISION_FIELD, UID_FIELD, VERSION_FIELD})
 _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 
@@ -110,7 +113,9 @@ def print_run(
     summaries = summarize_metrics(reader, summary, after=after, limit=metrics)
     console.print(_summary_panel(stored, summary.last_metric_at))
     if stored.config is not None and stored.config.values:
-        console.print(_config_table(stored))
+        console.print(_values_table("config", dict(stored.config.values)))
+    if noted := {k: v for k, v in stored.fields.items() if k not in _FACTS}:
+        console.print(_values_table("field", noted))
     if summaries:
         console.print(_metrics_table(summaries))
         if not console.options.ascii_only:
@@ -169,7 +174,13 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
     from rich.panel import Panel
     from rich.table import Table
 
-    from quark.cli.texts import Text, describe_duration, describe_state, find_duration_s
+    from quark.cli.texts import (
+        Text,
+        describe_duration,
+        describe_fork,
+        describe_state,
+        find_duration_s,
+    )
 
     run = stored.run
     environment: dict[str, Any] = dict(stored.environment.values) if stored.environment else {}
@@ -198,12 +209,16 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
         ("started", f"{_shorten_time(run.created_at)}, {verb} {duration}"),
         ("name", run.name),
         ("tags", ", ".join(run.tags)),
+        ("groups", ", ".join(run.groups)),
+        ("version", _tell(stored.fields.get(VERSION_FIELD))),
+        ("revision", _tell(stored.fields.get(REVISION_FIELD))),
         ("notes", run.notes),
         ("archived", None if run.archived_at is None else _shorten_time(run.archived_at)),
         ("stop", None if stored.stop is None else _describe_stop(stored.stop)),
         ("exit code", None if stored.exit_code is None else str(stored.exit_code)),
         ("resumed", _count_times(run.resume_count)),
-        ("parent", run.parent_run_id),
+        ("parent", run.parent_run_id if run.fork_step is None else None),
+        ("forked from", describe_fork(run)),
         ("git", commit),
         ("host", f"{host}, Python {python}" if host else None),
         ("gpus", ", ".join(str(gpu.get("name")) for gpu in gpus)),
@@ -254,17 +269,20 @@ def _count_times(count: int) -> str | None:
     return {0: None, 1: "once"}.get(count, f"{count} times")
 
 
-def _config_table(stored: StoredRun) -> RenderableType:
+def _tell(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _values_table(label: str, values: dict[str, Any]) -> RenderableType:
     from rich import box
     from rich.table import Table
 
     from quark.cli.texts import Text
 
-    assert stored.config is not None
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.add_column("config")
+    table.add_column(label)
     table.add_column("value", overflow="fold")
-    lines = list(_flatten("", dict(stored.config.values)))
+    lines = list(_flatten("", values))
     for key, value in lines[:_CONFIG_LINES]:
         table.add_row(Text(key), Text(value))
     if len(lines) > _CONFIG_LINES:

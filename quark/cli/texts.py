@@ -19,6 +19,8 @@ from rich.segment import Segment
 
 from quark.cli.terminal import find_styled
 from quark_core.backends.contract import StoredRun
+from quark_core.records import RunRecord
+from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line, clean_text
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "TextColumn",
     "describe_age",
     "describe_duration",
+    "describe_fork",
     "describe_number",
     "describe_state",
     "find_duration_s",
@@ -113,6 +116,14 @@ _STYLES = {
     "lost": "magenta",
     "running": "cyan",
 }
+
+
+def describe_fork(run: RunRecord, *, short: bool = False) -> str | None:
+    """Which run a run was forked from, and where; None where it is no fork."""
+    if run.fork_step is None or run.parent_run_id is None:
+        return None
+    parent = shorten_run_id(run.parent_run_id) if short else run.parent_run_id
+    return f"{parent} at step {run.fork_step}"
 
 
 def describe_state(state: str) -> Text:

@@ -152,7 +152,7 @@ def gather_run(
 def _leave_out(data: dict[str, Any], options: ReportOptions) -> list[str]:
     """Take out what is not wanted, or too much of it."""
     if not options.config:
-        data["config"] = data["environment"] = None
+        data["config"] = data["fields"] = data["environment"] = None
         data["config_notes"] = []
         for name in ("path", "host", "user_command", "resume"):
             data["run"][name] = None
@@ -161,7 +161,7 @@ def _leave_out(data: dict[str, Any], options: ReportOptions) -> list[str]:
             "says of settings is there"
         ]
     lacks = []
-    for name in ("config", "environment"):
+    for name in ("config", "fields", "environment"):
         data[name], cut = _cut_values(data[name])
         if cut:
             lacks.append(f"{cut:,} values of the {name}, or parts of them, beyond {_MOST_VALUES}")
@@ -347,11 +347,12 @@ _FREE_TEXTS = {
 
 def _redact(data: dict[str, Any]) -> dict[str, Any]:
     """As the store is: of Quark's own runs nothing is left to do, of another tool's all."""
-    for name in ("config", "environment"):
+    for name in ("config", "fields", "environment"):
         if data[name] is not None:
             data[name] = redact_values(data[name])
     run = data["run"] = _redact_fields(data["run"], "run")
-    run["tags"] = [redact_text(tag) for tag in run["tags"]]
+    for name in ("tags", "groups"):
+        run[name] = [redact_text(text) for text in run[name]]
     command = run["user_command"]
     if isinstance(command, list):
         run["user_command"] = redact_arguments([str(part) for part in command])

@@ -73,7 +73,11 @@ class RowForm:
             *(_RENAMED.get(name, name) for name in column_types(kind) if name != "sequence"),
             *("attempt", "rank", "sequence", _WRITER),
         )
-        self._fields = [_FIELDS.get(column, column) for column in self.header]
+        # A record may have a field of a name that a table gives to another one.
+        own = column_types(kind)
+        self._fields = [
+            column if column in own else _FIELDS.get(column, column) for column in self.header
+        ]
         self._type: Any = RECORD_TYPES[kind]
         # In the order of the record's fields, after those of its origin.
         self._parsers = [

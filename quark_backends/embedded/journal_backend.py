@@ -33,6 +33,7 @@ from quark_backends.store.databases.sqlite import (
 from quark_backends.store.reading.generations import Bodies, add_generation, encode_outputs
 from quark_backends.store.reading.reader import StoreReader, find_run
 from quark_backends.store.upkeep.trash import JournalTrash
+from quark_backends.store.writing.fork_figures import rebuild_forks
 from quark_backends.store.writing.payloads import KeepsPayloads
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.backends.edits import RunEdit, make_edit, make_stop
@@ -163,6 +164,8 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         self._player = JournalPlayer(config.storage_dir)
         self._connection: SqliteConnection | None = None
         self._generations: set[Path] = set()
+        # How far the journals had come when the figures of forks were made.
+        self._forks_look: tuple[int, int] | None = None
         self._finder: RunFinder | None = None
         self._look: tuple[int, int, int] | None = None
         self._lock = threading.Lock()
@@ -291,21 +294,40 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
 
     def search(self, search: RunSearch) -> list[RunSummary]:
         """See `SupportsSearch`."""
-        found = self._read(None, lambda: self._find().search(search))
+        found = self._search(lambda finder: finder.search(search))
         return [self._layout.place_summary(summary) for summary in found]
 
     def summarize(self, run_id: str) -> RunSummary:
         """See `SupportsSearch`."""
-        found = self._read(run_id, lambda: self._find().summarize(run_id))
+        if self.load_run(run_id).run.fork_step is None:
+            found = self._read(run_id, lambda: self._find().summarize(run_id))
+        else:
+            found = self._search(lambda finder: finder.summarize(run_id))
         return self._layout.place_summary(found)
 
     def search_page(self, search: PageSearch) -> RunPage:
         """See `SupportsPages`."""
-        return self._read(None, lambda: self._find().search_page(search))
+        return self._search(lambda finder: finder.search_page(search))
 
     def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
         """See `SupportsPages`."""
-        return self._read(None, lambda: self._find().list_names(project, text, limit))
+        return self._search(lambda finder: finder.list_names(project, text, limit))
+
+    def _search(self, ask: Callable[[RunFinder], T]) -> T:
+        """Ask of the journals of all runs, of which a fork's may have been played first."""
+
+        def search() -> T:
+            self._settle_forks()
+            return ask(self._find())
+
+        return self._read(None, search)
+
+    def _settle_forks(self) -> None:
+        connection = self._connect()
+        look = connection.execute("SELECT count(*), coalesce(sum(head), 0) FROM writer").fetchone()
+        if look != self._forks_look:
+            rebuild_forks(connection)
+            self._forks_look = look
 
     def _find(self) -> RunFinder:
         if self._finder is None:
@@ -337,7 +359,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         """See `SupportsEdits`; of two at this very moment neither may know of the other."""
         stored = self._load_for_edit(run_id)
         path = self._layout.run_path(run_id)
-        write_edit(self._storage_dir, path, stored, make_edit(stored.run, edit, by=by))
+        write_edit(self._storage_dir, path, stored, make_edit(stored, edit, by=by))
         return self.load_run(run_id)
 
     def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
@@ -408,6 +430,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
             self._reader = StoreReader(self._connect)
             self._finder = None
             self._generations.clear()
+            self._forks_look = None
 
     def _connect(self) -> SqliteConnection:
         return self._player.connection

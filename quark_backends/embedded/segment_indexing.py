@@ -36,6 +36,7 @@ from quark_core.delivery.journal_folder import find_folders
 from quark_core.delivery.segments import DamagedSegment, parse_segment
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
+from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.system.folders import read_plain_file
 
 __all__ = ["build_index", "index_root"]
@@ -50,6 +51,8 @@ _LEAST_POINTS = 16
 _WRITER = 1
 _POLL_S = 0.2
 _REST = 4
+# Kinds that say something of the run itself: they are played as they came.
+_APPLIED = (FingerprintRecord.KIND, LifecycleRecord.KIND)
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -187,7 +190,7 @@ def _compact(connection: SqliteConnection) -> None:
         (_FEW_BATCHES, _FEW_BYTES),
     ).fetchall()
     for kind, count in waiting:
-        if kind in RECORD_TYPES and kind != LifecycleRecord.KIND:
+        if kind in RECORD_TYPES and kind not in _APPLIED:
             while compactor.compact(Work(_WRITER, kind, count)):
                 pass
     (left,) = connection.execute(
@@ -212,7 +215,7 @@ def _list_batches(connection: SqliteConnection, first: Batch) -> list[KeptBatch]
             batch.number,
             batch.kind,
             batch.count,
-            batch.kind == LifecycleRecord.KIND and place not in passed,
+            batch.kind in _APPLIED and place not in passed,
             batch.body,
         )
         for place, batch in enumerate(kept)

@@ -23,6 +23,7 @@ from quark_core.analysis.reduction import STANDS_OUT, Points, make_curve, make_p
 from quark_core.backends.contract import SupportsRead, SupportsSearch, SupportsSeries
 from quark_core.records import MetricRecord, parse_time
 from quark_core.records.query import Query
+from quark_core.runs.reading import read_rows, read_series
 
 if TYPE_CHECKING:
     from quark_core.backends.series import Series
@@ -70,14 +71,16 @@ class LongCurves:
         if entries < _LEAST_ENTRIES or (is_judged and count <= reduction.METRIC_POINTS):
             return self._read_points(key)
         bound = min(entries, reduction.METRIC_POINTS)
-        curve = self.reader.read_series(self.run_id, key, max_points=bound)
+        curve = read_series(self.reader, self.run_id, key, bound)
         if len(curve.ranks) > 1:
             rank = min(curve.ranks)
-            curve = self.reader.read_series(self.run_id, key, max_points=bound, rank=rank)
+            curve = read_series(self.reader, self.run_id, key, bound, rank=rank)
         return self._sample(key, curve)
 
     def _read_points(self, key: str) -> Points:
-        rows = self.reader.read(self.run_id, MetricRecord.KIND, Query(equals={"metric_key": key}))
+        rows = read_rows(
+            self.reader, self.run_id, MetricRecord.KIND, Query(equals={"metric_key": key})
+        )
         if rows.count and (ranks := rows["rank"]).min() != ranks.max():
             rows = rows.take(ranks == ranks.min())
         return make_points(rows["step"], rows["epoch"], rows["value"])
@@ -130,7 +133,7 @@ class LongCurves:
             return make_points(first[:0], first[:0], np.empty(0))
         equals = {"metric_key": key}
         query = Query.build(equals=equals, step_min=low, step_max=high)
-        rows = self.reader.read(self.run_id, MetricRecord.KIND, query)
+        rows = read_rows(self.reader, self.run_id, MetricRecord.KIND, query)
         if rows.count and (ranks := rows["rank"]).min() != ranks.max():
             rows = rows.take(ranks == ranks.min())
         number = np.full(rows.count, 2 * place)

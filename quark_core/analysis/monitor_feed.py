@@ -25,7 +25,7 @@ from quark_core.records import RECORD_TYPES, EventRecord, MetricRecord
 from quark_core.records.codec import decode_body
 from quark_core.records.columns import Columns
 from quark_core.records.query import Query
-from quark_core.runs.reading import iterate
+from quark_core.runs.reading import iterate, read_rows
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import Batch
@@ -189,7 +189,7 @@ class RunFeed:
         try:
             # What is framed before we read is then in what we read or waits in the queue.
             self._stream.flush(settings.persistence_timeout_s(), sync=False)
-            base = {kind: reader.read(run_id, kind, Query()) for kind in _TABLES}
+            base = {kind: read_rows(reader, run_id, kind, Query()) for kind in _TABLES}
             curves, newest = GrowingCurves(), -1
             for part in iterate(reader, run_id, MetricRecord.KIND, Query()):
                 curves.add(part)

@@ -39,7 +39,7 @@ from quark_core.runs import composition
 from quark_core.runs.backend_choice import BackendChoice, choose_primary
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.runs.opening import resolve_target
-from quark_core.runs.reading import iterate
+from quark_core.runs.reading import iterate, read_rows
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
@@ -266,7 +266,7 @@ def _make_data(reader: SupportsRead, stored: StoredRun) -> RunData:
     run_id = str(stored.run.id)
 
     def read(kind: str, query: Query) -> Columns:
-        return reader.read(run_id, kind, query)
+        return read_rows(reader, run_id, kind, query)
 
     def iterate_parts(kind: str, query: Query) -> Iterator[Columns]:
         return iterate(reader, run_id, kind, query)

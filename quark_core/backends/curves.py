@@ -46,6 +46,7 @@ __all__ = [
     "make_curve",
     "merge_curves",
     "reduce_curves",
+    "sort_curve",
 ]
 
 Axis = Literal["step", "epoch", "time_us"]
@@ -403,6 +404,18 @@ def extend_series(
     if rank is not None:
         fields["ranks"] = (rank,)
     return Curve(**fields, attempt=attempt, rank=rank, non_finite_step=non_finite_step)
+
+
+def sort_curve(curve: Curve, axis: Axis) -> Curve:
+    """The entries of a curve in the order of another axis: where they begin on it."""
+    import numpy as np
+
+    by = getattr(curve, axis)
+    if not bool((by[1:] < by[:-1]).any()):
+        return curve
+    order = np.argsort(by, kind="stable")
+    arrays = {name: getattr(curve, name)[order] for name in (*ENTRY_ARRAYS, "non_finite_step")}
+    return replace(curve, **arrays)
 
 
 def merge_curves(curves: Sequence[Curve], entries: int | None, axis: str) -> Curve:

@@ -18,6 +18,7 @@ __all__ = [
     "check_max_points",
     "choose_rank_points",
     "group_entries",
+    "join_series",
     "merge_ranks",
     "reduce_points",
 ]
@@ -219,6 +220,30 @@ def merge_ranks(
     ranks = tuple(sorted({rank for series in every for rank in series.ranks}))
     sorted_entries = Series(key=key, exact=False, **joined)
     return replace(group_entries(key, sorted_entries, starts), ranks=ranks)
+
+
+def join_series(parts: Sequence[Series], max_points: int | None = None) -> Series:
+    """One curve of several of one metric, each of which follows the one before.
+
+    Args:
+        parts: At least one, in order; without a bound, or with at most `max_points` entries each.
+        max_points: The bound on entries, positive; None keeps every entry.
+    """
+    import numpy as np
+
+    some = [part for part in parts if len(part)]
+    if len(some) < 2:
+        return some[0] if some else parts[-1]
+    key = some[0].key
+    exact = all(part.exact for part in some)
+    joined = Series(key=key, exact=exact, **_take(some, slice(None)))
+    if max_points is not None and len(joined) > max_points:
+        points = np.cumsum(joined.count)
+        edges = np.arange(max_points, dtype=np.int64) * int(points[-1]) // max_points
+        starts = np.unique(np.searchsorted(points, edges, side="right"))
+        joined = group_entries(key, joined, starts)
+    ranks = tuple(sorted({rank for part in some for rank in part.ranks}))
+    return replace(joined, ranks=ranks)
 
 
 def group_entries(key: str, entries: Any, starts: NDArray[Any]) -> Series:

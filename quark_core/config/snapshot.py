@@ -14,7 +14,7 @@ import os
 import re
 import reprlib
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from quark_core.config.redaction import REDACTED, cut_text, is_secret_key, redact_values
+from quark_core.config.tracked import TrackedConfig, find_plain
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject, normalize_json
@@ -37,8 +38,9 @@ _MAX_NOTES = 100
 _MAX_REPR = 500
 _REPR_LEVELS, _REPR_ITEMS = 2, 50
 _ACCEPTED = (
-    "a dict or another mapping, an argparse.Namespace, a types.SimpleNamespace, a NamedTuple, an "
-    "instance of a dataclass, an attrs class or a pydantic model, or an OmegaConf DictConfig"
+    "a dict or another mapping, an argparse.Namespace or ArgumentParser, a types.SimpleNamespace, "
+    "a NamedTuple, an instance of a dataclass, an attrs class or a pydantic model, or an "
+    "OmegaConf DictConfig"
 )
 # Modules of values that are spelled in one way.
 _SPELLED = frozenset({"datetime", "decimal", "ipaddress", "uuid"})
@@ -49,7 +51,9 @@ def snapshot_config(config: object) -> ConfigSnapshot:
 
     A config is a mapping, an argparse.Namespace, a types.SimpleNamespace, a
     NamedTuple, an instance of a dataclass, an attrs class or a pydantic model,
-    or an OmegaConf DictConfig. Inside it all of these may stand as well (a
+    or an OmegaConf DictConfig; or an argparse.ArgumentParser, which is asked to
+    parse `sys.argv`, what it does not know left out: of a bad value, and of
+    `--help`, it ends the program as ever. Inside it all of these may stand as well (a
     NamedTuple as a list); enum members become their values, paths, dates and
     ids strings, numpy and torch scalars numbers, dtypes and devices their
     names, sets sorted lists. What JSON cannot hold becomes its repr, with a
@@ -64,6 +68,8 @@ def snapshot_config(config: object) -> ConfigSnapshot:
     """
     if config is None:
         return ConfigSnapshot(JsonObject())
+    if isinstance(config, ArgumentParser):
+        config, _ = config.parse_known_args()
     tree = _find_root(config)
     named = _read_named_tuple(tree)
     tree = tree if named is None else named
@@ -293,6 +299,8 @@ def _read_fields(value: object) -> Mapping[Any, Any] | None:
     dataclasses, attrs classes and pydantic models (of version 1 and 2) have
     fields. A field that raises becomes `Unreadable`; the others are kept.
     """
+    if isinstance(value, TrackedConfig):
+        return find_plain(value)
     if isinstance(value, Mapping):
         return value
     if isinstance(value, type):

@@ -52,6 +52,7 @@ class Claim(msgspec.Struct, frozen=True):
         process: The leader.
         node_key: The leader's agent, where that is known.
         ended: Whether the leader has ended the run.
+        is_done: Whether it is an earlier run, which has done what this launch would do.
     """
 
     run_id: str
@@ -60,6 +61,7 @@ class Claim(msgspec.Struct, frozen=True):
     process: ProcessIdentity
     node_key: str | None = None
     ended: bool = False
+    is_done: bool = False
 
 
 class RunClaims:
@@ -99,7 +101,7 @@ class RunClaims:
             paths.insert(0, self._place(self.launch.node_key))
         for path in paths:
             claim = _load(path)
-            if claim is not None and self._is_earlier(claim):
+            if claim is not None and not claim.is_done and self._is_earlier(claim):
                 return claim
         return None
 
@@ -116,15 +118,25 @@ class RunClaims:
         """Whether there is a claim under this key, of whatever launch."""
         return _load(self._path) is not None
 
-    def claim(self, run_id: str, attempt: int, *, replaces: bool = True) -> bool:
+    def claim(
+        self, run_id: str, attempt: int, *, replaces: bool = True, is_done: bool = False
+    ) -> bool:
         """Say which run it is, if that can be said; whether no other process was first.
 
         Args:
             run_id: The run.
             attempt: Its attempt.
             replaces: Whether a claim that is there is replaced.
+            is_done: Whether it is an earlier run, and there is nothing to do.
         """
-        claim = Claim(run_id, attempt, self.launch.restart, current_process(), self.launch.node_key)
+        claim = Claim(
+            run_id,
+            attempt,
+            self.launch.restart,
+            current_process(),
+            self.launch.node_key,
+            is_done=is_done,
+        )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._prune()

@@ -273,6 +273,14 @@ class Columns(Mapping[str, Array]):
         chosen = self if mask is True else self.take(np.full(self.count, mask) & mask)
         return chosen.keep_newest(query.limit)
 
+    def shift_attempts(self, by: int) -> Columns:
+        """The same rows, with `by` added to the numbers of their attempts."""
+        arrays = {**self._arrays, "attempt": lambda: self["attempt"] + by}
+        constants = dict(self._constants)
+        if "attempt" in constants:
+            constants["attempt"] += by
+        return Columns(self.kind, self.count, arrays, self._nulls, constants)
+
     def _match_value(self, name: str, value: str | int) -> Array | bool:
         """Which rows have a value; True or False where all have the same, without a look."""
         constant = self.find_constant(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import threading
 from typing import Any
 
 import msgspec
@@ -14,12 +13,13 @@ from quark_core.config import settings
 from quark_core.config.redaction import redact_text
 from quark_core.errors import InvalidRunStateError, SessionStoreError, StoreUnavailableError
 from quark_core.ranks.launches import RankInfo
-from quark_core.records import ConfigSnapshot, parse_time
+from quark_core.records import ConfigSnapshot, RunRecord, parse_time
 from quark_core.records.json_object import JsonObject
 from quark_core.runs import recovery
 from quark_core.runs.composition import Plan
-from quark_core.runs.environment import GitState, capture_environment, complete_environment
+from quark_core.runs.environment import GitState, capture_environment
 from quark_core.runs.known_runs import note_run
+from quark_core.runs.made_of import MadeOf
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.primary_reach import PrimaryReach
 from quark_core.runs.recovery import clear_leftovers
@@ -44,8 +44,11 @@ def announce(
     reach: PrimaryReach,
     *,
     from_step: int | None = None,
+    is_new: bool = False,
 ) -> None:
     """Send the start of an attempt, and wait until the primary has it, or the journal alone.
+
+    Of a run that is new its groups and fields are sent too, before anything is waited for.
 
     Raises:
         InvalidRunStateError: Another process has started this attempt.
@@ -55,6 +58,8 @@ def announce(
     """
     data = _describe_start(run, reach, from_step)
     run.emit_lifecycle("start", data, time_us=parse_time(run.context.run.updated_at))
+    if is_new:
+        _emit_belonging(run)
     if config is not None:
         raw = {} if config.raw is None else {"raw": config.raw}
         notes = list(config.notes)
@@ -83,17 +88,18 @@ def announce(
     payload = None if from_step is None else JsonObject({"from_step": from_step})
     run.emit_event(event_type, "info", status="running", payload=payload)
     clear_leftovers(after=recovery.adopt_orphans(run.context.storage_dir))
-    run.background = threading.Thread(
-        target=_complete_environment,
-        args=(run, environment, git),
-        name="quark-environment",
-        daemon=True,
-    )
-    try:
-        run.background.start()
-    except RuntimeError:
-        # Without a thread to spare the environment stays as far as it is known at once.
-        run.background = None
+    run.made_of = MadeOf(run, environment, git)
+    run.writers.add(run.made_of)
+    run.background = run.made_of.start()
+
+
+def _emit_belonging(run: OpenRun) -> None:
+    """Say which groups a run is in from its start on, and what was noted of it."""
+    groups = run.context.run.groups
+    if groups:
+        run.emit_lifecycle("group", {"add": list(groups), "remove": []})
+    if run.fields:
+        run.emit_lifecycle("fields", {"set": dict(run.fields), "remove": []})
 
 
 def announce_rank(run: OpenRun, plan: Plan, rank: RankInfo) -> OpenRun:
@@ -122,16 +128,6 @@ def announce_rank(run: OpenRun, plan: Plan, rank: RankInfo) -> OpenRun:
     return run
 
 
-def _complete_environment(run: OpenRun, environment: dict[str, Any], git: GitState | None) -> None:
-    try:
-        snapshot = complete_environment(environment, git)
-    except Exception as error:  # noqa: BLE001 - what is known at once must do
-        _log.debug("the environment could not be completed: %s", error)
-        return
-    if not run.is_over:
-        run.emit_lifecycle("environment", snapshot.values)
-
-
 def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) -> dict[str, Any]:
     """All that a store must know to make the run, should it not have it yet."""
     record, project = run.context.run, run.context.project
@@ -146,6 +142,8 @@ def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) ->
             "git_commit": record.git_commit,
             "strict_mode": record.strict_mode,
             "tags": list(record.tags),
+            **({"groups": list(record.groups)} if record.groups else {}),
+            **({"fields": dict(run.fields)} if run.fields else {}),
         },
         "store": {
             # A primary elsewhere may have been told another name by its URI.
@@ -155,6 +153,7 @@ def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) ->
         },
         "process": msgspec.to_builtins(current_process()),
         **({} if from_step is None else {"from_step": from_step}),
+        **_describe_fork(record),
         **_describe_outage(reach),
     }
 
@@ -195,6 +194,12 @@ def _wait_for_journal(run: OpenRun) -> None:
             "the primary store is out of reach, and the journal's disk does not take the start "
             f"of the run within {HAND_OVER_S:g} s either"
         )
+
+
+def _describe_fork(record: RunRecord) -> dict[str, Any]:
+    if record.fork_step is None:
+        return {}
+    return {"fork": {"run_id": record.parent_run_id, "step": record.fork_step}}
 
 
 def _describe_outage(reach: PrimaryReach) -> dict[str, Any]:

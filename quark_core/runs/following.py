@@ -7,23 +7,28 @@ row, each time from the beginning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quark_core.backends.contract import SupportsChanges, SupportsRead
 from quark_core.backends.curves import (
     Cursor,
+    Curve,
     CurveQuery,
     CurveSet,
     RunChanges,
     RunHeads,
+    Window,
     check_cursor,
     check_keys,
     reduce_curves,
+    sort_curve,
 )
-from quark_core.errors import SchemaValidationError
+from quark_core.backends.forks import FORKED_KINDS, Beginning, find_beginnings
+from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import RECORD_TYPES, MetricRecord, parse_time
 from quark_core.records.query import Query
-from quark_core.runs.reading import check_rows, read_rows
+from quark_core.runs.reading import check_rows, read_own_rows
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -32,6 +37,7 @@ __all__ = [
     "CHANGED_ROWS",
     "find_changes",
     "note_heads",
+    "read_beginning_curves",
     "read_changes",
     "read_heads",
     "read_mark",
@@ -43,6 +49,8 @@ CHANGED_ROWS = 100_000
 """About how many records one answer to `read_changes` has, where nobody says otherwise."""
 
 _ROWS = ":rows"
+# Between the run that a part of a fork's cursor is of, and the name that it has there.
+_OF = ">"
 
 
 def read_series_many(reader: SupportsRead, run_id: str, query: CurveQuery) -> CurveSet:
@@ -57,15 +65,57 @@ def read_series_many(reader: SupportsRead, run_id: str, query: CurveQuery) -> Cu
         RunNotFoundError: An unknown run.
         SessionStoreError: The store cannot be read.
     """
+    beginnings = find_beginnings(reader, run_id)
     if query.since_start:
-        query = query.begin_at(parse_time(reader.load_run(run_id).run.created_at))
+        oldest = beginnings[0].created_at if beginnings else None
+        query = query.begin_at(parse_time(oldest or reader.load_run(run_id).run.created_at))
+    own = _read_own_curves(reader, run_id, query)
+    if not beginnings:
+        return own
+    place = {key: number for number, key in enumerate(query.keys)}
+    curves, cursor = list(own.curves), dict(own.cursor)
+    for beginning in beginnings:
+        curves += read_beginning_curves(reader, beginning, query)
+        cursor |= _mark_cursor(beginning, _read_own_heads(reader, beginning.run_id, query.keys))
+    curves.sort(key=lambda c: (place[c.key], c.attempt, -1 if c.rank is None else c.rank))
+    return CurveSet(curves=tuple(curves), cursor=cursor)
+
+
+def read_beginning_curves(
+    reader: SupportsRead, beginning: Beginning, query: CurveQuery
+) -> list[Curve]:
+    """The curves that a fork has of a run before it, of those that are asked of the fork."""
+    window = query.window
+    try:
+        if window.axis == "step" or (window.is_open and query.entries is not None):
+            low = window.low if window.axis == "step" else None
+            high = beginning.last_step
+            if window.high is not None:
+                high = min(window.high, high)
+            if low is not None and low > high:
+                return []
+            its = replace(query, window=Window(low=low, high=high))
+            by_step = _read_own_curves(reader, beginning.run_id, its).curves
+            found = tuple(sort_curve(curve, window.axis) for curve in by_step)
+        else:
+            # No window is of steps and of epochs or times at once.
+            rows = _read_metrics(
+                reader, beginning.run_id, query.keys, query.all_attempts, beginning.last_step
+            )
+            found = reduce_curves(rows, query)
+    except RunNotFoundError:
+        return []
+    return [replace(curve, attempt=curve.attempt + beginning.shift) for curve in found]
+
+
+def _read_own_curves(reader: SupportsRead, run_id: str, query: CurveQuery) -> CurveSet:
     if isinstance(reader, SupportsChanges):
         return reader.read_series_many(run_id, query)
     return reduce_series_many(reader, run_id, query)
 
 
 def reduce_series_many(reader: SupportsRead, run_id: str, query: CurveQuery) -> CurveSet:
-    """What `read_series_many` returns, out of all rows of these metrics."""
+    """What a backend with `Capability.CHANGES` returns, out of all rows of these metrics."""
     rows = _read_metrics(reader, run_id, query.keys, query.all_attempts)
     cursor: dict[str, int] = {}
     _note_rows(cursor, MetricRecord.KIND, rows)
@@ -91,9 +141,58 @@ def read_heads(
         As `read_changes`.
     """
     wanted, names = _check_kinds(kinds), None if keys is None else check_keys(keys)
+    own = _read_own_run_heads(reader, run_id, wanted, names)
+    cursor = dict(own.cursor)
+    for beginning in find_beginnings(reader, run_id):
+        cursor |= _mark_cursor(
+            beginning, _read_own_heads(reader, beginning.run_id, names, _choose_forked(wanted))
+        )
+    return replace(own, cursor=cursor)
+
+
+def _read_own_run_heads(
+    reader: SupportsRead, run_id: str, kinds: Sequence[str], keys: Sequence[str] | None
+) -> RunHeads:
     if isinstance(reader, SupportsChanges):
         return reader.read_heads(run_id)
-    return note_heads(reader, run_id, wanted, names)
+    return note_heads(reader, run_id, kinds, keys)
+
+
+def _read_own_heads(
+    reader: SupportsRead,
+    run_id: str,
+    keys: Sequence[str] | None,
+    kinds: Sequence[str] = (MetricRecord.KIND,),
+) -> Cursor:
+    try:
+        return _read_own_run_heads(reader, run_id, kinds, keys).cursor
+    except RunNotFoundError:
+        return {}
+
+
+def _choose_forked(kinds: Sequence[str]) -> list[str]:
+    return [kind for kind in kinds if kind in FORKED_KINDS]
+
+
+def _mark_cursor(beginning: Beginning, cursor: Cursor) -> dict[str, int]:
+    """A run's cursor as a part of that of a fork; it says whose it is also where it is empty."""
+    run_id = beginning.run_id
+    return {f"{_OF}{run_id}": 0, **{f"{run_id}{_OF}{name}": at for name, at in cursor.items()}}
+
+
+def _split_cursor(cursor: Cursor) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """A fork's own cursor, and those of the runs before it, by run."""
+    own: dict[str, int] = {}
+    others: dict[str, dict[str, int]] = {}
+    for name, at in cursor.items():
+        run_id, sign, its = name.partition(_OF)
+        if not sign:
+            own[name] = at
+        elif run_id:
+            others.setdefault(run_id, {})[its] = at
+        else:
+            others.setdefault(its, {})
+    return own, others
 
 
 def note_heads(
@@ -139,17 +238,79 @@ def read_changes(
     """
     known, wanted, bound = check_cursor(cursor), _check_kinds(kinds), check_rows(max_rows)
     names = None if keys is None else check_keys(keys)
-    if isinstance(reader, SupportsChanges):
-        return reader.read_changes(
+    ask = _ChangesAsked(wanted, names, bool(all_attempts), bound)
+    own, others = _split_cursor(known)
+    beginnings = find_beginnings(reader, run_id)
+    # An empty cursor asks for everything, and any other is of a fork of just these runs.
+    if known and {beginning.run_id for beginning in beginnings} != set(others):
+        return RunChanges(cursor=known, stale=True)
+    found = ask.read(reader, run_id, own)
+    for beginning in reversed(beginnings):
+        its = ask.read_beginning(reader, beginning, others.get(beginning.run_id, {}))
+        found = _join_changes(beginning, its, found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangesAsked:
+    """What is asked for, checked; see `read_changes`."""
+
+    kinds: tuple[str, ...]
+    keys: tuple[str, ...] | None
+    all_attempts: bool
+    max_rows: int
+
+    def read(self, reader: SupportsRead, run_id: str, cursor: Cursor) -> RunChanges:
+        """What has come into one run itself."""
+        if isinstance(reader, SupportsChanges):
+            return reader.read_changes(
+                run_id,
+                cursor,
+                kinds=self.kinds,
+                keys=self.keys,
+                all_attempts=self.all_attempts,
+                max_rows=self.max_rows,
+            )
+        return find_changes(
+            reader,
             run_id,
-            known,
-            kinds=wanted,
-            keys=names,
-            all_attempts=bool(all_attempts),
-            max_rows=bound,
+            cursor,
+            kinds=self.kinds,
+            keys=self.keys,
+            all_attempts=self.all_attempts,
         )
-    return find_changes(
-        reader, run_id, known, kinds=wanted, keys=names, all_attempts=bool(all_attempts)
+
+    def read_beginning(
+        self, reader: SupportsRead, beginning: Beginning, cursor: Cursor
+    ) -> RunChanges:
+        """What has come into a run before a fork, as the fork has it: it may go on, too."""
+        its = replace(self, kinds=tuple(_choose_forked(self.kinds)))
+        if not its.kinds:
+            return RunChanges(cursor=cursor)
+        try:
+            found = its.read(reader, beginning.run_id, cursor)
+        except RunNotFoundError:
+            return RunChanges(cursor=cursor)
+        records = {kind: beginning.select(rows) for kind, rows in found.records.items()}
+        some = {kind: rows for kind, rows in records.items() if rows.count}
+        return replace(found, records=some)
+
+
+def _join_changes(beginning: Beginning, before: RunChanges, after: RunChanges) -> RunChanges:
+    """What came into a fork and into a run before it."""
+    from quark_core.records.columns import Columns
+
+    records = dict(before.records)
+    for kind, rows in after.records.items():
+        earlier = [records[kind]] if kind in records else []
+        records[kind] = Columns.concatenate(kind, [*earlier, rows])
+    stale = before.stale or after.stale
+    return RunChanges(
+        cursor={**after.cursor, **_mark_cursor(beginning, before.cursor)},
+        records={} if stale else records,
+        more=before.more or after.more,
+        stale=stale,
+        outputs=after.outputs,
     )
 
 
@@ -185,7 +346,15 @@ def read_mark(reader: SupportsRead, run_id: str) -> str | None:
         RunNotFoundError: An unknown run.
         SessionStoreError: The store cannot be read.
     """
-    return reader.read_mark(run_id) if isinstance(reader, SupportsChanges) else None
+    if not isinstance(reader, SupportsChanges):
+        return None
+    marks = [reader.read_mark(run_id)]
+    for beginning in find_beginnings(reader, run_id):
+        try:
+            marks.append(reader.read_mark(beginning.run_id))
+        except RunNotFoundError:
+            marks.append("")
+    return " ".join(marks)
 
 
 def _check_kinds(kinds: object) -> tuple[str, ...]:
@@ -210,15 +379,21 @@ def _read_kind(
 ) -> Columns:
     if kind == MetricRecord.KIND and keys is not None:
         return _read_metrics(reader, run_id, keys, all_attempts)
-    return read_rows(reader, run_id, kind, Query(all_attempts=bool(all_attempts)))
+    return read_own_rows(reader, run_id, kind, Query(all_attempts=bool(all_attempts)))
 
 
 def _read_metrics(
-    reader: SupportsRead, run_id: str, keys: Sequence[str], all_attempts: bool
+    reader: SupportsRead,
+    run_id: str,
+    keys: Sequence[str],
+    all_attempts: bool,
+    last_step: int | None = None,
 ) -> Columns:
     """All of them in one read, since two reads are of two moments."""
-    query = Query(any_of={"metric_key": tuple(keys)}, all_attempts=bool(all_attempts))
-    return read_rows(reader, run_id, MetricRecord.KIND, query)
+    query = Query(
+        any_of={"metric_key": tuple(keys)}, all_attempts=bool(all_attempts), step_max=last_step
+    )
+    return read_own_rows(reader, run_id, MetricRecord.KIND, query)
 
 
 def _note_rows(cursor: dict[str, int], kind: str, rows: Columns) -> None:

@@ -172,7 +172,9 @@ def _show_time(moment: str) -> str:
     return f"{clean_line(moment[:19]).replace('T', ' ')} UTC"
 
 
-def find_parent(reach: PrimaryReach, parent_run_id: str) -> RunRecord:
+def find_parent(
+    reach: PrimaryReach, parent_run_id: str, argument: str = "parent_run_id"
+) -> StoredRun:
     """The run that another one descends from.
 
     Raises:
@@ -181,5 +183,5 @@ def find_parent(reach: PrimaryReach, parent_run_id: str) -> RunRecord:
     """
     primary = reach.primary
     if primary is None:
-        raise SessionStoreError(f"parent_run_id {parent_run_id}: this process has no primary store")
-    return reach.ask(lambda: find_run(primary, parent_run_id, "parent_run_id")).run
+        raise SessionStoreError(f"{argument} {parent_run_id}: this process has no primary store")
+    return reach.ask(lambda: find_run(primary, parent_run_id, argument))

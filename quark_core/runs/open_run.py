@@ -23,6 +23,7 @@ from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
+    from quark_core.backends.run_summary import RunSummary
     from quark_core.notifications.notifier import Notifier
     from quark_core.ranks.claims import RunClaims
     from quark_core.records.columns import Columns
@@ -68,6 +69,8 @@ class OpenRun:
         context: The run as it is now; replaced when it changes.
         config: Its configuration as it is kept, or None where there is none or nobody has
             said; replaced when it changes.
+        fields: What was noted of it, by name; replaced when it changes.
+        already_done: The earlier run in whose place this one was not begun, or None.
         stream: Where records go.
         reader: Where they are read back, or None where nothing is kept.
         refusal: Why records are no longer taken, or None while they are; the text of a
@@ -84,6 +87,7 @@ class OpenRun:
         step: The step of calls that give none, set by `session.step`, or None.
         notifier: Tells people what goes wrong, or None.
         last_error: The exception that ends the run, in one line without secrets, or None.
+        fingerprints: What finds out what data and outputs were, once it was asked to.
         missed_metrics: Keys that were read in vain, of which is said once what is near.
         non_finite: Metric key -> count of values in a row that were not finite.
         aggregates: What sums up values and times in this process, or None.
@@ -121,6 +125,8 @@ class OpenRun:
         self.last_error: str | None = None
         self.context = context
         self.config: ConfigSnapshot | None = None
+        self.fields: Mapping[str, Any] = {}
+        self.already_done: RunSummary | None = None
         self.stream = stream
         self.reader = reader
         self.refusal = refusal
@@ -128,11 +134,13 @@ class OpenRun:
         self.non_finite: dict[str, int] = {}
         self.lock = threading.RLock()
         self.background: threading.Thread | None = None
+        self.made_of: BoundWriter | None = None
         self.children: ChildDelivery | None = None
         self.forked = False
         self.payload_directory: Path | None = None
         self.reopen: Callable[[OpenRun, Origin], None] | None = None
         self.writers: weakref.WeakSet[BoundWriter] = weakref.WeakSet()
+        self.fingerprints: BoundWriter | None = None
         self._failure: BaseException | None = None
         self._halt: Exception | None = None
         self._halt_text: str | None = None
@@ -334,7 +342,7 @@ class OpenRun:
         _parents.append((self.stream, self.reader))
         self.stream.abandon()
         self.lock = threading.RLock()
-        self.background = self.children = self.reader = self.claims = None
+        self.background = self.children = self.reader = self.claims = self.made_of = None
         self.forked = True
         self.non_finite = {}
         self.withdraw_halt()  # it is the parent's to raise

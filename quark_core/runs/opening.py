@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from quark_core.backends.contract import StoredRun, SupportsPrimary
+from quark_core.backends.run_summary import RunSummary
 from quark_core.config import settings
 from quark_core.config.arguments import (
     check_label,
@@ -18,12 +21,18 @@ from quark_core.config.arguments import (
     resolve_storage_dir,
     working_directory,
 )
-from quark_core.config.objective import ObjectiveMode, choose_objective, keep_objective
+from quark_core.config.belonging import (
+    VERSION_FIELD,
+    check_fields,
+    check_groups,
+)
+from quark_core.config.objective import Objective, ObjectiveMode, choose_objective, keep_objective
 from quark_core.config.snapshot import snapshot_config
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import RunStream
 from quark_core.errors import (
     InvalidRunStateError,
+    QuarkError,
     RunNotFoundError,
     SchemaValidationError,
     StoreUnavailableError,
@@ -31,19 +40,29 @@ from quark_core.errors import (
 from quark_core.ranks.choice import RankChoice, choose_ranks, parse_ranks
 from quark_core.ranks.launches import RankInfo, detect_rank
 from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time
+from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext
 from quark_core.records.schema import TERMINAL_STATUSES
 from quark_core.records.times import now_us
 from quark_core.runs import composition, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
+from quark_core.runs.earlier_runs import (
+    EarlierRuns,
+    IfDone,
+    check_if_done,
+    hold_configuration,
+    look_back,
+)
 from quark_core.runs.environment import GitState, read_git_state
 from quark_core.runs.foreign_runs import open_foreign_run
+from quark_core.runs.fork_points import ForkPoint, check_fork_from
 from quark_core.runs.known_runs import KnownRun, find_known_run, find_parent
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.runs.primary_reach import ATTACHING, JOINING, PrimaryReach, choose_policy
 from quark_core.runs.rank_parts import RankPart
 from quark_core.runs.resumed_runs import continue_run
 from quark_core.runs.run_ids import find_run
+from quark_core.runs.searching import summarize_run
 from quark_core.runs.streams import HAND_OVER_S, open_part, open_run_stream
 
 __all__ = ["attach_run", "open_for_reading", "resolve_target", "start"]
@@ -68,14 +87,26 @@ def start(
     ranks: str | Iterable[int] | None = None,
     objective: str | None = None,
     mode: ObjectiveMode | None = None,
+    group: str | Iterable[str] | None = None,
+    version: str | Callable[[], object] | None = None,
+    if_done: IfDone | None = None,
+    fork_from: object = None,
 ) -> OpenRun:
     """Start a new run; see `TrainingSession.start_run` for arguments and errors."""
     began_s = time.monotonic()
     project, name = _check_arguments(project, name, strict_mode, parent_run_id)
     settings.check_timeouts()
+    settings.source_mode()
+    fork = check_fork_from(fork_from, parent_run_id)
     checked_notes = check_notes(notes)
     checked_tags = check_tags(tags)
-    snapshot = keep_objective(snapshot_config(config), choose_objective(objective, mode))
+    groups, wished = check_groups(group), check_if_done(if_done)
+    if fork is not None and wished is not None:
+        raise SchemaValidationError(
+            "if_done and fork_from cannot be combined: a fork is no repetition of another run"
+        )
+    goal = choose_objective(objective, mode)
+    snapshot = keep_objective(snapshot_config(config), goal)
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
@@ -85,13 +116,18 @@ def start(
         name=name,
         notes=checked_notes,
         tags=checked_tags,
-        parent_run_id=parent_run_id,
+        parent_run_id=parent_run_id if fork is None else fork.run_id,
+        fork=fork,
+        inherits_config=fork is not None and config is None,
+        goal=goal,
         strict_mode=strict_mode,
         snapshot=snapshot,
         root=root,
         rank=rank,
         ranks=chosen,
         plan=plan,
+        groups=groups,
+        fields=_find_version(version),
     )
     given = rank_parts.find_given_run_id()
     leads = rank_parts.is_leader(plan, rank)
@@ -99,28 +135,117 @@ def start(
     if leads:
         policy = choose_policy(restarts=rank_parts.is_restarted(plan), strict=strict_mode)
     with PrimaryReach(plan, root, policy, began_s=began_s) as reach:
-        part = _choose_part(plan, rank, root, project, given, reach)
-        if part.restarts and part.run_id is not None:
-            taken_up = _take_up(start, part, part.run_id, reach)
-            if isinstance(taken_up, OpenRun):
-                return taken_up
-            part = taken_up
-        parent = _find_parent(reach, root, parent_run_id) if leads else None
-        opener = _Opener(
-            start, reach, parent, read_git_state(working_directory()), format_time(now_us())
-        )
+        if wished is None or not leads or rank_parts.is_restarted(plan):
+            return _begin(start, reach, given)
+        with hold_configuration(root, project, snapshot):
+            return _begin_unless_done(start, wished, reach, given)
+
+
+def _begin(start: _Start, reach: PrimaryReach, given: str | None) -> OpenRun:
+    """Begin the run, or this rank's part in it."""
+    plan, rank, root = start.plan, start.rank, start.root
+    leads = rank_parts.is_leader(plan, rank)
+    part = _choose_part(plan, rank, root, start.project, given, reach)
+    if part.is_done and part.run_id is not None:
+        return _stand_by(start, rank_parts.find_stored(reach, part.run_id), part, reach)
+    if part.restarts and part.run_id is not None:
+        taken_up = _take_up(start, part, part.run_id, reach)
+        if isinstance(taken_up, OpenRun):
+            return taken_up
+        part = taken_up
+    if start.fork is not None:
+        start.fork.flush()
+    parent = _find_parent(reach, start) if leads else None
+    opener = _Opener(
+        start, reach, parent, read_git_state(working_directory()), format_time(now_us())
+    )
+    try:
+        return opener.open(part)
+    except InvalidRunStateError:
+        if not part.derived:
+            raise
+        # Two processes lead one launch, and the other one was first.
+        return opener.open(part.stand_alone())
+    except StoreUnavailableError:
+        if reach.outage is None:
+            raise
+        part.claim()
+        return opener.open(part)
+
+
+def _begin_unless_done(
+    start: _Start, if_done: IfDone, reach: PrimaryReach, given: str | None
+) -> OpenRun:
+    """Begin the run, or what an earlier run of its configuration asks for in place of that."""
+    found = _look_back(start, if_done, reach)
+    if found is not None and found.unfinished is not None:
         try:
-            return opener.open(part)
-        except InvalidRunStateError:
-            if not part.derived:
-                raise
-            # Two processes lead one launch, and the other one was first.
-            return opener.open(part.stand_alone())
-        except StoreUnavailableError:
-            if reach.outage is None:
-                raise
-            part.claim()
-            return opener.open(part)
+            return _go_on(start, found.unfinished, reach)
+        except InvalidRunStateError as error:
+            # Somebody else has taken it up meanwhile, on another machine.
+            _log.warning("run %s is not continued: %s", found.unfinished.run.id, error)
+            found = _look_back(start, if_done, reach)
+    if found is None:
+        return _begin(start, reach, given)
+    if found.done is not None:
+        run_id = str(found.done.run.id)
+        part = rank_parts.lead_earlier(start.plan, start.root, start.project, run_id, is_done=True)
+        part.claim()
+        return _stand_by(start, found.done, part, reach)
+    fields = JsonObject({**start.fields, **found.fields})
+    return _begin(replace(start, fields=fields), reach, given)
+
+
+def _look_back(start: _Start, if_done: IfDone, reach: PrimaryReach) -> EarlierRuns | None:
+    version = start.fields.get(VERSION_FIELD)
+    return look_back(if_done, reach, start.project, start.snapshot, version)
+
+
+def _go_on(start: _Start, stored: StoredRun, reach: PrimaryReach) -> OpenRun:
+    """The next attempt of an earlier run that has not come to its end."""
+    run_id = str(stored.run.id)
+    part = rank_parts.lead_earlier(start.plan, start.root, start.project, run_id, is_done=False)
+    return continue_run(
+        stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot
+    )
+
+
+def _stand_by(
+    start: _Start, stored: StoredRun | None, part: RankPart, reach: PrimaryReach
+) -> OpenRun:
+    """What a process holds whose run another run has done: it knows that one, and keeps nothing."""
+    if stored is None:
+        context = _Opener(start, reach, None, None, format_time(now_us())).describe(part)
+        stored = StoredRun(
+            project=context.project,
+            run=context.run,
+            state="completed",
+            config=start.snapshot,
+            environment=None,
+            heartbeat_at=None,
+        )
+    else:
+        context = to_context(stored, reach.primary, start.root)
+    run = OpenRun(
+        msgspec.structs.replace(context, read_only=False, backends=()),
+        RunStream(Origin(part.run_id, attempt=part.attempt, rank=start.rank.rank)),
+        None,
+        leads=False,
+    )
+    run.config, run.fields = stored.config, stored.fields
+    run.already_done = _summarize(stored, reach)
+    return run
+
+
+def _summarize(stored: StoredRun, reach: PrimaryReach) -> RunSummary:
+    """An earlier run with its metrics, where the store can say them."""
+    primary = reach.primary
+    try:
+        if primary is not None:
+            return reach.ask(lambda: summarize_run(primary, str(stored.run.id)))
+    except QuarkError as error:
+        _log.debug("the metrics of run %s are not known: %s", stored.run.id, error)
+    return RunSummary(stored=stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +257,23 @@ class _Start:
     notes: str | None
     tags: tuple[str, ...]
     parent_run_id: str | None
+    fork: ForkPoint | None
+    inherits_config: bool
+    goal: Objective | None
     strict_mode: bool
     snapshot: ConfigSnapshot
     root: Path
     rank: RankInfo
     ranks: RankChoice | None
     plan: composition.Plan
+    groups: tuple[str, ...]
+    fields: JsonObject
+
+    def choose_config(self, parent: StoredRun | None) -> ConfigSnapshot:
+        """What the run begins with: a fork that is given no configuration has its parent's."""
+        if not self.inherits_config or parent is None or parent.config is None:
+            return self.snapshot
+        return keep_objective(parent.config, self.goal)
 
 
 def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) -> OpenRun | RankPart:
@@ -149,7 +285,14 @@ def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) ->
         return part
     try:
         return continue_run(
-            stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot
+            stored,
+            start.plan,
+            reach,
+            start.root,
+            start.rank,
+            start.ranks,
+            part,
+            None if start.inherits_config else start.snapshot,
         )
     except InvalidRunStateError as error:
         _log.warning("the restarted run is not taken up again: %s", error)
@@ -162,25 +305,27 @@ class _Opener:
 
     start: _Start
     reach: PrimaryReach
-    parent: RunRecord | None
+    parent: StoredRun | None
     git: GitState | None
     moment: str
 
     def open(self, part: RankPart) -> OpenRun:
         start, reach = self.start, self.reach
-        run = open_part(self._describe(part), start.plan, reach.primary, start.rank, part)
-        run.config = start.snapshot
+        run = open_part(self.describe(part), start.plan, reach.primary, start.rank, part)
+        config = run.config = start.choose_config(self.parent)
+        run.fields = start.fields
         reach.hand_over(run)
         if part.leads:
             goes_on = reach.outage is not None and part.attempt > 0
             event_type = "run_resumed" if goes_on else "run_started"
-            announce(run, start.snapshot, start.rank, self.git, event_type, reach)
+            announce(run, config, start.rank, self.git, event_type, reach, is_new=True)
         return announce_rank(run, start.plan, start.rank)
 
-    def _describe(self, part: RankPart) -> RunContext:
+    def describe(self, part: RankPart) -> RunContext:
+        """The context of the run before it is begun."""
         start, run_id = self.start, part.run_id
         location = composition.locate_run(self.reach.primary, start.root, run_id or "unknown")
-        parent = self.parent
+        parent = None if self.parent is None else self.parent.run
         record = RunRecord(
             id=run_id,
             project_id=ProjectRecord.derive_id(start.project),
@@ -201,6 +346,8 @@ class _Opener:
             created_at=self.moment,
             updated_at=self.moment,
             ended_at=None,
+            groups=start.groups,
+            fork_step=None if start.fork is None else start.fork.step,
         )
         return RunContext(
             storage_dir=start.root,
@@ -233,6 +380,19 @@ def _check_arguments(
     return labels
 
 
+def _find_version(version: object) -> JsonObject:
+    """The field that says what a run's code is called; none where nobody has called it."""
+    if callable(version):
+        try:
+            version = version()
+        except Exception as error:  # noqa: BLE001 - a name is worth no run
+            _log.warning("version() has failed (%s), so the run has no version", error)
+            version = None
+    if version is None:
+        return JsonObject()
+    return check_fields({VERSION_FIELD: check_label(version, "version")}, "version")
+
+
 def _choose_part(
     plan: composition.Plan,
     rank: RankInfo,
@@ -257,21 +417,22 @@ def _find_restarted(reach: PrimaryReach, root: Path, run_id: str) -> StoredRun |
     return stored
 
 
-def _find_parent(reach: PrimaryReach, root: Path, run_id: str | None) -> RunRecord | None:
+def _find_parent(reach: PrimaryReach, start: _Start) -> StoredRun | None:
     """The run that another one descends from; as this machine knows it where nobody can be asked.
 
     Raises:
         RunNotFoundError: The store has no such run.
     """
+    run_id = start.parent_run_id
     if run_id is None or reach.primary is None:
         return None
     try:
-        return find_parent(reach, run_id)
+        return find_parent(reach, run_id, "parent_run_id" if start.fork is None else "fork_from")
     except StoreUnavailableError:
         if reach.outage is None:
             raise
-    known = _find_known(reach, root, run_id)
-    return None if known is None else known.run
+    known = _find_known(reach, start.root, run_id)
+    return None if known is None else known.to_stored()
 
 
 def _find_known(reach: PrimaryReach, root: Path, run_id: str) -> KnownRun | None:
@@ -297,7 +458,7 @@ def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
         reader,
         refusal="the run was opened for reading only; use resume_run to continue it",
     )
-    run.config = stored.config
+    run.config, run.fields = stored.config, stored.fields
     return run
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "is_leader",
     "is_restarted",
     "lead",
+    "lead_earlier",
     "number_offline",
     "settle_attempt",
 ]
@@ -53,6 +54,7 @@ class RankPart:
             that contradicts this one may have taken it.
         claims: Where the run is claimed, in a launch.
         missed: Whether the leading rank was waited for in vain.
+        is_done: Whether the run is an earlier one, and there is nothing to do.
     """
 
     run_id: str | None
@@ -62,11 +64,12 @@ class RankPart:
     derived: bool = False
     claims: RunClaims | None = None
     missed: bool = False
+    is_done: bool = False
 
     def claim(self) -> None:
         """Tell the other ranks of the launch which attempt of which run it is."""
         if self.claims is not None and self.run_id is not None:
-            self.claims.claim(self.run_id, self.attempt)
+            self.claims.claim(self.run_id, self.attempt, is_done=self.is_done)
 
     def stand_alone(self) -> RankPart:
         """The same for a run of this process's own, whatever others do."""
@@ -148,6 +151,22 @@ def lead(
     return RankPart(run_id, leads=True, derived=fresh, claims=claims)
 
 
+def lead_earlier(
+    plan: Plan, storage_dir: Path, name: str, run_id: str, *, is_done: bool
+) -> RankPart:
+    """The part of the rank that leads, in an earlier run in place of one that it would begin.
+
+    Args:
+        plan: The backends here.
+        storage_dir: The storage root.
+        name: What all ranks call the run, such as its project.
+        run_id: The earlier run.
+        is_done: Whether there is nothing to do in it.
+    """
+    claims = _find_claims(plan, storage_dir, name)
+    return RankPart(run_id, leads=True, claims=claims, is_done=is_done)
+
+
 def find_resume_claims(plan: Plan, storage_dir: Path, run_id: str) -> RunClaims | None:
     """The claims of a run that the script itself takes up again; None outside a launch."""
     return _find_claims(plan, storage_dir, f"resumed {run_id}")
@@ -194,8 +213,8 @@ def follow(plan: Plan, rank: RankInfo, storage_dir: Path, name: str, given: str 
     if given is not None and claims is not None:
         # The store does not know of the next attempt before the leading rank has begun it.
         restart = max(restart, claims.launch.requeues)
-    if claim is not None and given in (None, claim.run_id):
-        return RankPart(claim.run_id, leads=False, attempt=claim.attempt)
+    if claim is not None and (claim.is_done or given in (None, claim.run_id)):
+        return RankPart(claim.run_id, False, attempt=claim.attempt, is_done=claim.is_done)
     run_id = given
     if run_id is None and claims is not None:
         run_id = claims.derived_run_id

@@ -12,16 +12,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quark_core.backends.contract import SupportsRead, SupportsSeries
+from quark_core.backends.forks import Beginning, find_beginnings
 from quark_core.backends.run_summary import RunSummary
 from quark_core.backends.series import (
     Series,
     check_max_points,
     choose_rank_points,
+    join_series,
     merge_ranks,
     reduce_points,
 )
 from quark_core.config import settings
-from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.records import MetricRecord
 from quark_core.records.names import check_key, decode_name, encode_name
 from quark_core.records.query import Query, check_index
@@ -36,7 +38,10 @@ __all__ = [
     "check_rows",
     "encode_key",
     "iterate",
+    "iterate_own",
     "iterate_run",
+    "read_beginning",
+    "read_own_rows",
     "read_rows",
     "read_run_series",
     "read_series",
@@ -49,6 +54,30 @@ PART_ROWS = 65_536
 
 
 def read_rows(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Columns:
+    """Rows of a run, those that a fork has of its parent first, in persistence order.
+
+    Raises:
+        RunNotFoundError: An unknown run.
+        SessionStoreError: The store cannot be read.
+    """
+    found = read_own_rows(reader, run_id, kind, query)
+    parts, count = [found], found.count
+    for beginning in reversed(find_beginnings(reader, run_id, kind)):
+        if query.limit is not None and count >= query.limit:
+            break
+        part = read_beginning(reader, beginning, kind, query)
+        if part is not None:
+            parts.insert(0, part)
+            count += part.count
+    if len(parts) == 1:
+        return found
+    from quark_core.records.columns import Columns
+
+    some = [part for part in parts if part.count]
+    return (Columns.concatenate(kind, some) if some else found).keep_newest(query.limit)
+
+
+def read_own_rows(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Columns:
     """What `reader.read` returns, also where it passes over the query's rank.
 
     Raises:
@@ -64,25 +93,65 @@ def read_rows(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Col
     return found.take(found["rank"] == query.rank).keep_newest(query.limit)
 
 
+def read_beginning(
+    reader: SupportsRead, beginning: Beginning, kind: str, query: Query
+) -> Columns | None:
+    """What a fork has of a run before it, of what is asked of the fork; None for nothing."""
+    its = beginning.bound(query)
+    if its is None:
+        return None
+    try:
+        return beginning.adopt(read_own_rows(reader, beginning.run_id, kind, its))
+    except RunNotFoundError:
+        return None  # it went this moment; the next read says so
+
+
 def iterate(
     reader: SupportsRead, run_id: str, kind: str, query: Query, rows: int = PART_ROWS
 ) -> Iterator[Columns]:
-    """What `reader.read` returns, in parts of about `rows` rows, in order.
+    """What `read_rows` returns, in parts of about `rows` rows, in order.
 
     A backend with `SupportsSeries` holds one part at a time in memory; any
     other is read whole and handed out in slices. Nothing is read before the
-    first part is asked for; the parts are those of one moment.
+    first part is asked for; the parts are those of one moment, of a fork those
+    of each of the runs that it descends from.
 
     Raises:
         SchemaValidationError: `rows` is not a positive integer.
         RunNotFoundError: An unknown run; when the first part is asked for.
         SessionStoreError: The store cannot be read; likewise.
     """
-    size = check_rows(rows)
+    return _iterate_all(reader, run_id, kind, query, check_rows(rows))
+
+
+def _iterate_all(
+    reader: SupportsRead, run_id: str, kind: str, query: Query, size: int
+) -> Iterator[Columns]:
+    beginnings = find_beginnings(reader, run_id, kind)
+    if beginnings and query.limit is not None:
+        yield from _slice(read_rows(reader, run_id, kind, query), size)
+        return
+    for beginning in beginnings:
+        its = beginning.bound(query)
+        if its is None:
+            continue
+        try:
+            for part in iterate_own(reader, beginning.run_id, kind, its, size):
+                yield beginning.adopt(part)
+        except RunNotFoundError:
+            continue
+    yield from iterate_own(reader, run_id, kind, query, size)
+
+
+def iterate_own(
+    reader: SupportsRead, run_id: str, kind: str, query: Query, rows: int = PART_ROWS
+) -> Iterator[Columns]:
+    """As `iterate`, of what the run has logged itself, as mirrors and exports of it have it."""
     if not isinstance(reader, SupportsSeries) or (query.rank, query.limit).count(None) == 0:
-        return _slice(reader, run_id, kind, query, size)
-    parts = reader.iterate(run_id, kind, query, rows=size)
-    return parts if query.rank is None else _sift(parts, query.rank)
+        yield from _slice(read_own_rows(reader, run_id, kind, query), rows)
+        return
+    parts = reader.iterate(run_id, kind, query, rows=rows)
+    yield from parts if query.rank is None else _sift(parts, query.rank)
 
 
 def read_series(
@@ -111,12 +180,28 @@ def read_series(
         SessionStoreError: The store cannot be read.
     """
     bound, wanted = check_max_points(max_points), check_index(rank, "rank")
-    if isinstance(reader, SupportsSeries) and _knows_rank(reader):
-        return reader.read_series(
-            run_id, key, max_points=bound, all_attempts=all_attempts, rank=wanted
-        )
+    beginnings = find_beginnings(reader, run_id)
+    can_reduce = isinstance(reader, SupportsSeries) and _knows_rank(reader)
     query = Query(equals={"metric_key": key}, all_attempts=all_attempts, rank=wanted)
-    return reduce_columns(key, read_rows(reader, run_id, MetricRecord.KIND, query), bound)
+    if not can_reduce or (beginnings and bound is None):
+        return reduce_columns(key, read_rows(reader, run_id, MetricRecord.KIND, query), bound)
+    assert isinstance(reader, SupportsSeries)
+    own = reader.read_series(run_id, key, max_points=bound, all_attempts=all_attempts, rank=wanted)
+    if not beginnings:
+        return own
+    from quark_core.backends.curves import CurveQuery
+    from quark_core.runs.following import read_beginning_curves
+
+    curves = CurveQuery(
+        keys=(key,),
+        entries=bound,
+        ranks=None if wanted is None else (wanted,),
+        all_attempts=all_attempts,
+    )
+    parts: list[Series] = []
+    for beginning in beginnings:
+        parts += read_beginning_curves(reader, beginning, curves)
+    return join_series([*parts, own], bound)
 
 
 def reduce_columns(key: str, columns: Columns, max_points: int | None) -> Series:
@@ -153,10 +238,7 @@ def check_rows(rows: object) -> int:
     return size
 
 
-def _slice(
-    reader: SupportsRead, run_id: str, kind: str, query: Query, rows: int
-) -> Iterator[Columns]:
-    columns = read_rows(reader, run_id, kind, query)
+def _slice(columns: Columns, rows: int) -> Iterator[Columns]:
     for start in range(0, columns.count, rows):
         yield columns.take(slice(start, start + rows))
 

@@ -31,7 +31,7 @@ from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
 from quark_core.writers.logging_handler import LoggingHandler
 
-__all__ = ["Introduction", "find_page"]
+__all__ = ["Introduction", "find_page", "tell_done"]
 
 _log = logging.getLogger("quark")
 
@@ -62,13 +62,13 @@ class Introduction:
         if not self._shows:
             return
         try:
-            self._command = self._find_command()
+            self._command = self.find_command()
             page = find_page(self._run, asks=False)
             attempt = self._run.context.run.attempt
             goes_on = f" goes on (attempt {attempt})" if attempt else ""
             ways = page or f"quark ui{self._find_place()}"
             where = "" if page else self._find_store()
-            _say(f"{self._describe()}{goes_on}{where} — {self._command} · {ways}")
+            _say(f"{self.describe()}{goes_on}{where} — {self._command} · {ways}")
         except Exception as error:  # noqa: BLE001 - a line is worth no run
             _log.debug("the run cannot be introduced: %s", error)
 
@@ -79,11 +79,12 @@ class Introduction:
         try:
             lasted = _spell_duration(time.monotonic() - self._began_s)
             wrong = "".join(f"; {each}" for each in self._list_faults())
-            _say(f"{self._describe()} {status} after {lasted}{wrong} — {self._command}")
+            _say(f"{self.describe()} {status} after {lasted}{wrong} — {self._command}")
         except Exception as error:  # noqa: BLE001 - as above
             _log.debug("the end of the run cannot be told: %s", error)
 
-    def _describe(self) -> str:
+    def describe(self) -> str:
+        """The run in a few words."""
         record = self._run.context.run
         name = clean_line(record.name or record.project_name).replace('"', "'")
         if len(name) > _NAME_CHARACTERS:
@@ -91,7 +92,8 @@ class Introduction:
         shown = f' "{name}"' if name else ""
         return f"quark: run {shorten_run_id(record.id or '')}{shown}"
 
-    def _find_command(self) -> str:
+    def find_command(self) -> str:
+        """The command that shows it."""
         run_id = shorten_run_id(self._run.context.run_id or "")
         return f"quark show {run_id}{self._find_place()}"
 
@@ -132,6 +134,20 @@ class Introduction:
         counted = [f"{severities.count(each)} {each}" for each in _SEVERITIES if each in severities]
         if counted:
             yield f"alerts: {', '.join(counted)}"
+
+
+def tell_done(run: OpenRun) -> None:
+    """Say that an earlier run has done what this process was to do, which records nothing."""
+    done = run.already_done
+    if done is None or _forked or settings.is_quiet():
+        return
+    try:
+        way = Introduction(run)
+        does = "is at this configuration now" if done.state == "running" else "has done this"
+        said = f"{way.describe()} {does}, so nothing is recorded here"
+        _say(f"{said} — {way.find_command()}")
+    except Exception as error:  # noqa: BLE001 - a line is worth no run
+        _log.debug("that a run was done before cannot be told: %s", error)
 
 
 def find_page(run: OpenRun, *, asks: bool = True) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -65,14 +66,24 @@ class RunConfig(Mapping[str, Any]):
             SchemaValidationError: `config` is no mapping; the message names it.
             InvalidRunStateError: The run has ended, or is open for reading only.
         """
-        given = snapshot_config(config)
-        named = snapshot_config(values)
+        self.take("config.update", snapshot_config(config), snapshot_config(values))
+
+    def take(self, call: str, *given: ConfigSnapshot) -> None:
+        """Take over what was given, as `update` does; the last of several counts.
+
+        Args:
+            call: What was called, for messages.
+            given: Snapshots of it.
+
+        Raises:
+            InvalidRunStateError: The run has ended, or is open for reading only.
+        """
         run = self._run
         if run.refusal is not None:
-            run.refuse("config.update")
+            run.refuse(call)
         with run.lock:
             before = run.config or ConfigSnapshot(JsonObject())
-            after = _merge(_merge(before, given), named)
+            after = functools.reduce(_merge, given, before)
             changes = {
                 key: {"before": before.values.get(key), "after": value}
                 for key, value in after.values.items()

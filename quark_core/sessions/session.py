@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
@@ -26,10 +26,14 @@ from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION, TERMINAL_STATUSES
 from quark_core.records.times import now_us
 from quark_core.runs import opening, resumed_runs
+from quark_core.runs.earlier_runs import IfDone
 from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
+from quark_core.sessions.belonging import Belonging
+from quark_core.sessions.config_reads import ConfigReads, note_reads
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
-from quark_core.sessions.introduction import Introduction, find_page
+from quark_core.sessions.fingerprints import Fingerprints
+from quark_core.sessions.introduction import Introduction, find_page, tell_done
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
 from quark_core.sessions.notifying import attach_notifier_of_environment, settle_notices, tell_end
 from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
@@ -51,7 +55,7 @@ _JOURNAL_TIMEOUT_S = 1.0
 OnStop = Literal["flag", "raise"]
 
 
-class TrainingSession(LogLines):
+class TrainingSession(LogLines, Belonging, Fingerprints):
     """One run, open in this process.
 
     Made by `start_run`, `resume_run` or `open_run`. As a context manager it
@@ -65,6 +69,7 @@ class TrainingSession(LogLines):
         self._run = run
         self._introduction: Introduction | None = None
         self._observers: Observers | None = None
+        self._reads: ConfigReads | None = None
 
     @classmethod
     @explain_argument_errors
@@ -83,19 +88,22 @@ class TrainingSession(LogLines):
         ranks: str | Iterable[int] | None = None,
         objective: str | None = None,
         mode: ObjectiveMode | None = None,
+        fork_from: tuple[object, int] | None = None,
         on_stop: OnStop = "flag",
         system_metrics: bool | float | None = None,
         capture: CaptureChoice = AUTOMATIC,
+        group: str | Iterable[str] | None = None,
+        version: str | Callable[[], object] | None = None,
+        if_done: IfDone | None = None,
     ) -> TrainingSession:
         """Start a new run.
 
         Args:
             project: Name of the project that the run belongs to.
-            config: A dict or another mapping, an argparse Namespace, a
-                SimpleNamespace, a NamedTuple, an instance of a dataclass, an attrs class
-                or a pydantic model, or an OmegaConf DictConfig, and any mix of them; taken as
-                it is now, with secrets redacted and interpolations resolved (their raw form
-                is kept as well).
+            config: A dict or another mapping, an argparse Namespace or ArgumentParser (which
+                parses the command line), a SimpleNamespace, a NamedTuple, a dataclass, an attrs
+                class or a pydantic model, or an OmegaConf DictConfig; taken as it is now, with
+                secrets redacted and interpolations resolved.
             tags: Labels to find the run by.
             parent_run_id: The run that this one descends from, which must exist.
             storage_dir: Storage root; the working directory, or a store above it, by default
@@ -111,6 +119,10 @@ class TrainingSession(LogLines):
                 kept in the configuration. QUARK_OBJECTIVE, else what names say.
             mode: Whether the objective is better when lower ("min") or higher
                 ("max"); by its name by default, "min" where that does not say.
+            fork_from: `(run, step)`: the run's curves begin with those of this one, up to that
+                step and with it, wherever they are read; see `docs/how-to/fork-a-run.md`. The
+                run is an id (its beginning is enough), a session or a RunContext, of the same
+                store; it becomes the parent. Without a `config` its configuration is taken.
             on_stop: What `quark stop` does: "flag" sets `stop_requested` on the ranks
                 that keep records, "raise" also raises `StopRequested`, once, at the next call
                 that logs. Ranks that wait for one another: `docs/how-to/stop-and-edit-runs.md`.
@@ -118,36 +130,32 @@ class TrainingSession(LogLines):
                 QUARK_SYSTEM_METRICS, else 10.
             capture: What of the console is kept, "sys", "fd" (children's output too) or None;
                 QUARK_CAPTURE, else "sys". See `docs/how-to/see-the-console.md`.
+            group: Paths of the groups that it is in, one or several, such as "paper/fig3".
+            version: What the code is called: a text, or what is called for it.
+            if_done: "skip", "resume" or "again" where a run of this configuration, seeds and
+                version is there already; see `already_done` and `docs/how-to/group-runs.md`.
 
         Raises:
             SchemaValidationError: A bad argument; the message names it.
             UnknownBackendError: `backends` names what is not installed.
-            RunNotFoundError: There is no run `parent_run_id`.
-            SessionStoreError: The primary store cannot be opened or does not
-                acknowledge within QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a
-                service within 5 s. Where the launcher has restarted the run, or
-                QUARK_OFFLINE is "allow", it begins within 2 s without a service
-                that is out of reach, unless QUARK_REQUIRE_SERVICE is set or the
-                run is strict.
+            RunNotFoundError: There is no run `parent_run_id`, or none to fork.
+            SessionStoreError: The primary store cannot be opened or does not acknowledge within
+                QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a service within 5 s. Where the launcher
+                has restarted the run, or QUARK_OFFLINE is "allow", it begins within 2 s without
+                a service, unless QUARK_REQUIRE_SERVICE is set or the run is strict.
         """
         _check_on_stop(on_stop)
         observers = choose_observers(system_metrics, capture)
         end_run_of_this_cell()
         run = opening.start(
-            project=project,
-            config=config,
-            tags=tags,
-            parent_run_id=parent_run_id,
-            storage_dir=storage_dir,
-            strict_mode=strict_mode,
-            backends=backends,
-            name=name,
-            notes=notes,
-            ranks=ranks,
-            objective=objective,
-            mode=mode,
-        )
-        return cls._opened(run, on_stop, observers)
+            project=project, config=config, tags=tags, parent_run_id=parent_run_id,
+            storage_dir=storage_dir, strict_mode=strict_mode, backends=backends, name=name,
+            notes=notes, ranks=ranks, objective=objective, mode=mode, group=group,
+            version=version, if_done=if_done, fork_from=fork_from,
+        )  # fmt: skip
+        session = cls._opened(run, on_stop, observers)
+        session._reads = note_reads(run, config)
+        return session
 
     @classmethod
     @explain_argument_errors
@@ -209,6 +217,9 @@ class TrainingSession(LogLines):
         session = cls(run)
         session._observers = observers
         open_runs.add(session)
+        if run.already_done is not None:
+            tell_done(run)
+            return session
         attach_notifier_of_environment(run)
         note_cell(session)
         watch_process()
@@ -296,7 +307,7 @@ class TrainingSession(LogLines):
                 run.context = msgspec.structs.replace(
                     run.context, project=stored.project, run=stored.run
                 )
-                run.config = stored.config
+                run.config, run.fields = stored.config, stored.fields
         return run.context
 
     def add_tag(self, tag: str) -> RunContext:
@@ -408,6 +419,9 @@ class TrainingSession(LogLines):
                 raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
             open_runs.remove(self)
         run.settle_writers()
+        if run.already_done is not None:
+            run.end_stream("an earlier run has done this configuration", 0.0)
+            return run.context
         settle_notices(run)
         if run.children is not None:
             # What the run's other writers have logged comes before its end.

@@ -13,6 +13,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import LayerSummaryRecord, ParameterSummaryRecord
 from quark_core.records.query import Query
 from quark_core.runs.grids import read_grid
+from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -183,7 +184,7 @@ class GridDesk:
         """What there is to see besides, as far as the newest records tell."""
         found = []
         for kind in _KINDS:
-            rows = self._source.reader.read(run_id, kind, Query(limit=_LOOKED_AT))
+            rows = read_rows(self._source.reader, run_id, kind, Query(limit=_LOOKED_AT))
             if not rows.count:
                 continue
             for field, summary_type, title in MAP_FIELDS[kind]:

@@ -25,6 +25,7 @@ from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
+from quark_core.runs.artifact_versions import HIDDEN_TYPES
 
 if TYPE_CHECKING:
     from quark.page.api.analyses import AnalysisDesk
@@ -61,6 +62,8 @@ _CONTENTS = (
     SampleRecord.KIND,
     ConsoleRecord.KIND,
 )
+# Among so many is one that people have logged, or there is none: a run keeps few of its own.
+_SOME_ARTIFACTS = 1000
 _DIGITS = re.compile(r"(\d+)")
 _FIRST = {"train": 0, "val": 1, "system": 3, "quark": 3}
 _ELSEWHERE = 2
@@ -89,6 +92,7 @@ def tell_run(
         "ranks": _list_ranks(source, summary),
         "config": {} if stored.config is None else dict(stored.config.values),
         "config_notes": [] if stored.config is None else list(stored.config.notes),
+        "fields": dict(stored.fields),
         "environment": environment,
         "metrics": {"fields": _METRIC_FIELDS, "rows": _list_metrics(summary)},
         "contents": contents,
@@ -163,7 +167,9 @@ def _describe_run(
         "git_commit": run.git_commit,
         "branch": git.get("branch"),
         "dirty": git.get("dirty"),
+        "groups": list(run.groups),
         "parent": run.parent_run_id,
+        "fork_step": run.fork_step,
         "lineage": run.lineage_root_run_id,
         "host": _get_object(environment, "host").get("name"),
         "user_command": process.get("argv"),
@@ -262,8 +268,13 @@ def _list_ranks(source: PageSource, summary: RunSummary) -> list[int]:
 
 def _count_some(source: PageSource, run_id: str, kind: str) -> int | None:
     """0 where there are no records of a kind, 1 where there are some, None where nobody knows."""
+    from quark_core.runs.reading import read_rows
+
     try:
-        return source.reader.read(run_id, kind, Query(limit=1)).count
+        if kind != ArtifactRecord.KIND:
+            return read_rows(source.reader, run_id, kind, Query(limit=1)).count
+        types = read_rows(source.reader, run_id, kind, Query(limit=_SOME_ARTIFACTS))
+        return int(any(name not in HIDDEN_TYPES for name in types["artifact_type"].tolist()))
     except QuarkError:
         return None
 

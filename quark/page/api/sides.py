@@ -39,6 +39,7 @@ _MOST_SETTINGS = 200
 _MOST_VALUES = 8
 _NAME_CHARACTERS = 80
 _ALL_BUT_SEED = "seed"
+_GROUPS = "groups"
 _AXES: dict[str, Literal["step", "epoch", "relative"]] = {
     "step": "step",
     "epoch": "epoch",
@@ -70,8 +71,9 @@ def read_sides(
     """The sides that are asked for: `side=ID,ID` of each, or `run=ID` of all with `group=KEY`.
 
     `may_be_known`: what was read of the runs a moment ago is good enough.
-    `group=seed` puts together what differs in seeds at most; any other key is one of the
-    configuration. Without a group each run is a side.
+    `group=seed` puts together what differs in seeds at most, `group=groups` runs of the same
+    groups, `group=field.NAME` those of one value; any other key is one of the configuration.
+    Without a group each run is a side.
 
     Raises:
         SchemaValidationError: A bad parameter.
@@ -100,11 +102,11 @@ def _group(runs: Sequence[RunSummary], keys: Sequence[str]) -> Iterator[Side]:
     """Runs with the same values under the keys, in the order of their first."""
     grouped: dict[bytes, tuple[dict[str, str], list[RunSummary]]] = {}
     for run in runs:
-        config = _flatten_config(run)
-        values = {key: _show(config.get(key)) for key in keys if key != _ALL_BUT_SEED}
+        notes = _list_notes(run)
+        values = {key: _show(notes.get(key)) for key in keys if key != _ALL_BUT_SEED}
         shared: dict[str, Any] = dict(values)
         if _ALL_BUT_SEED in keys:
-            shared = _without_seeds(config)
+            shared = _without_seeds(_flatten_config(run))
         name = msgspec.json.encode(shared, order="sorted", enc_hook=str)
         grouped.setdefault(name, (values, []))[1].append(run)
     for values, members in grouped.values():
@@ -117,8 +119,20 @@ def _flatten_config(run: RunSummary) -> dict[str, Any]:
     return dict(flatten_values(run.config))
 
 
+def _list_notes(run: RunSummary) -> dict[str, Any]:
+    """What runs can be grouped by: groups, fields, and settings, which come first."""
+    from quark_core.search.evaluation import flatten_values
+
+    stored = run.stored
+    return {
+        **({_GROUPS: ", ".join(stored.run.groups)} if stored.run.groups else {}),
+        **{f"field.{path}": value for path, value in flatten_values(stored.fields)},
+        **_flatten_config(run),
+    }
+
+
 def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
-    from quark_core.analysis.comparison.changes import is_seed
+    from quark_core.records.run_digests import is_seed
 
     return {key: value for key, value in config.items() if not is_seed(key)}
 
@@ -192,7 +206,8 @@ def _compare_settings(
     source: PageSource, sides: Sequence[Side]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
     """What is not the same on every side, what is, and how much of that there is."""
-    from quark_core.analysis.comparison.changes import is_seed, list_settings
+    from quark_core.analysis.comparison.changes import list_settings
+    from quark_core.records.run_digests import is_seed
 
     listed = [[list_settings(source.load_run(run_id)) for run_id in side.ids] for side in sides]
     differs: list[dict[str, Any]] = []
@@ -307,7 +322,7 @@ def _can_be_asked(written: str) -> bool:
 def _list_group_keys(runs: Any) -> list[str]:
     """Settings that part the runs into more than one group, and not into single runs alone."""
     seen: dict[str, set[str]] = {}
-    listed = [_flatten_config(run) for run in runs]
+    listed = [_list_notes(run) for run in runs]
     for key in {key for config in listed for key in config}:
         seen[key] = {_show(config.get(key)) for config in listed}
     return sorted(key for key, values in seen.items() if len(values) > 1)[:_MOST_SETTINGS]

@@ -11,6 +11,9 @@ CREATE TABLE project (
     root_path TEXT NOT NULL,
     created_us INTEGER NOT NULL,
     updated_us INTEGER NOT NULL,
+    description TEXT,
+    fields TEXT,
+    tags TEXT,
     PRIMARY KEY (id),
     UNIQUE (name)
 );
@@ -46,13 +49,38 @@ CREATE TABLE run (
     store_path TEXT,
     archived_us INTEGER,
     stop TEXT,
+    group_paths TEXT,
+    fields TEXT,
+    config_digest TEXT,
+    structure_digest TEXT,
+    code_digest TEXT,
+    environment_digest TEXT,
+    fork_run_id TEXT,
+    fork_step INTEGER,
+    progress TEXT,
     PRIMARY KEY (pk),
     UNIQUE (id),
     FOREIGN KEY(project_id) REFERENCES project (id)
 );
+CREATE INDEX run_by_code_digest ON run (code_digest);
+CREATE INDEX run_by_config_digest ON run (config_digest);
 CREATE INDEX run_by_creation ON run (created_us, trashed_us, archived_us);
+CREATE INDEX run_by_environment_digest ON run (environment_digest);
 CREATE INDEX run_by_project ON run (project_id, created_us, trashed_us, archived_us);
 CREATE INDEX run_by_store ON run (store_name, created_us, trashed_us, archived_us);
+CREATE INDEX run_by_structure_digest ON run (structure_digest);
+CREATE TABLE run_group (
+    project_id TEXT NOT NULL,
+    path TEXT NOT NULL,
+    description TEXT,
+    fields TEXT,
+    tags TEXT,
+    created_us INTEGER NOT NULL,
+    updated_us INTEGER NOT NULL,
+    PRIMARY KEY (project_id, path),
+    FOREIGN KEY(project_id) REFERENCES project (id)
+)
+ WITHOUT ROWID;
 CREATE TABLE attempt (
     run_pk INTEGER NOT NULL,
     number INTEGER NOT NULL,
@@ -84,6 +112,43 @@ CREATE TABLE run_config (
 )
  WITHOUT ROWID;
 CREATE INDEX run_config_by_key ON run_config ("key");
+CREATE TABLE run_field (
+    run_pk INTEGER NOT NULL,
+    "key" TEXT NOT NULL,
+    type TEXT NOT NULL,
+    number DOUBLE,
+    text TEXT,
+    PRIMARY KEY (run_pk, "key"),
+    FOREIGN KEY(run_pk) REFERENCES run (pk)
+)
+ WITHOUT ROWID;
+CREATE INDEX run_field_by_key ON run_field ("key");
+CREATE TABLE run_fingerprint (
+    run_pk INTEGER NOT NULL,
+    subject TEXT NOT NULL,
+    "key" TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    level TEXT NOT NULL,
+    step INTEGER,
+    sketch TEXT,
+    attempt INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    time_us INTEGER NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (run_pk, subject, "key"),
+    FOREIGN KEY(run_pk) REFERENCES run (pk)
+)
+ WITHOUT ROWID;
+CREATE INDEX run_fingerprint_by_digest ON run_fingerprint (digest);
+CREATE INDEX run_fingerprint_by_key ON run_fingerprint ("key");
+CREATE TABLE run_group_member (
+    run_pk INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    PRIMARY KEY (run_pk, path),
+    FOREIGN KEY(run_pk) REFERENCES run (pk)
+)
+ WITHOUT ROWID;
+CREATE INDEX run_group_member_by_path ON run_group_member (path);
 CREATE TABLE run_metric (
     run_pk INTEGER NOT NULL,
     name_pk INTEGER NOT NULL,
@@ -199,4 +264,4 @@ CREATE TABLE alembic_version (
     version_num VARCHAR(32) NOT NULL,
     CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO alembic_version (version_num) VALUES ('0004');
+INSERT INTO alembic_version (version_num) VALUES ('0005');

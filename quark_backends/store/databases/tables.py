@@ -7,9 +7,10 @@ chunks: for metrics one series of one writer (`name_pk` says which), for every
 other kind rows in their order. What compaction needs to give batches back to a
 mirror that is behind stays in `frame`.
 
-`run_metric`, `run_tag` and `run_config` sum up what search and lists ask for;
-they change in the transaction of the batch that changes them. A record hidden
-by `resume_run(from_step=...)` is in no summary.
+`run_metric`, `run_tag`, `run_config`, `run_field`, `run_group_member` and
+`run_fingerprint` sum up what search and lists ask for; they change in the
+transaction of the batch that changes them. A record hidden by
+`resume_run(from_step=...)` is in no summary.
 
 SQLite is used through its driver on the hot path, with `schema.sql`, which is
 made from this module and held equal to it by a test. PostgreSQL has a schema of
@@ -59,6 +60,10 @@ project = Table(
     Column("root_path", _Text, nullable=False),
     Column("created_us", _Number, nullable=False),
     Column("updated_us", _Number, nullable=False),
+    Column("description", _Text),
+    # JSON: an object of values, and a sorted array of texts.
+    Column("fields", _Text),
+    Column("tags", _Text),
 )
 
 run = Table(
@@ -97,10 +102,27 @@ run = Table(
     Column("archived_us", _Number),
     # JSON: the `StopRequest` that its newest attempt was sent first, or that it has seen one.
     Column("stop", _Text),
+    # JSON: a sorted array of paths, and an object of values; NULL where there are none.
+    Column("group_paths", _Text),
+    Column("fields", _Text),
+    # What it was made of; see `quark_core.records.run_digests`.
+    Column("config_digest", _Text),
+    Column("structure_digest", _Text),
+    Column("code_digest", _Text),
+    Column("environment_digest", _Text),
+    # The run that it goes on from, and the last step that it has of that.
+    Column("fork_run_id", _Text),
+    Column("fork_step", _Number),
+    # JSON: the `RunProgress` that its newest attempt has told last, until it ends.
+    Column("progress", _Text),
     # With what hides a run, so that a list need not look at the rows that it leaves out.
     Index("run_by_creation", "created_us", "trashed_us", "archived_us"),
     Index("run_by_project", "project_id", "created_us", "trashed_us", "archived_us"),
     Index("run_by_store", "store_name", "created_us", "trashed_us", "archived_us"),
+    Index("run_by_config_digest", "config_digest"),
+    Index("run_by_structure_digest", "structure_digest"),
+    Index("run_by_code_digest", "code_digest"),
+    Index("run_by_environment_digest", "environment_digest"),
 )
 
 attempt = Table(
@@ -134,6 +156,64 @@ run_config = Table(
     Column("number", Double),
     Column("text", _Text),
     Index("run_config_by_key", "key"),
+    sqlite_with_rowid=False,
+)
+
+# Fields that were noted of a run, as `run_config` has its configuration.
+run_field = Table(
+    "run_field",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("key", _Text, primary_key=True),
+    Column("type", _Text, nullable=False),
+    Column("number", Double),
+    Column("text", _Text),
+    Index("run_field_by_key", "key"),
+    sqlite_with_rowid=False,
+)
+
+# What is said of a group; one that nobody has described is in no row, and its runs make it.
+run_group = Table(
+    "run_group",
+    METADATA,
+    Column("project_id", _Text, ForeignKey("project.id"), primary_key=True),
+    Column("path", _Text, primary_key=True),
+    Column("description", _Text),
+    Column("fields", _Text),
+    Column("tags", _Text),
+    Column("created_us", _Number, nullable=False),
+    Column("updated_us", _Number, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+run_group_member = Table(
+    "run_group_member",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("path", _Text, primary_key=True),
+    Index("run_group_member_by_path", "path"),
+    sqlite_with_rowid=False,
+)
+
+# The newest fingerprint of each subject and key: of the highest attempt, in it of the lowest
+# rank, and of that the latest.
+run_fingerprint = Table(
+    "run_fingerprint",
+    METADATA,
+    Column("run_pk", _Number, ForeignKey("run.pk"), primary_key=True),
+    Column("subject", _Text, primary_key=True),
+    Column("key", _Text, primary_key=True),
+    Column("digest", _Text, nullable=False),
+    Column("level", _Text, nullable=False),
+    Column("step", _Number),
+    # JSON: figures, or NULL.
+    Column("sketch", _Text),
+    Column("attempt", _Number, nullable=False),
+    Column("rank", _Number, nullable=False),
+    Column("time_us", _Number, nullable=False),
+    Column("sequence", _Number, nullable=False),
+    Index("run_fingerprint_by_digest", "digest"),
+    Index("run_fingerprint_by_key", "key"),
     sqlite_with_rowid=False,
 )
 

@@ -55,7 +55,15 @@ _SCRATCH_AGE_S = 3600.0
 # Tables of rows with a body, which hang on a writer, with what tells the rows of one writer apart.
 _WRITER_TABLES = {"batch": "pk", "chunk": "pk", "frame": "first_number", "damaged": "pk"}
 # Tables of small rows, which hang on a run, with what tells the rows of one run apart.
-_RUN_TABLES = {"run_metric": "name_pk", "run_config": "key", "run_tag": "tag", "attempt": "number"}
+_RUN_TABLES = {
+    "run_metric": "name_pk",
+    "run_config": "key",
+    "run_field": "key",
+    "run_fingerprint": "key",
+    "run_group_member": "path",
+    "run_tag": "tag",
+    "attempt": "number",
+}
 _GONE = "run_pk NOT IN (SELECT pk FROM run WHERE trashed_us IS NULL OR run_path != '')"
 
 

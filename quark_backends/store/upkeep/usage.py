@@ -65,6 +65,14 @@ GROUP BY run_pk
 UNION ALL
 SELECT run_pk, SUM(length(tag)) FROM run_tag {{where}} GROUP BY run_pk
 UNION ALL
+SELECT run_pk, SUM(length(path)) FROM run_group_member {{where}} GROUP BY run_pk
+UNION ALL
+SELECT run_pk, SUM(length(key) + coalesce(length(text), 0) + 8) FROM run_field {{where}}
+GROUP BY run_pk
+UNION ALL
+SELECT run_pk, SUM(length(key) + length(digest) + coalesce(length(sketch), 0) + 40)
+FROM run_fingerprint {{where}} GROUP BY run_pk
+UNION ALL
 SELECT run_pk, COUNT(*) * {_ROW_BYTES} FROM run_metric {{where}} GROUP BY run_pk
 UNION ALL
 SELECT run_pk, COUNT(*) * {_ROW_BYTES} FROM writer {{where}} GROUP BY run_pk
@@ -75,8 +83,9 @@ SELECT run_pk, SUM(length(body)) FROM output JOIN generation ON generation.pk = 
 # A removed run without a path is a number that must not be given out again, no more.
 _RUNS = """
 SELECT run.pk, run.id, run.name, project.name, status, process, heartbeat_us, run.created_us,
-    trashed_us, length(process) + length(tags) + coalesce(length(config), 0)
+    trashed_us, length(process) + length(run.tags) + coalesce(length(config), 0)
     + coalesce(length(environment), 0) + coalesce(length(notes), 0)
+    + coalesce(length(group_paths), 0) + coalesce(length(run.fields), 0)
 FROM run JOIN project ON project.id = project_id
 WHERE (trashed_us IS NULL OR run_path != '')
 """

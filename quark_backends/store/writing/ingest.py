@@ -10,6 +10,7 @@ import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.encoding.bodies import digest_body
+from quark_backends.store.writing.fingerprints import apply_fingerprints
 from quark_backends.store.writing.lifecycle import GivenAttempt, apply_lifecycle, make_attempt_event
 from quark_backends.store.writing.metric_figures import MetricFold, place_writer
 from quark_backends.store.writing.names import NameTable
@@ -28,6 +29,7 @@ from quark_core.errors import (
 )
 from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 from quark_core.records.attempts import HiddenRows, can_be_hidden
+from quark_core.records.kinds.provenance import FingerprintRecord
 
 __all__ = ["BatchIngest"]
 
@@ -225,6 +227,11 @@ class BatchIngest:
                 fold = self._folds[writer.run_pk] = MetricFold()
             place = place_writer(writer.attempt, batch.rank)
             fold.add_body(batch.decoded, place, writer.started_us, hidden)
+        elif batch.kind == FingerprintRecord.KIND:
+            rows = batch.decoded
+            apply_fingerprints(
+                self._connection, writer.run_pk, writer.attempt, batch.rank, rows, hidden
+            )
         elif batch.kind in RECORD_TYPES and batch.decoded.count != batch.count:
             raise SchemaValidationError(f"it holds {batch.decoded.count} records")
         if given is not None:

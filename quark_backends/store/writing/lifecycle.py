@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,23 @@ import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.reading.run_rows import RUN_QUERY, to_stored_run
+from quark_backends.store.writing.fork_figures import begin_fork, shorten_fork
 from quark_backends.store.writing.names import NameTable
-from quark_backends.store.writing.summaries import write_config, write_tags
+from quark_backends.store.writing.summaries import (
+    write_config,
+    write_fields,
+    write_groups,
+    write_tags,
+)
 from quark_core.backends.contract import Batch
-from quark_core.backends.edits import apply_edit, apply_stop
+from quark_core.backends.edits import apply_edit, apply_stop, edit_fields
 from quark_core.delivery.attempt_starts import SETTLED
 from quark_core.errors import BackendRejected
 from quark_core.records import EventRecord, LifecycleRecord, parse_time
+from quark_core.records.belonging import change_fields, change_groups, read_progress
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
+from quark_core.records.run_digests import make_digests
 from quark_core.records.runs import StopRequest
 
 __all__ = ["GivenAttempt", "apply_lifecycle", "make_attempt_event"]
@@ -59,28 +67,71 @@ def apply_lifecycle(
     if record.action == "start":
         return _start(connection, record, data, names)
     row = connection.execute(
-        f"SELECT pk, attempt, tags, process, stop FROM run WHERE id = ?{connection.for_update}",
+        "SELECT pk, attempt, tags, process, stop, group_paths, fields FROM run WHERE id = ?"
+        f"{connection.for_update}",
         (record.run_id,),
     ).fetchone()
     if row is None:
         raise BackendRejected(f"run {record.run_id} was never started in this store")
-    run_pk, attempt, tags, process, stop = row
-    now_us = time.time_ns() // 1000
+    run_pk, attempt, tags, process, stop, group_paths, fields = row
     if record.action == "tag":
         merged = sorted({*json.loads(tags), data["tag"]})
         _update(connection, run_pk, tags=json.dumps(merged), updated_us=record.time_us)
         write_tags(connection, run_pk, merged)
     elif record.action == "edit":
         _apply_edit(connection, run_pk, record)
-    elif record.attempt != attempt:
-        return None
-    elif record.action == "heartbeat":
+    elif record.action == "group":
+        groups = change_groups(json.loads(group_paths or "[]"), data)
+        _update(connection, run_pk, group_paths=_dump(groups), updated_us=record.time_us)
+        write_groups(connection, run_pk, groups)
+    elif record.action == "fields":
+        values = change_fields(json.loads(fields or "{}"), data)
+        _update(connection, run_pk, fields=_dump(values), updated_us=record.time_us)
+        write_fields(connection, run_pk, values)
+    elif record.attempt == attempt:
+        _apply_to_attempt(connection, run_pk, record, process, stop)
+    return None
+
+
+def _apply_to_attempt(
+    connection: StoreConnection,
+    run_pk: int,
+    record: LifecycleRecord,
+    process: str,
+    stop: str | None,
+) -> None:
+    """Apply what the newest attempt of a run says of itself."""
+    data: Mapping[str, Any] = record.data or {}
+    now_us = time.time_ns() // 1000
+    if record.action == "heartbeat":
         # The store's own clock: hosts disagree about the time.
         _update(connection, run_pk, heartbeat_us=now_us)
-    elif record.action in ("config", "environment"):
-        _update(connection, run_pk, **{record.action: json.dumps(data), "heartbeat_us": now_us})
-        if record.action == "config":
-            write_config(connection, run_pk, data["values"])
+        told = read_progress(data)
+        if told is not None:
+            # A rank may say it once more after the run has ended.
+            connection.execute(
+                "UPDATE run SET progress = ? WHERE pk = ? AND status = 'running'",
+                (msgspec.json.encode(told).decode(), run_pk),
+            )
+    elif record.action == "environment":
+        _update(
+            connection,
+            run_pk,
+            environment=json.dumps(data),
+            environment_digest=make_digests(None, data).environment,
+            heartbeat_us=now_us,
+        )
+    elif record.action == "config":
+        digests = make_digests(data["values"], None)
+        _update(
+            connection,
+            run_pk,
+            config=json.dumps(data),
+            config_digest=digests.config,
+            structure_digest=digests.structure,
+            heartbeat_us=now_us,
+        )
+        write_config(connection, run_pk, data["values"])
     elif record.action == "status":
         _update(
             connection,
@@ -89,6 +140,7 @@ def apply_lifecycle(
             # With the process that ended so; a start puts another one in its place.
             process=json.dumps({**json.loads(process), "exit_code": data.get("exit_code")}),
             ended_us=record.time_us,
+            progress=None,
             updated_us=record.time_us,
             heartbeat_us=now_us,
         )
@@ -97,14 +149,14 @@ def apply_lifecycle(
         changed = apply_stop(known, record)
         if changed != known:
             _update(connection, run_pk, stop=msgspec.json.encode(changed).decode())
-    return None
 
 
 def _apply_edit(connection: StoreConnection, run_pk: int, record: LifecycleRecord) -> None:
     """Change what is said of a run."""
     row = connection.execute(f"{RUN_QUERY} WHERE run.pk = ?", (run_pk,)).fetchone()
-    before = to_stored_run(row).run
-    after = apply_edit(before, record)
+    known = to_stored_run(row)
+    before, after = known.run, apply_edit(known.run, record)
+    fields = edit_fields(known.fields, record)
     archived_at = after.archived_at
     _update(
         connection,
@@ -112,11 +164,17 @@ def _apply_edit(connection: StoreConnection, run_pk: int, record: LifecycleRecor
         name=after.name,
         notes=after.notes,
         tags=json.dumps(list(after.tags)),
+        group_paths=_dump(after.groups),
+        fields=_dump(fields),
         archived_us=None if archived_at is None else parse_time(archived_at),
         updated_us=record.time_us,
     )
     if after.tags != before.tags:
         write_tags(connection, run_pk, list(after.tags))
+    if after.groups != before.groups:
+        write_groups(connection, run_pk, after.groups)
+    if fields != known.fields:
+        write_fields(connection, run_pk, fields)
 
 
 def _start(
@@ -140,6 +198,8 @@ def _start(
     process = json.dumps(data["process"])
     if row is None:
         _add_run(connection, record, data, now_us)
+        if data.get("fork"):
+            begin_fork(connection, record.run_id, names.find)
         return None
     run_pk, newest, status, created_us, trashed_us = row
     if trashed_us is not None:
@@ -159,6 +219,7 @@ def _start(
             ended_us=None,
             # Whoever asked the attempt before to stop did not mean this one.
             stop=None,
+            progress=None,
             updated_us=record.time_us,
             heartbeat_us=now_us,
         )
@@ -176,6 +237,7 @@ def _start(
             (from_step, run_pk, record.attempt, from_step, from_step),
         )
     if from_step is not None:
+        shorten_fork(connection, run_pk, from_step)
         _hide_rows(connection, run_pk, record.attempt, from_step, names)
     if number == record.attempt:
         return None
@@ -189,11 +251,12 @@ def _add_run(
     project, run, process = data["project"], data["run"], json.dumps(data["process"])
     tags = sorted(set(run["tags"]))
     store = data.get("store") or {}
+    fork = data.get("fork") or {}
     run_pk = connection.insert(
         "INSERT INTO run (pk, id, project_id, name, notes, status, attempt, parent_run_id,"
         " lineage_root_run_id, run_path, git_commit, strict_mode, tags, process, created_us,"
-        " updated_us, heartbeat_us, store_name, store_path)"
-        " VALUES (?, ?, ?, ?, ?, 'running', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " updated_us, heartbeat_us, store_name, store_path, fork_run_id, fork_step)"
+        " VALUES (?, ?, ?, ?, ?, 'running', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             record.run_id,
             project["id"],
@@ -212,6 +275,8 @@ def _add_run(
             now_us,
             store.get("name"),
             store.get("path"),
+            fork.get("run_id"),
+            fork.get("step"),
         ),
     )
     write_tags(connection, run_pk, tags)
@@ -268,6 +333,7 @@ def _hide_rows(
     connection: StoreConnection, run_pk: int, attempt: int, from_step: int, names: NameTable
 ) -> None:
     """Hide what earlier attempts have at a step or beyond it."""
+    from quark_backends.store.writing.fingerprints import rebuild_fingerprints
     from quark_backends.store.writing.summaries import find_first_hidden, rebuild_metrics
 
     writers = connection.execute(
@@ -285,6 +351,12 @@ def _hide_rows(
             ],
         )
     rebuild_metrics(connection, run_pk, names.find)
+    rebuild_fingerprints(connection, run_pk)
+
+
+def _dump(value: Sequence[str] | Mapping[str, Any]) -> str | None:
+    """JSON, or NULL where there is nothing."""
+    return json.dumps(value) if value else None
 
 
 def _update(connection: StoreConnection, run_pk: int, **values: Any) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.encoding.bodies import open_body
+from quark_backends.store.writing.fork_figures import add_fork_figures
 from quark_backends.store.writing.metric_figures import MetricFold, place_writer
 from quark_backends.store.writing.names import NameTable
 from quark_core.errors import SchemaValidationError
@@ -18,9 +19,13 @@ from quark_core.records.attempts import HiddenRows, can_be_hidden
 __all__ = [
     "find_first_hidden",
     "flatten_config",
+    "fold_batches",
+    "fold_chunks",
     "rebuild_metrics",
     "rebuild_summaries",
     "write_config",
+    "write_fields",
+    "write_groups",
     "write_tags",
 ]
 
@@ -37,13 +42,24 @@ def rebuild_summaries(connection: StoreConnection, run_pk: int) -> None:
     ).fetchone()
     write_tags(connection, run_pk, json.loads(tags))
     write_config(connection, run_pk, {} if config is None else json.loads(config)["values"])
-    rebuild_metrics(connection, run_pk)
+    rebuild_metrics(connection, run_pk, knows_forks=False)
 
 
 def rebuild_metrics(
-    connection: StoreConnection, run_pk: int, find_name: Callable[[str], int] | None = None
+    connection: StoreConnection,
+    run_pk: int,
+    find_name: Callable[[str], int] | None = None,
+    *,
+    knows_forks: bool = True,
 ) -> None:
-    """Make the figures of a run's metrics and its newest step again."""
+    """Make the figures of a run's metrics and its newest step again.
+
+    Args:
+        connection: The store.
+        run_pk: The run.
+        find_name: Gives the number of a metric's name.
+        knows_forks: Whether the tables say what is a fork, as those of an older version do not.
+    """
     find_name = find_name or NameTable(connection).find
     connection.execute("DELETE FROM run_metric WHERE run_pk = ?", (run_pk,))
     connection.execute("UPDATE run SET newest_step = NULL WHERE pk = ?", (run_pk,))
@@ -56,8 +72,13 @@ def rebuild_metrics(
     for writer_pk, attempt, rank, started_us, hidden_step, sequence in writers:
         hidden = None if hidden_step is None else HiddenRows(hidden_step, sequence)
         place = place_writer(attempt, rank)
-        _fold_batches(connection, writer_pk, fold, place, started_us, hidden)
-        _fold_chunks(connection, writer_pk, fold, place, started_us, hidden)
+        fold_batches(connection, writer_pk, fold, place, started_us, hidden)
+        chunks = connection.execute(
+            "SELECT pk FROM chunk WHERE writer_pk = ? AND kind = ?", (writer_pk, MetricRecord.KIND)
+        ).fetchall()
+        fold_chunks(connection, [pk for (pk,) in chunks], fold, place, started_us, hidden)
+    if knows_forks:
+        add_fork_figures(connection, run_pk, find_name)
     fold.write(connection, run_pk, find_name)
 
 
@@ -97,7 +118,7 @@ def find_first_hidden(connection: StoreConnection, writer_pk: int, step: int) ->
     return found
 
 
-def _fold_batches(
+def fold_batches(
     connection: StoreConnection,
     writer_pk: int,
     fold: MetricFold,
@@ -105,6 +126,7 @@ def _fold_batches(
     started_us: int,
     hidden: HiddenRows | None,
 ) -> None:
+    """Add the points of a writer's batches that are not compacted and not hidden."""
     rows = connection.execute(
         "SELECT number, digest, body FROM batch WHERE writer_pk = ? AND kind = ? ORDER BY number",
         (writer_pk, MetricRecord.KIND),
@@ -116,22 +138,22 @@ def _fold_batches(
             _log.warning("batch %d of writer %d cannot be read: %s", number, writer_pk, error)
 
 
-def _fold_chunks(
+def fold_chunks(
     connection: StoreConnection,
-    writer_pk: int,
+    chunk_pks: Sequence[int],
     fold: MetricFold,
     place: int,
     started_us: int,
     hidden: HiddenRows | None,
 ) -> None:
+    """Add the points of chunks of one writer that are not hidden."""
     from quark_backends.store.encoding.chunks import decode_chunk
 
-    rows = connection.execute(
-        "SELECT chunk.pk, text, body FROM chunk JOIN name ON name.pk = name_pk"
-        " WHERE writer_pk = ? AND kind = ?",
-        (writer_pk, MetricRecord.KIND),
-    )
-    for chunk_pk, key, body in rows:
+    for chunk_pk in chunk_pks:
+        key, body = connection.execute(
+            "SELECT text, body FROM chunk JOIN name ON name.pk = name_pk WHERE chunk.pk = ?",
+            (chunk_pk,),
+        ).fetchone()
         try:
             chunk = decode_chunk(MetricRecord.KIND, body)
             arrays = {name: chunk.array(name) for name in ("value", "step", "time_us", "sequence")}
@@ -152,13 +174,33 @@ def write_tags(connection: StoreConnection, run_pk: int, tags: Iterable[str]) ->
     )
 
 
+def write_groups(connection: StoreConnection, run_pk: int, groups: Iterable[str]) -> None:
+    """Make the groups that are searched those of a run."""
+    connection.execute("DELETE FROM run_group_member WHERE run_pk = ?", (run_pk,))
+    connection.executemany(
+        "INSERT INTO run_group_member (run_pk, path) VALUES (?, ?)",
+        [(run_pk, path) for path in groups],
+    )
+
+
 def write_config(connection: StoreConnection, run_pk: int, values: Mapping[str, Any]) -> None:
     """Make the configuration that is searched that of a run."""
-    connection.execute("DELETE FROM run_config WHERE run_pk = ?", (run_pk,))
+    _write_values(connection, "run_config", run_pk, values)
+
+
+def write_fields(connection: StoreConnection, run_pk: int, values: Mapping[str, Any]) -> None:
+    """Make the fields that are searched those of a run."""
+    _write_values(connection, "run_field", run_pk, values)
+
+
+def _write_values(
+    connection: StoreConnection, table: str, run_pk: int, values: Mapping[str, Any]
+) -> None:
+    connection.execute(f"DELETE FROM {table} WHERE run_pk = ?", (run_pk,))
     # Of leaves whose keys are the same once they are joined, the last one counts.
     rows = {row[0]: (run_pk, *row) for row in flatten_config(values)}
     connection.executemany(
-        "INSERT INTO run_config (run_pk, key, type, number, text) VALUES (?, ?, ?, ?, ?)",
+        f"INSERT INTO {table} (run_pk, key, type, number, text) VALUES (?, ?, ?, ?, ?)",
         list(rows.values()),
     )
 

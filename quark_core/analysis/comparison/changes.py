@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +9,10 @@ import msgspec
 
 from quark_core.analysis.comparison.results import ChangeDiff
 from quark_core.backends.contract import StoredRun
+from quark_core.records.run_digests import is_seed
 
-__all__ = ["compare_settings", "find_seed", "is_seed", "list_settings"]
+__all__ = ["compare_settings", "find_seed", "list_settings"]
 
-_SEED = re.compile(r"(^|[._/-])seed$", re.IGNORECASE)
 # Different in every run, whatever is run.
 _PASSING = frozenset(
     """
@@ -76,11 +75,6 @@ def find_seed(run: StoredRun) -> str | None:
     if len(seeds) == 1:
         return str(next(iter(seeds.values())))
     return ", ".join(f"{path}={seeds[path]}" for path in sorted(seeds))
-
-
-def is_seed(path: str) -> bool:
-    """Whether a path of the configuration holds a seed."""
-    return _SEED.search(path) is not None
 
 
 def _config(run: StoredRun) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ __all__ = [
     "FingerprintRecord",
     "FingerprintSubject",
     "KeptAs",
+    "SOURCES_KEY",
     "TimingClock",
 ]
 
@@ -23,6 +24,9 @@ AggregateKeep = Literal["stat", "ring", "value", "series"]
 KeptAs = Literal["stat", "ring", "value", "timer"]
 TimingClock = Literal["wall_clock", "cuda_events"]
 FingerprintSubject = Literal["code", "data", "output", "environment"]
+
+SOURCES_KEY = "sources"
+"""Key of the fingerprint of the subject code that stands for all sources of a run."""
 
 
 class AggregateRecord(StreamRecord, frozen=True, gc=False):

@@ -127,7 +127,7 @@ function orderEntries(places) {
 export function nameLines(curves) {
   const parts = curves.map((curve) => [
     curve.name, curve.field, curve.summary,
-    curve.attempt === null ? "" : `attempt ${curve.attempt}`,
+    curve.attempt === null ? "" : curve.attempt < 0 ? "before the fork" : `attempt ${curve.attempt}`,
     curve.rank === null ? "" : `rank ${curve.rank}`,
   ]);
   const differs = parts[0]?.map((_, at) => new Set(parts.map((part) => part[at])).size > 1) ?? [];

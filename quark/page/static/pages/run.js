@@ -193,8 +193,10 @@ function Facts({ run, progress }) {
     writeDuration(isRunning ? (Date.now() - Date.parse(run.created_at)) / 1000 : run.duration_s),
     run.git_commit ? `commit ${run.git_commit.slice(0, 7)}${run.dirty ? "+changes" : ""}` : "",
     run.attempt ? `attempt ${run.attempt}` : "",
+    Number.isFinite(run.fork_step) ? `forked from ${run.parent.slice(0, 8)} at step ${writeStep(run.fork_step)}` : "",
   ].filter(Boolean);
   return html`<span class="facts" title=${`started ${writeTime(run.created_at)}`}>${facts.join(" · ")}</span>
+    ${run.groups?.map((/** @type {string} */ group) => html`<span key=${`group ${group}`} class="tag" title="group">${group}</span>`)}
     ${run.tags?.map((/** @type {string} */ tag) => html`<span key=${tag} class="tag">${tag}</span>`)}`;
 }
 

@@ -40,10 +40,12 @@ function Values({ title, id, values, by = "" }) {
 export function Config({ data, prefix = "", by = "" }) {
   const { run } = data;
   const facts = { id: run.id, path: run.path, command: run.user_command, host: run.host, commit: run.git_commit,
-    branch: run.branch, parent: run.parent };
+    branch: run.branch, parent: run.parent, groups: run.groups?.length ? run.groups.join(", ") : null,
+    forked: Number.isFinite(run.fork_step) ? `from ${run.parent} at step ${run.fork_step}` : null };
   return html`${run.notes && html`<section aria-labelledby=${`${prefix}notes${by}`}><h2 id=${`${prefix}notes`}>Notes</h2><p class="free"><${FreeText} text=${run.notes} /></p></section>`}
     <${Values} title="Configuration" id=${`${prefix}config`} by=${by} values=${data.config} />
     ${data.config_notes?.length > 0 && html`<p class="free"><${FreeText} text=${[data.config_notes].flat().map(writeValue).join("\n")} /></p>`}
+    ${Object.keys(data.fields ?? {}).length > 0 && html`<${Values} title="Fields" id=${`${prefix}fields`} by=${by} values=${data.fields} />`}
     <${Values} title="The run" id=${`${prefix}facts`} by=${by} values=${Object.fromEntries(Object.entries(facts).filter(([, value]) => value !== null && value !== undefined))} />
     <${Values} title="Environment" id=${`${prefix}environment`} by=${by} values=${data.environment} />`;
 }

@@ -295,12 +295,18 @@ class _Offline(msgspec.Struct):
     replaces: _Name | None = None
 
 
+class _Fork(msgspec.Struct):
+    run_id: _Name
+    step: _Index
+
+
 class _Start(msgspec.Struct):
     project: _Project
     run: _Run
     process: ProcessIdentity
     store: _Store | None = None
     from_step: _Index | None = None
+    fork: _Fork | None = None
     offline: _Offline | None = None
 
 

@@ -1,0 +1,234 @@
+"""Runs that are like another one: by their configuration, its structure, code or traces.
+
+Who has the same digest is found by the store's index; how far the others are is worked out
+of what is kept of them, for the newest ones, and only where equal ones are too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from quark_core.backends.contract import StoredRun, SupportsPrimary
+from quark_core.backends.run_summary import RunSummary
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.records.kinds.provenance import FingerprintRecord
+from quark_core.records.query import Query, check_index
+from quark_core.records.run_digests import is_seed
+from quark_core.records.runs import RunContext
+from quark_core.runs.composition import open_reader
+from quark_core.runs.run_ids import find_run
+from quark_core.runs.searching import build_search, find_runs, summarize_run
+
+__all__ = ["SimilarBy", "SimilarRun", "find_similar_runs"]
+
+SimilarBy = Literal["structure", "config", "code", "trace"]
+
+_LIMIT = 10
+_MOST = 1_000
+# How many of the newest runs are looked at one by one, and codes of which sources are read.
+_MOST_COMPARED = 2_000
+_MOST_CODES = 100
+_DIGESTS: Mapping[str, str] = {"structure": "structure", "config": "config", "code": "code"}
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarRun:
+    """A run, and how far it is from the one that was asked for.
+
+    Attributes:
+        run: The run.
+        distance: From 0, of which the digests are equal, to 1, which has nothing in common.
+        by: What was compared.
+    """
+
+    run: RunSummary
+    distance: float
+    by: SimilarBy
+
+    def __repr__(self) -> str:
+        name = f" {self.run.stored.run.name!r}" if self.run.stored.run.name else ""
+        alike = "the same" if self.distance == 0 else f"{1 - self.distance:.0%} the same"
+        return f"SimilarRun({self.run.run_id}{name}, {alike} by {self.by})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {"by": self.by, "distance": self.distance, "run": self.run.to_dict()}
+
+
+def find_similar_runs(
+    run: object,
+    *,
+    by: SimilarBy = "structure",
+    limit: int | None = _LIMIT,
+    everywhere: bool = False,
+    storage_dir: str | Path | None = None,
+) -> tuple[SimilarRun, ...]:
+    """Runs that are like another one, the nearest first, of equally near ones the newest.
+
+    Args:
+        run: Its id or the beginning of it, or a session, context or summary of it.
+        by: "structure": the keys and types of the configuration; "config": its values, seeds
+            aside; "code": the source files of the project; "trace": functions under
+            `quark.trace`. Far from it are those that share few of these.
+        limit: At most so many, 1,000 at most; runs that share nothing are left out.
+        everywhere: Whether runs of other projects are among them.
+        storage_dir: Storage root; the working directory by default.
+
+    Raises:
+        SchemaValidationError: A bad argument.
+        RunNotFoundError: There is no such run.
+        SessionStoreError: There is no store, or it cannot be read.
+    """
+    if by not in get_args(SimilarBy):
+        raise SchemaValidationError(
+            f"by must be one of {', '.join(get_args(SimilarBy))}, got {by!r:.60}"
+        )
+    most = check_index(limit, "limit")
+    most = _MOST if most is None else min(most, _MOST)
+    run_id, root = _find_target(run, storage_dir)
+    reader = open_reader(root)
+    try:
+        own = find_run(reader, run_id)
+        project = None if everywhere else own.project.name
+        found = _find_equal(reader, own, by, project, most)
+        if len(found) < most:
+            found += _find_near(reader, own, by, project, most - len(found), found)
+        return tuple(found)
+    finally:
+        reader.close()
+
+
+def _find_target(run: object, storage_dir: str | Path | None) -> tuple[str, Path]:
+    """The run that is meant, and where it lies."""
+    root = None if storage_dir is None else resolve_storage_dir(storage_dir)
+    if isinstance(run, RunSummary):
+        return run.run_id, root or resolve_storage_dir(None)
+    context = run if isinstance(run, RunContext) else getattr(run, "context", None)
+    if isinstance(context, RunContext) and context.run_id is not None:
+        return context.run_id, root or context.storage_dir
+    if not isinstance(run, str):
+        raise SchemaValidationError(
+            f"run must be an id, or a session, context or summary of a run, not "
+            f"{type(run).__name__}"
+        )
+    return run, root or resolve_storage_dir(None)
+
+
+def _find_equal(
+    reader: SupportsPrimary, own: StoredRun, by: SimilarBy, project: str | None, most: int
+) -> list[SimilarRun]:
+    """Runs of the same digest, by the store's own search."""
+    if by == "trace":
+        return []
+    digest = getattr(own.digests, _DIGESTS[by])
+    if digest is None or most == 0:
+        return []
+    search = build_search(
+        project=project, where=f"{_DIGESTS[by]}_digest == '{digest}'", limit=most + 1
+    )
+    try:
+        found = [each for each in find_runs(reader, search) if each.run_id != own.run.id]
+    except SchemaValidationError:
+        return []  # a service of an older version, which cannot search for digests
+    return [SimilarRun(each, 0.0, by) for each in found[:most]]
+
+
+def _find_near(
+    reader: SupportsPrimary,
+    own: StoredRun,
+    by: SimilarBy,
+    project: str | None,
+    most: int,
+    found: Sequence[SimilarRun],
+) -> list[SimilarRun]:
+    """Runs of other digests, by what they share with the run."""
+    known = {own.run.id, *(each.run.run_id for each in found)}
+    others = [
+        each
+        for each in reader.list_runs(project=project)
+        if each.run.id not in known and each.run.archived_at is None
+    ][:_MOST_COMPARED]
+    describe = _choose_description(reader, by)
+    parts = describe(own)
+    if not parts:
+        return []
+    measured = [(_measure(parts, describe(each)), place) for place, each in enumerate(others)]
+    near = sorted(each for each in measured if each[0] < 1.0)[:most]
+    return [
+        SimilarRun(summarize_run(reader, str(others[place].run.id)), distance, by)
+        for distance, place in near
+    ]
+
+
+def _measure(one: frozenset[Hashable], other: frozenset[Hashable]) -> float:
+    """Distance of two sets of parts: 0 where they are equal, 1 where they share nothing."""
+    return 1.0 - len(one & other) / max(1, len(one | other))
+
+
+def _choose_description(
+    reader: SupportsPrimary, by: SimilarBy
+) -> Callable[[StoredRun], frozenset[Hashable]]:
+    if by == "structure":
+        return lambda run: frozenset((path, _name_type(v)) for path, v in _list_settings(run))
+    if by == "config":
+        return lambda run: frozenset((path, _spell(v)) for path, v in _list_settings(run))
+    if by == "code":
+        return _Sources(reader).describe
+    return lambda run: frozenset(_list_traces(reader, str(run.run.id)))
+
+
+def _list_settings(run: StoredRun) -> Iterable[tuple[str, Any]]:
+    from quark_core.search.evaluation import flatten_values
+
+    values = {} if run.config is None else run.config.values
+    return [(path, value) for path, value in flatten_values(values) if not is_seed(path)]
+
+
+def _name_type(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return type(value).__name__
+    return "number"
+
+
+def _spell(value: Any) -> Hashable:
+    return (type(value).__name__, value) if isinstance(value, bool | float | str) else repr(value)
+
+
+def _list_traces(reader: SupportsPrimary, run_id: str) -> Iterable[tuple[str, str]]:
+    """Name and digest of each traced function of a run."""
+    try:
+        rows = reader.read(run_id, FingerprintRecord.KIND, Query())
+    except QuarkError:
+        return
+    for subject, key, digest in zip(rows["subject"], rows["key"], rows["digest"], strict=True):
+        if subject == "code" and key != "sources":
+            yield str(key), str(digest)
+
+
+class _Sources:
+    """The source files of runs, of each code once."""
+
+    def __init__(self, reader: SupportsPrimary) -> None:
+        self._reader = reader
+        self._known: dict[str, frozenset[Hashable]] = {}
+
+    def describe(self, run: StoredRun) -> frozenset[Hashable]:
+        digest = run.digests.code
+        if digest is None or (digest not in self._known and len(self._known) >= _MOST_CODES):
+            return frozenset()
+        if digest not in self._known:
+            self._known[digest] = self._read(str(run.run.id))
+        return self._known[digest]
+
+    def _read(self, run_id: str) -> frozenset[Hashable]:
+        try:
+            kept = import_module("quark_core.provenance.kept_sources")
+            files = kept.read_sources(self._reader, run_id).files
+        except QuarkError:
+            return frozenset()
+        return frozenset((each.path, each.sha256) for each in files)

@@ -1,0 +1,178 @@
+"""Earlier runs of a configuration: what `start_run(if_done=)` asks for, and decides by.
+
+Two runs are of one configuration where the project, the configuration and its seeds are the
+same, and the version where the start names one. What counts is what a run was started with,
+which its field `uid` says, whatever was changed later; of runs that were started without
+`if_done` it is what they have now. Archived runs do not count, so that archiving
+one is how it is done anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import xxhash
+
+from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
+from quark_core.delivery.lane_files import Lease
+from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.records import ConfigSnapshot
+from quark_core.records.json_object import JsonObject
+from quark_core.records.run_digests import digest_config, is_seed
+from quark_core.runs.primary_reach import PrimaryReach
+
+__all__ = ["EarlierRuns", "IfDone", "check_if_done", "hold_configuration", "look_back"]
+
+_log = logging.getLogger("quark")
+
+IfDone = Literal["skip", "resume", "again"]
+
+_FINISHED = "completed"
+_ALIVE = "running"
+# How long a start waits for another one of the same configuration on this storage root.
+_HOLD_S = 5.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRuns:
+    """What is to be done where a configuration has been run before.
+
+    Attributes:
+        done: The run that has done it, or is doing it now; None where there is work.
+        unfinished: The run that is to be continued, or None.
+        fields: What a new run has to note of itself: its `uid`, and its `revision`, from 1 on.
+    """
+
+    done: StoredRun | None = None
+    unfinished: StoredRun | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_if_done(if_done: object) -> IfDone | None:
+    """Return what was asked for, or refuse it.
+
+    Raises:
+        SchemaValidationError: Not one of its words.
+    """
+    if if_done is not None and if_done not in get_args(IfDone):
+        raise SchemaValidationError(
+            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, got {if_done!r:.60}"
+        )
+    return if_done  # type: ignore[return-value]
+
+
+def look_back(
+    if_done: IfDone,
+    reach: PrimaryReach,
+    project: str,
+    config: ConfigSnapshot,
+    version: str | None,
+) -> EarlierRuns | None:
+    """What is known of a configuration that is about to be run; None where nobody can say.
+
+    Args:
+        if_done: What is wished.
+        reach: The store.
+        project: The project.
+        config: The configuration.
+        version: What the code is called, or None for any.
+    """
+    primary = reach.primary
+    if primary is None:
+        return None
+    try:
+        runs = reach.ask(lambda: _find_runs(primary, project, config, version))
+    except QuarkError as error:
+        _log.warning(
+            "if_done=%r: the store does not say whether this configuration was run before (%s), "
+            "so the run begins",
+            if_done,
+            error,
+        )
+        return None
+    return _decide(if_done, runs, _make_uid(config))
+
+
+def _find_runs(
+    reader: SupportsRead, project: str, config: ConfigSnapshot, version: str | None
+) -> list[StoredRun]:
+    uid = _make_uid(config)
+    return [
+        run
+        for run in reader.list_runs(project=project)
+        if run.run.archived_at is None and _find_uid(run, version) == uid
+    ]
+
+
+def _find_uid(run: StoredRun, version: str | None) -> str:
+    """What a stored run was started as, as far as a start that names this version looks."""
+    if version is not None and run.fields.get(VERSION_FIELD) != version:
+        return ""
+    noted = run.fields.get(UID_FIELD)
+    if isinstance(noted, str):
+        return noted
+    return _make_uid(run.config or ConfigSnapshot(JsonObject()))
+
+
+def _make_uid(config: ConfigSnapshot) -> str:
+    """A text that is equal for runs of one configuration with the same seeds."""
+    seeds = sorted(_list_seeds(config.values))
+    said = f"{digest_config(config.values)}\0{seeds!r}"
+    return xxhash.xxh3_128_hexdigest(said.encode("utf-8", "replace"))
+
+
+def _decide(if_done: IfDone, runs: Sequence[StoredRun], uid: str) -> EarlierRuns:
+    """What is to be done, of the runs of one configuration, newest first."""
+    numbers = [run.fields.get(REVISION_FIELD) for run in runs]
+    known = [number for number in numbers if isinstance(number, int)]
+    fields = {UID_FIELD: uid, REVISION_FIELD: max([len(runs), *known]) + 1}
+    if if_done == "again":
+        return EarlierRuns(fields=fields)
+    for state in (_FINISHED, _ALIVE):
+        for run in runs:
+            if run.state == state:
+                return EarlierRuns(done=run)
+    unfinished = runs[0] if runs and if_done == "resume" else None
+    return EarlierRuns(unfinished=unfinished, fields=fields)
+
+
+def _list_seeds(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Path and value of each seed of a configuration; 1 and 1.0 are one."""
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _list_seeds(value, f"{path}.")
+        elif is_seed(path):
+            whole = isinstance(value, float) and value.is_integer()
+            yield path, str(int(value) if whole else value)
+
+
+@contextlib.contextmanager
+def hold_configuration(root: Path, project: str, config: ConfigSnapshot) -> Iterator[None]:
+    """Let one start at a time look whether a configuration was run, and begin it.
+
+    It holds among the processes that share a storage root. Who comes second waits until the
+    first one has begun, 5 s at most; where there can be no file, nobody waits.
+    """
+    name = xxhash.xxh3_64_hexdigest(f"{project}\0{_make_uid(config)}".encode("utf-8", "replace"))
+    lease = Lease(root / ".quark" / "launches" / f"{name}.starting")
+    deadline = time.monotonic() + _HOLD_S
+    try:
+        (root / ".quark" / "launches").mkdir(parents=True, exist_ok=True)
+        while not lease.take() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+    except OSError as error:
+        _log.debug("starts of one configuration are not kept apart: %s", error)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lease.release()

@@ -1,0 +1,179 @@
+"""Groups, fields, versions and late settings of a run, in each kind of store."""
+
+import argparse
+import sys
+import threading
+
+import pytest
+
+import quark
+from quark_core.errors import InvalidRunStateError, SchemaValidationError
+
+KEY = "sk-1234567890abcdef1234567890abcdef"
+
+
+def load(session, root):
+    return quark.open_run(session.id, root)
+
+
+def test_a_run_is_in_the_groups_that_it_was_started_in(root):
+    with quark.start_run(project="p", group=["paper/fig3", "idea 4573"], storage_dir=root) as one:
+        assert one.groups == ("idea 4573", "paper/fig3")
+    assert load(one, root).groups == ("idea 4573", "paper/fig3")
+    assert load(one, root).context.run.groups == ("idea 4573", "paper/fig3")
+
+
+def test_a_run_is_put_into_groups_and_taken_out_while_it_trains(root):
+    with quark.start_run(project="p", group="a", storage_dir=root) as session:
+        session.add_to_group("paper/fig3")
+        session.add_to_group(["b", "c"])
+        session.remove_from_group("a")
+        session.remove_from_group("never there")
+        assert session.groups == ("b", "c", "paper/fig3")
+        assert session.reload().run.groups == ("b", "c", "paper/fig3")
+    assert load(session, root).groups == ("b", "c", "paper/fig3")
+    with pytest.raises(InvalidRunStateError, match="add_to_group"):
+        session.add_to_group("late")
+
+
+def test_a_resumed_run_stays_in_its_groups_and_keeps_its_fields(root):
+    with quark.start_run(project="p", group="a", storage_dir=root) as session:
+        session.annotate(gpu="V100")
+    with quark.resume_run(run_id=session.id, reopen=True, storage_dir=root) as resumed:
+        assert resumed.groups == ("a",)
+        assert resumed.fields == {"gpu": "V100"}
+        resumed.annotate(accuracy=0.98)
+    assert load(session, root).fields == {"accuracy": 0.98, "gpu": "V100"}
+
+
+def test_fields_keep_their_types_and_the_last_value_counts(root):
+    with quark.start_run(project="p", storage_dir=root) as session:
+        session.annotate(gpu="T4", nodes=2, amp=True, share=0.5, nothing=None)
+        session.annotate({"final/accuracy": 0.98, "shape": [3, {"a": 1}]}, gpu="V100")
+        session.annotate()
+    fields = load(session, root).fields
+    assert fields == {
+        "gpu": "V100", "nodes": 2, "amp": True, "share": 0.5, "nothing": None,
+        "final/accuracy": 0.98, "shape": [3, {"a": 1}],
+    }  # fmt: skip
+    assert type(fields["nodes"]) is int
+    assert type(fields["amp"]) is bool
+
+
+def test_what_a_session_gives_of_its_fields_changes_nothing(root):
+    with quark.start_run(project="p", storage_dir=root) as session:
+        session.annotate(shape=[1])
+        session.fields["shape"].append(2)
+        assert session.fields == {"shape": [1]}
+
+
+def test_secrets_in_fields_do_not_reach_the_store(root):
+    with quark.start_run(project="p", storage_dir=root) as session:
+        session.annotate(api_key=KEY, note=f"token {KEY}")
+        assert KEY not in str(session.fields)
+    assert KEY not in str(load(session, root).fields)
+
+
+def test_a_bad_field_or_group_is_refused_by_name_and_changes_nothing(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        with pytest.raises(SchemaValidationError, match="fields\\['gpu'\\]"):
+            session.annotate(gpu=object(), fine=1)
+        with pytest.raises(SchemaValidationError, match="group"):
+            session.add_to_group("a//b")
+        assert (session.fields, session.groups) == ({}, ())
+    with pytest.raises(SchemaValidationError, match=r"group\[0\]"):
+        quark.start_run(project="p", group=["/a"], storage_dir=tmp_path)
+
+
+def test_a_run_that_has_ended_is_annotated_no_more(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        pass
+    with pytest.raises(InvalidRunStateError, match="annotate"):
+        session.annotate(gpu="V100")
+    with pytest.raises(InvalidRunStateError):
+        load(session, tmp_path).annotate(gpu="V100")
+
+
+def test_fields_of_many_threads_are_all_kept(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        threads = [
+            threading.Thread(target=lambda n=n: session.annotate({f"f{n}": n})) for n in range(16)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert session.fields == {f"f{n}": n for n in range(16)}
+    assert load(session, tmp_path).fields == {f"f{n}": n for n in range(16)}
+
+
+def test_a_version_is_a_text_or_what_a_function_says(root):
+    for version in ("a8c3", lambda: "a8c3"):
+        with quark.start_run(project="p", version=version, storage_dir=root) as session:
+            pass
+        assert load(session, root).fields == {"version": "a8c3"}
+
+
+def test_a_version_that_cannot_be_found_costs_a_warning_and_no_run(tmp_path, caplog):
+    def fail():
+        raise OSError("no git here")
+
+    with quark.start_run(project="p", version=fail, storage_dir=tmp_path) as session:
+        assert session.fields == {}
+    assert "no git here" in caplog.text
+    with pytest.raises(SchemaValidationError, match="version"):
+        quark.start_run(project="p", version=3, storage_dir=tmp_path)
+
+
+def test_a_late_setting_is_kept_as_if_the_run_was_started_with_it(root):
+    with quark.start_run(project="p", config={"lr": 0.1}, storage_dir=root) as session:
+        session.update_config({"batch_size": 32}, lr=0.2)
+        assert session.config == {"lr": 0.2, "batch_size": 32}
+    assert load(session, root).config == {"lr": 0.2, "batch_size": 32}
+
+
+def test_what_update_config_takes_is_what_start_run_takes(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        session.update_config(argparse.Namespace(lr=0.1, path=tmp_path))
+        assert session.config == {"lr": 0.1, "path": str(tmp_path)}
+        with pytest.raises(SchemaValidationError, match="ArgumentParser"):
+            session.update_config([1])
+
+
+def test_settings_are_shown_where_that_is_asked_for(tmp_path, capsys):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        session.update_config({"model": {"width": 64}, "lr": 0.1, "api_key": KEY}, show=True)
+        session.update_config(name="\x1b[31mred")
+    shown = capsys.readouterr().out
+    assert "model.width  64\nlr           0.1\n" in shown
+    assert KEY not in shown
+    assert "\x1b" not in shown
+
+
+def make_parser():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--password", default=None)
+    return parser
+
+
+def test_an_argument_parser_is_a_configuration_of_what_the_command_line_says(root, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.5", "--launcher-option", "x"])
+    with quark.start_run(project="p", config=make_parser(), storage_dir=root) as session:
+        assert session.config == {"lr": 0.5, "batch_size": 32, "password": None}
+    assert load(session, root).config["lr"] == 0.5
+
+
+def test_a_parser_ends_the_program_for_a_bad_value_as_ever(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "fast"])
+    with pytest.raises(SystemExit):
+        quark.start_run(project="p", config=make_parser(), storage_dir=tmp_path)
+    assert "invalid float value" in capsys.readouterr().err
+    assert not (tmp_path / ".quark").exists()
+
+
+def test_secrets_of_a_parser_are_redacted(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--password", "hunter2-hunter2"])
+    with quark.start_run(project="p", config=make_parser(), storage_dir=tmp_path) as session:
+        assert "hunter2" not in str(dict(session.config))
