@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quark.importing.columns import LAST_US
 from quark.importing.foreign import (
     PORTION_POINTS,
     ForeignRun,
@@ -45,7 +46,6 @@ _OWN_METADATA = frozenset({"_update_count", "_last_change", "heartbeat"})
 _STATISTIC = "statstream"
 _RUNTIME = "runtime"
 _PAIR = 2
-_FARTHEST_S = 1e11
 
 
 def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
@@ -132,7 +132,7 @@ class TrackTrial(ForeignRun):
         status = _mapping(trial.get("status"))
         version = _text(trial.get("version"))
         fields = {name: value for name, value in metadata.items() if name not in _OWN_METADATA}
-        ended_s = _number(metadata.get("_last_change"))
+        ended_s = _find_change(metadata)
         runtime_s = _number(_mapping(trial.get("chronos")).get(_RUNTIME)) or 0.0
         known = {
             "uid": _find_uid(trial),
@@ -168,7 +168,7 @@ class TrackTrial(ForeignRun):
         """See `ForeignRun`."""
         trial, _ = self._load()
         metadata = _mapping(trial.get("metadata"))
-        values = _Values(position, _number(metadata.get("_last_change")) or 0.0, losses)
+        values = _Values(position, _find_change(metadata) or 0.0, losses)
         metrics = _mapping(trial.get("metrics"))
         values.newest = max(map(_find_newest, metrics.values()), default=0)
         # What has one value only stands where the others have come to.
@@ -347,6 +347,12 @@ def _find_groups(trial: Mapping[str, Any], project: Mapping[str, Any]) -> list[s
     ]
 
 
+def _find_change(metadata: Mapping[str, Any]) -> float | None:
+    """When the trial was changed last, in seconds since the epoch."""
+    seconds = _number(metadata.get("_last_change"))
+    return seconds if seconds is not None and 0 <= seconds * 1e6 <= LAST_US else None
+
+
 def _find_uid(trial: Mapping[str, Any]) -> str:
     return _text(trial.get("uid")) or f"{trial.get('hash')}_{trial.get('revision')}"
 
@@ -399,7 +405,7 @@ def _number(value: Any, *, finite: bool = True) -> float | None:
 
 
 def _to_us(seconds: float) -> int:
-    return round(min(max(seconds, 0.0), _FARTHEST_S) * 1e6)
+    return round(min(max(seconds * 1e6, 0.0), LAST_US))
 
 
 def _is(value: Any, *forms: str) -> bool:
