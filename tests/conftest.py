@@ -38,6 +38,7 @@ os.environ["QUARK_QUIET"] = "1"
 # Counts of records and threads are exact in many tests. What is on by default has tests of its own,
 # and all others run with it where these variables say so: QUARK_CAPTURE=sys QUARK_SYSTEM_METRICS=1.
 os.environ.setdefault("QUARK_CAPTURE", "none")
+os.environ.setdefault("QUARK_SOURCES", "off")
 os.environ.setdefault("QUARK_SYSTEM_METRICS", "0")
 
 # A job in the background of a shell ignores Ctrl-C, and so would the scripts that are tested.

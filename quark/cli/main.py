@@ -42,9 +42,11 @@ _COMMANDS = {
     "samples": "List and search the text samples of a run.",
     "serve": "Serve runs to many users and machines.",
     "show": "Show one run.",
+    "sources": "Show, compare or restore the code of a run.",
     "stop": "Ask a training to stop.",
     "sync": "Deliver what waits in journals.",
     "ui": "Look at runs in the browser.",
+    "why": "Say why the result of a run is not that of another.",
 }
 """Name of a command, which its module and its function bear too -> what it does."""
 

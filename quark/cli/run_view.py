@@ -289,6 +289,8 @@ def _describe_ms(value: float | None, *, signed: bool = False) -> str:
 
 
 _ARTIFACTS = 8
+# What the run has kept of its code is among them, and is not shown.
+_ARTIFACTS_READ = 64
 
 
 def describe_contents(reader: SupportsRead, run_id: str) -> dict[str, Any]:
@@ -370,10 +372,12 @@ def _describe_batch(record: BatchDiagnosticRecord) -> str:
 
 def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, ...]:
     from quark_core.records import ArtifactRecord
+    from quark_core.records.artifact_layout import KEPT_SOURCES
     from quark_core.records.query import Query
 
-    found = reader.read(run_id, ArtifactRecord.KIND, Query(limit=_ARTIFACTS))
-    return found.to_records()  # type: ignore[return-value]
+    found = reader.read(run_id, ArtifactRecord.KIND, Query(limit=_ARTIFACTS_READ))
+    shown = found.take([name != KEPT_SOURCES for name in found["artifact_type"].tolist()])  # type: ignore[arg-type]
+    return shown.keep_newest(_ARTIFACTS).to_records()  # type: ignore[return-value]
 
 
 def _describe_hardware(record: SystemTelemetryRecord) -> str:

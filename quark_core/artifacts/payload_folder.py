@@ -106,6 +106,36 @@ class PayloadFolder:
                 return msgspec.structs.replace(put, failure=_describe(error))
             return put
 
+    def adopt(self, other: Path, sha256: str, size_bytes: int) -> bool:
+        """Have a payload that another run's folder has, as one file with two names.
+
+        Args:
+            other: The directory of that run.
+            sha256, size_bytes: Of the payload; what lies there is read and must be that.
+
+        Returns:
+            Whether it is here now. False too where the file system has no second names: the
+            payload is to be put here then.
+        """
+        if self.find(sha256) is not None:
+            return _measure(self.root / object_path(sha256)) == size_bytes
+        source = other / object_path(sha256)
+        if _measure(source) != size_bytes:
+            return False
+        try:
+            with source.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                    return False
+            path = self.root / object_path(sha256)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(source, path, follow_symlinks=False)
+            _sync_directory(path.parent)
+        except FileExistsError:
+            pass  # another thread was quicker
+        except (OSError, NotImplementedError):
+            return False
+        return self.find(sha256) is not None
+
     def find(self, sha256: str) -> Path | None:
         """Where a payload lies, or None; a link is none, whatever it leads to."""
         if not is_sha256(sha256):

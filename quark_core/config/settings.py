@@ -28,11 +28,14 @@ __all__ = [
     "OFFLINE",
     "PERSISTENCE_TIMEOUT",
     "PERSISTENCE_URL",
+    "PROGRESS",
     "QUIET",
     "RANKS",
     "REQUIRE_SERVICE",
     "RUN_ID",
     "SIGTERM_HANDLER",
+    "SOURCES",
+    "SOURCE_MODES",
     "STORE_NAME",
     "SYSTEM_METRICS",
     "SYSTEM_METRICS_S",
@@ -52,6 +55,8 @@ __all__ = [
     "objective",
     "persistence_timeout_s",
     "requires_service",
+    "shows_progress",
+    "source_mode",
     "store_name",
     "system_metrics_interval_s",
     "uses_helpers",
@@ -76,11 +81,13 @@ OBJECTIVE = "QUARK_OBJECTIVE"
 OFFLINE = "QUARK_OFFLINE"
 PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
+PROGRESS = "QUARK_PROGRESS"
 QUIET = "QUARK_QUIET"
 RANKS = "QUARK_RANKS"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
 RUN_ID = "QUARK_RUN_ID"
 SIGTERM_HANDLER = "QUARK_SIGTERM_HANDLER"
+SOURCES = "QUARK_SOURCES"
 STORE_NAME = "QUARK_STORE_NAME"
 SYSTEM_METRICS = "QUARK_SYSTEM_METRICS"
 TRACKER_BACKENDS = "QUARK_TRACKER_BACKENDS"
@@ -173,9 +180,31 @@ def is_quiet() -> bool:
     return os.environ.get(QUIET, "").strip() not in ("", "0")
 
 
+def shows_progress() -> bool:
+    """Whether `metrics.progress` prints how far a loop has come; it does by default."""
+    return os.environ.get(PROGRESS, "").strip() != "0"
+
+
 def requires_service() -> bool:
     """Whether no run may begin without a service that answers; not by default."""
     return os.environ.get(REQUIRE_SERVICE, "").strip() not in ("", "0")
+
+
+SOURCE_MODES = ("keep", "digest", "off")
+
+
+def source_mode() -> str | None:
+    """What of a program's sources a run keeps, as SOURCE_MODES has it; None where nobody says.
+
+    Raises:
+        SchemaValidationError: QUARK_SOURCES is something else.
+    """
+    given = os.environ.get(SOURCES, "").strip().lower()
+    if given and given not in SOURCE_MODES:
+        raise SchemaValidationError(
+            f"{SOURCES} must be one of {', '.join(SOURCE_MODES)}, got {given!r:.40}"
+        )
+    return given or None
 
 
 CAPTURE_MODES = ("sys", "fd", "none")

@@ -18,6 +18,7 @@ __all__ = [
     "digest_config",
     "digest_environment",
     "digest_structure",
+    "is_idle_package",
     "is_seed",
     "make_digests",
 ]
@@ -31,11 +32,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Where a process ran and which one it was; what it was made of is all else.
 _PLACES = frozenset(
     """
-    git process host.name host.release python.executable launch.rank launch.local_rank
-    launch.source variables.CUDA_VISIBLE_DEVICES variables.MASTER_PORT variables.RANK
-    variables.LOCAL_RANK variables.NODE_RANK variables.CONDA_DEFAULT_ENV variables.WORLD_SIZE
-    variables.SLURM_JOB_ID variables.SLURM_JOB_NAME variables.SLURM_PROCID variables.SLURM_NTASKS
-    variables.SLURM_JOB_NUM_NODES variables.SLURM_RESTART_COUNT
+    git process imported installed host.name host.release python.executable launch.rank
+    launch.local_rank launch.source variables.CUDA_VISIBLE_DEVICES variables.MASTER_PORT
+    variables.RANK variables.LOCAL_RANK variables.NODE_RANK variables.CONDA_DEFAULT_ENV
+    variables.WORLD_SIZE variables.SLURM_JOB_ID variables.SLURM_JOB_NAME variables.SLURM_PROCID
+    variables.SLURM_NTASKS variables.SLURM_JOB_NUM_NODES variables.SLURM_RESTART_COUNT
     """.split()
 )
 
@@ -76,10 +77,22 @@ def digest_environment(values: Mapping[str, Any]) -> str:
 
     Args:
         values: As `EnvironmentSnapshot` has them. Which process of which host it was is left
-            out, and the state of git, which is the code's.
+            out, and the state of git, which is the code's; of packages those that were not
+            imported, where that is known.
     """
-    kept = {path: value for path, value in _flatten(values) if not _is_place(path)}
+    kept = {
+        path: value
+        for path, value in _flatten(values)
+        if not _is_place(path) and not is_idle_package(path, values)
+    }
     return _digest(b"environment", _encode(kept))
+
+
+def is_idle_package(path: str, environment: Mapping[str, Any]) -> bool:
+    """Whether a path of an environment is of a package that nobody is known to have imported."""
+    section, _, name = path.partition(".")
+    imported = environment.get("imported")
+    return section == "packages" and isinstance(imported, list | tuple) and name not in imported
 
 
 def make_digests(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import threading
 from typing import Any
 
 import msgspec
@@ -18,8 +17,9 @@ from quark_core.records import ConfigSnapshot, RunRecord, parse_time
 from quark_core.records.json_object import JsonObject
 from quark_core.runs import recovery
 from quark_core.runs.composition import Plan
-from quark_core.runs.environment import GitState, capture_environment, complete_environment
+from quark_core.runs.environment import GitState, capture_environment
 from quark_core.runs.known_runs import note_run
+from quark_core.runs.made_of import MadeOf
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.primary_reach import PrimaryReach
 from quark_core.runs.recovery import clear_leftovers
@@ -88,17 +88,9 @@ def announce(
     payload = None if from_step is None else JsonObject({"from_step": from_step})
     run.emit_event(event_type, "info", status="running", payload=payload)
     clear_leftovers(after=recovery.adopt_orphans(run.context.storage_dir))
-    run.background = threading.Thread(
-        target=_complete_environment,
-        args=(run, environment, git),
-        name="quark-environment",
-        daemon=True,
-    )
-    try:
-        run.background.start()
-    except RuntimeError:
-        # Without a thread to spare the environment stays as far as it is known at once.
-        run.background = None
+    run.made_of = MadeOf(run, environment, git)
+    run.writers.add(run.made_of)
+    run.background = run.made_of.start()
 
 
 def _emit_belonging(run: OpenRun) -> None:
@@ -136,16 +128,6 @@ def announce_rank(run: OpenRun, plan: Plan, rank: RankInfo) -> OpenRun:
     return run
 
 
-def _complete_environment(run: OpenRun, environment: dict[str, Any], git: GitState | None) -> None:
-    try:
-        snapshot = complete_environment(environment, git)
-    except Exception as error:  # noqa: BLE001 - what is known at once must do
-        _log.debug("the environment could not be completed: %s", error)
-        return
-    if not run.is_over:
-        run.emit_lifecycle("environment", snapshot.values)
-
-
 def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) -> dict[str, Any]:
     """All that a store must know to make the run, should it not have it yet."""
     record, project = run.context.run, run.context.project
@@ -160,6 +142,8 @@ def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) ->
             "git_commit": record.git_commit,
             "strict_mode": record.strict_mode,
             "tags": list(record.tags),
+            **({"groups": list(record.groups)} if record.groups else {}),
+            **({"fields": dict(run.fields)} if run.fields else {}),
         },
         "store": {
             # A primary elsewhere may have been told another name by its URI.

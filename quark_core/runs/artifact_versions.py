@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.errors import ArtifactNotFoundError, RunNotFoundError
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import encode_artifact_key
+from quark_core.records.artifact_layout import KEPT_SOURCES, encode_artifact_key
 from quark_core.records.artifact_links import LATEST, ArtifactName
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
 from quark_core.records.names import decode_name
@@ -34,7 +34,7 @@ __all__ = [
     "list_versions",
 ]
 
-HIDDEN_TYPES = frozenset({"directory_file", "image_mask", "table_image"})
+HIDDEN_TYPES = frozenset({"directory_file", "image_mask", "table_image", KEPT_SOURCES})
 """Types of artifacts that are parts of others, and have no versions of their own."""
 
 _MOST_TOLD = 10

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_core.config.redaction import redact_arguments, redact_text
 from quark_core.ranks.launches import RankInfo
@@ -14,7 +15,15 @@ from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.system.process import importing
 
-__all__ = ["GitState", "capture_environment", "complete_environment", "read_git_state"]
+if TYPE_CHECKING:
+    from quark_core.provenance.installed_packages import InstalledPackages
+
+__all__ = [
+    "GitState",
+    "capture_environment",
+    "complete_environment",
+    "read_git_state",
+]
 
 _PACKAGES = """
     quark-tracker torch torchvision torchaudio numpy scipy pandas polars scikit-learn jax jaxlib
@@ -139,17 +148,40 @@ def capture_environment(rank: RankInfo, git: GitState | None) -> dict[str, Any]:
     }
 
 
-def complete_environment(known: dict[str, Any], git: GitState | None) -> EnvironmentSnapshot:
-    """Add what takes time: package versions, GPUs and whether the tree is dirty.
+def complete_environment(
+    known: dict[str, Any],
+    git: GitState | None,
+    packages: InstalledPackages | None = None,
+) -> EnvironmentSnapshot:
+    """Add what takes time: package versions, GPUs, switches and whether the tree is dirty.
 
     Meant for a background thread; takes up to seconds.
+
+    Args:
+        known: What `capture_environment` has found.
+        git: The git tree, if there is one.
+        packages: What is installed and imported, where that was looked at.
     """
+    with importing():
+        from quark_core.provenance.numeric_facts import describe_machine, describe_switches
     values = dict(known)
-    values["packages"] = _find_packages()
+    values["packages"] = _find_packages(packages)
     values["gpus"] = _find_gpus()
+    values.update(describe_machine())
+    values["switches"] = describe_switches()
+    if packages is not None:
+        values.update(_describe_packages(packages))
     if git is not None:
         values["git"] = {**known["git"], "dirty": _is_dirty(git.root)}
     return EnvironmentSnapshot(JsonObject(normalize_json(values, "environment")))
+
+
+def _describe_packages(packages: InstalledPackages) -> dict[str, Any]:
+    digest = hashlib.sha256(packages.text.encode("utf-8", "replace")).hexdigest()
+    return {
+        "imported": list(packages.imported),
+        "installed": {"count": len(packages.versions), "digest": digest},
+    }
 
 
 def _working_directory() -> str:
@@ -159,8 +191,13 @@ def _working_directory() -> str:
         return ""
 
 
-def _find_packages() -> dict[str, str]:
-    found = {}
+def _find_packages(packages: InstalledPackages | None) -> dict[str, str]:
+    """Versions of the well-known packages that are installed, and of all that are imported."""
+    found: dict[str, str] = {}
+    if packages is not None:
+        known = {name.lower(): name for name in packages.versions}
+        wanted = {known[name] for name in _PACKAGES if name in known} | set(packages.imported)
+        return {name: packages.versions[name] for name in sorted(wanted)}
     # What reads the metadata of packages imports late itself.
     with importing():
         from importlib.metadata import PackageNotFoundError, version

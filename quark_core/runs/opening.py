@@ -87,15 +87,16 @@ def start(
     ranks: str | Iterable[int] | None = None,
     objective: str | None = None,
     mode: ObjectiveMode | None = None,
-    fork_from: object = None,
     group: str | Iterable[str] | None = None,
     version: str | Callable[[], object] | None = None,
     if_done: IfDone | None = None,
+    fork_from: object = None,
 ) -> OpenRun:
     """Start a new run; see `TrainingSession.start_run` for arguments and errors."""
     began_s = time.monotonic()
     project, name = _check_arguments(project, name, strict_mode, parent_run_id)
     settings.check_timeouts()
+    settings.source_mode()
     fork = check_fork_from(fork_from, parent_run_id)
     checked_notes = check_notes(notes)
     checked_tags = check_tags(tags)
@@ -311,8 +312,8 @@ class _Opener:
     def open(self, part: RankPart) -> OpenRun:
         start, reach = self.start, self.reach
         run = open_part(self.describe(part), start.plan, reach.primary, start.rank, part)
-        config = start.choose_config(self.parent)
-        run.config, run.fields = config, start.fields
+        config = run.config = start.choose_config(self.parent)
+        run.fields = start.fields
         reach.hand_over(run)
         if part.leads:
             goes_on = reach.outage is not None and part.attempt > 0
@@ -345,8 +346,8 @@ class _Opener:
             created_at=self.moment,
             updated_at=self.moment,
             ended_at=None,
-            fork_step=None if start.fork is None else start.fork.step,
             groups=start.groups,
+            fork_step=None if start.fork is None else start.fork.step,
         )
         return RunContext(
             storage_dir=start.root,

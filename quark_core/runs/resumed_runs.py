@@ -51,6 +51,7 @@ def resume(
     check_run_id(run_id)
     first_step = check_index(from_step, "from_step")
     settings.check_timeouts()
+    settings.source_mode()
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
@@ -155,6 +156,7 @@ def continue_run(
         run = open_part(context, plan, reach.primary, rank, part)
         run.config = stored.config if config is None else config
         run.fields = stored.fields
+        run.first_step = from_step
         reach.hand_over(run)
         announce(run, config, rank, git, "run_resumed", reach, from_step=from_step)
         return announce_rank(run, plan, rank)

@@ -25,6 +25,7 @@ from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
+from quark_core.runs.artifact_versions import HIDDEN_TYPES
 
 if TYPE_CHECKING:
     from quark.page.api.analyses import AnalysisDesk
@@ -61,6 +62,8 @@ _CONTENTS = (
     SampleRecord.KIND,
     ConsoleRecord.KIND,
 )
+# Among so many is one that people have logged, or there is none: a run keeps few of its own.
+_SOME_ARTIFACTS = 1000
 _DIGITS = re.compile(r"(\d+)")
 _FIRST = {"train": 0, "val": 1, "system": 3, "quark": 3}
 _ELSEWHERE = 2
@@ -268,7 +271,10 @@ def _count_some(source: PageSource, run_id: str, kind: str) -> int | None:
     from quark_core.runs.reading import read_rows
 
     try:
-        return read_rows(source.reader, run_id, kind, Query(limit=1)).count
+        if kind != ArtifactRecord.KIND:
+            return read_rows(source.reader, run_id, kind, Query(limit=1)).count
+        types = read_rows(source.reader, run_id, kind, Query(limit=_SOME_ARTIFACTS))
+        return int(any(name not in HIDDEN_TYPES for name in types["artifact_type"].tolist()))
     except QuarkError:
         return None
 
