@@ -117,12 +117,9 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
                 begins and ends the run. QUARK_RANKS, else "zero" by default.
             objective: The metric that the run's health is judged by, such as "val/loss"; it is
                 kept in the configuration. QUARK_OBJECTIVE, else what names say.
-            mode: Whether the objective is better when lower ("min") or higher
-                ("max"); by its name by default, "min" where that does not say.
-            fork_from: `(run, step)`: the run's curves begin with those of this one, up to that
-                step and with it, wherever they are read; see `docs/how-to/fork-a-run.md`. The
-                run is an id (its beginning is enough), a session or a RunContext, of the same
-                store; it becomes the parent. Without a `config` its configuration is taken.
+            mode: Whether it is better "min" or "max"; as its name says by default, else "min".
+            fork_from: `(run, step)`, a run (id, session, context) of the store: this one's curves
+                begin with its, up to that step; see `docs/how-to/fork-a-run.md`.
             on_stop: What `quark stop` does: "flag" sets `stop_requested` on the ranks
                 that keep records, "raise" also raises `StopRequested`, once, at the next call
                 that logs. Ranks that wait for one another: `docs/how-to/stop-and-edit-runs.md`.

@@ -52,6 +52,7 @@ ONLY_COMPILED = {
     "wandb.use_artifact(": "needs an account",
     "wandb.Api(": "needs an account",
     "wandb.init(id=": "needs an account",
+    "wandb.init(fork_from=": "needs an account",
     'wandb.log({"sound"': "needs the package soundfile",
     "mlflow.pytorch.log_model(": "takes a minute",
     "mlflow.MlflowClient().set_registered_model_alias(": "needs a registered model",
