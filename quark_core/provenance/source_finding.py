@@ -163,7 +163,8 @@ def _find_file(module: object) -> str | None:
         path = names.get("__file__") if isinstance(names, Mapping) else None
     except Exception:  # noqa: BLE001 - a module may be of any type
         return None
-    if type(path) is not str or not path or "\0" in path:
+    # What is read from a pipe calls its file `<stdin>`.
+    if type(path) is not str or not path or "\0" in path or path.startswith("<"):
         return None
     return path if os.path.isabs(path) else os.path.abspath(path)
 

@@ -185,7 +185,7 @@ class MadeOf:
         known = (self._values or {}).get("git") or {}
         if self._git is None or self._keeper is None or not known.get("dirty"):
             return
-        if self._mode != "keep" or self._ending.is_set() or self._git.commit is None:
+        if self._mode != "keep" or self._git.commit is None:
             return
         with importing():
             from quark_core.provenance.git_changes import read_git_diff
