@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quark.tracker.multiplexer import Tracker as Tracker
     from quark.tracker.setup import register_backend as register_backend
     from quark.tracker.setup import setup_tracker as setup_tracker
+    from quark_core.analysis.best_run import best_run as best_run
     from quark_core.analysis.comparison.config import (
         ComparisonEngineConfig as ComparisonEngineConfig,
     )
@@ -33,10 +34,14 @@ if TYPE_CHECKING:
     from quark_core.analysis.diagnosis import AnalyzerResult as AnalyzerResult
     from quark_core.analysis.engine import AnalyzerEngine as AnalyzerEngine
     from quark_core.analysis.engine import RuleExplanation as RuleExplanation
+    from quark_core.analysis.explanation.engine import explain_change as explain_change
+    from quark_core.analysis.explanation.results import ChangeExplanation as ChangeExplanation
     from quark_core.analysis.monitor import TrainingMonitor as TrainingMonitor
     from quark_core.analysis.monitor import monitor as monitor
     from quark_core.analysis.phases import PhaseAnalysisResult as PhaseAnalysisResult
     from quark_core.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
+    from quark_core.analysis.similar_runs import SimilarRun as SimilarRun
+    from quark_core.analysis.similar_runs import find_similar_runs as find_similar_runs
     from quark_core.backends.delivery_report import DeliveryReport as DeliveryReport
     from quark_core.backends.delivery_report import LaneReport as LaneReport
     from quark_core.backends.migration import migrate_store as migrate_store
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary as RunSummary
     from quark_core.backends.series import Series as Series
     from quark_core.backends.tracker_backend import TrackerBackend as TrackerBackend
+    from quark_core.config.tracked import tracked as tracked
     from quark_core.errors import ArtifactDamagedError as ArtifactDamagedError
     from quark_core.errors import ArtifactNotFoundError as ArtifactNotFoundError
     from quark_core.errors import InvalidRunStateError as InvalidRunStateError
@@ -110,6 +116,7 @@ if TYPE_CHECKING:
     from quark_core.sessions.shortcuts import read_sources as read_sources
     from quark_core.sessions.shortcuts import resume_run as resume_run
     from quark_core.sessions.shortcuts import start_run as start_run
+    from quark_core.sessions.shortcuts import watch_data as watch_data
     from quark_core.version import __version__ as __version__
     from quark_core.writers.artifact_background import PendingArtifact as PendingArtifact
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
@@ -158,6 +165,7 @@ _HOMES = {
     "BatchOutlier": "quark_core.samples.summaries",
     "CSVBackend": "quark.tracker.mirrors",
     "CURRENT_SCHEMA_VERSION": "quark_core.records.schema",
+    "ChangeExplanation": "quark_core.analysis.explanation.results",
     "ComparisonEngine": "quark_core.analysis.comparison.engine",
     "ComparisonEngineConfig": "quark_core.analysis.comparison.config",
     "DataDiagnostics": "quark_core.writers.batches",
@@ -221,6 +229,7 @@ _HOMES = {
     "SessionStoreError": "quark_core.errors",
     "StopRequest": "quark_core.records.runs",
     "StopRequested": "quark_core.errors",
+    "SimilarRun": "quark_core.analysis.similar_runs",
     "StepTelemetryScope": "quark_core.writers.step_scope",
     "SystemTelemetry": "quark_core.writers.telemetry",
     "SystemTelemetryConfig": "quark_core.writers.telemetry",
@@ -236,9 +245,12 @@ _HOMES = {
     "__version__": "quark_core.version",
     "add_log": "quark_core.sessions.shortcuts",
     "add_tag": "quark_core.sessions.shortcuts",
+    "best_run": "quark_core.analysis.best_run",
     "dump_record": "quark_core.records.schema",
+    "explain_change": "quark_core.analysis.explanation.engine",
     "edit_run": "quark_core.runs.run_editing",
     "end_run": "quark_core.sessions.shortcuts",
+    "find_similar_runs": "quark_core.analysis.similar_runs",
     "find_samples": "quark_core.runs.sample_search",
     "migrate_store": "quark_core.backends.migration",
     "monitor": "quark_core.analysis.monitor",
@@ -252,6 +264,7 @@ _HOMES = {
     "setup_tracker": "quark.tracker.setup",
     "start_run": "quark_core.sessions.shortcuts",
     "stop_run": "quark_core.runs.run_editing",
+    "tracked": "quark_core.config.tracked",
     "validate_record": "quark_core.records.schema",
     "AttentionEntropy": "quark_torch.instruments.attention_entropy",
     "Instrument": "quark_torch.instruments.instrument",
@@ -259,6 +272,7 @@ _HOMES = {
     "Routing": "quark_torch.instruments.router_load",
     "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
+    "watch_data": "quark_core.sessions.shortcuts",
 }
 
 __all__ = sorted(_HOMES)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quark_core.analysis.comparison.config import ComparisonEngineConfig
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["compare"]
+__all__ = ["compare", "split_side"]
 
 
 @click.command()
@@ -75,7 +75,7 @@ def compare(
     from quark_core.analysis.comparison.engine import ComparisonEngine
 
     config = _configure(targets)
-    sides = _split(primary), _split(reference)
+    sides = split_side(primary), split_side(reference)
     source = other = RunSource(storage_dir, backend)
     if reference_backend is not None:
         other = RunSource(storage_dir, reference_backend)
@@ -129,7 +129,8 @@ def _configure(targets: Sequence[tuple[str, str, float]]) -> ComparisonEngineCon
         raise click.UsageError(f"--target: {error}") from None
 
 
-def _split(text: str) -> list[str]:
+def split_side(text: str) -> list[str]:
+    """The runs of one side, given by comma."""
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise click.UsageError(f"RUN {text!r}: between two commas there must be a run")

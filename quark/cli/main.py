@@ -46,6 +46,7 @@ _COMMANDS = {
     "stop": "Ask a training to stop.",
     "sync": "Deliver what waits in journals.",
     "ui": "Look at runs in the browser.",
+    "why": "Say why the result of a run is not that of another.",
 }
 """Name of a command, which its module and its function bear too -> what it does."""
 

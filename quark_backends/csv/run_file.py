@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from quark_backends.mirroring.belonging import change_belonging
 from quark_backends.mirroring.saved_state import replace_file
 from quark_core.backends.contract import StoredRun
 from quark_core.records import (
@@ -51,6 +52,7 @@ class RunFile:
             if data.get("from_step") is not None:
                 from_steps = {**from_steps, str(record.attempt): data["from_step"]}
             known = {
+                **{name: known[name] for name in ("groups", "fields") if name in known},
                 **data["run"],
                 "id": record.run_id,
                 "writer": record.writer_id,
@@ -69,6 +71,8 @@ class RunFile:
             return
         elif record.action == "tag":
             known["tags"] = sorted({*known["tags"], data["tag"]})
+        elif record.action in ("group", "fields"):
+            known.update(change_belonging(known, record))
         elif record.attempt != known["attempt"]:
             return
         elif record.action == "heartbeat" and known.get("writer") != record.writer_id:
@@ -126,6 +130,7 @@ class RunFile:
                 created_at=created_at,
                 updated_at=updated_at,
                 ended_at=None if known["ended_us"] is None else format_time(known["ended_us"]),
+                groups=tuple(known.get("groups") or ()),
             ),
             state=known["status"] if lost_reason is None else "lost",
             config=ConfigSnapshot.from_data(config) if config else None,
@@ -133,6 +138,7 @@ class RunFile:
             heartbeat_at=format_time(known["heartbeat_us"]),
             lost_reason=lost_reason,
             exit_code=known.get("exit_code"),
+            fields=known.get("fields") or {},
         )
 
     def _load(self, name: str = _RUN) -> dict[str, Any]:

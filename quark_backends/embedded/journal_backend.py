@@ -359,7 +359,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         """See `SupportsEdits`; of two at this very moment neither may know of the other."""
         stored = self._load_for_edit(run_id)
         path = self._layout.run_path(run_id)
-        write_edit(self._storage_dir, path, stored, make_edit(stored.run, edit, by=by))
+        write_edit(self._storage_dir, path, stored, make_edit(stored, edit, by=by))
         return self.load_run(run_id)
 
     def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:

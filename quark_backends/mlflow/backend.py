@@ -72,6 +72,7 @@ from quark_core.records import (
     PhaseRecord,
 )
 from quark_core.records.codec import encode_records
+from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.kinds.samples import SampleRecord
 
 if TYPE_CHECKING:
@@ -324,6 +325,8 @@ class _Writing:
         elif kind == LifecycleRecord.KIND:
             for record in records:
                 writer = self._apply(batch.writer_id, writer, record)
+        elif kind == FingerprintRecord.KIND:
+            self._lifecycle.tell_code(records)
         elif kind in _QUARKS_OWN and not self._run.keeps_all:
             pass
         elif kind == EventRecord.KIND:

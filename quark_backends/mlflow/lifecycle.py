@@ -12,6 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from quark_backends.mirroring.belonging import (
+    change_belonging,
+    find_code_digest,
+    list_digests,
+    list_notes,
+)
 from quark_backends.mirroring.tags import split_tag
 from quark_backends.mlflow.errors import Missing, Refused, RefusedRecords
 from quark_backends.mlflow.files import MirrorFiles
@@ -21,7 +27,7 @@ from quark_backends.mlflow.names import NameMap
 from quark_backends.mlflow.points import chunk
 from quark_backends.mlflow.run import PARENT_TAG, MirroredRun
 from quark_backends.mlflow.server import Server
-from quark_core.records import LifecycleRecord
+from quark_core.records import LifecycleRecord, StreamRecord
 from quark_core.records.json_object import encode_json
 
 __all__ = [
@@ -94,6 +100,7 @@ _log = logging.getLogger("quark")
 OLD_USER_TAG = "quark.tag."
 """What tags began with that an earlier version made of a run's."""
 _OWN = ("mlflow.", "quark.")
+_FIELDS, _GROUPS = "quark.field.", "quark.groups"
 _NOTES = "mlflow.note.content"
 _TABLES = "mlflow.loggedArtifacts"
 _MODELS = "mlflow.log-model.history"
@@ -151,14 +158,14 @@ class Lifecycle:
             self._edit_tags([data["tag"]], [])
         elif record.action == "edit":
             self._apply_edit(data.get("changes") or {})
+        elif record.action in ("group", "fields"):
+            self._run.keep_description(change_belonging((known.start or {}).get("run", {}), record))
+            self._tell_belonging(removes=bool(data.get("remove")))
         elif record.attempt != known.attempt:
             if record.action == "config" and known.config is None:
                 self._send_params(data.get("values", {}))
         elif record.action == "config":
-            if self._run.keeps_all:
-                self._files.put_text("config.json", dict(data))
-            self._run.keep_config(data.get("values", {}))
-            self._send_params(data.get("values", {}))
+            self._take_config(data)
         elif record.action == "heartbeat":
             if record.time_us - self._beat_us >= _HEARTBEAT_EVERY_US:
                 beat = {"quark.heartbeat_at": record.timestamp} if self._run.keeps_all else {}
@@ -171,6 +178,14 @@ class Lifecycle:
             self.set_tags({"mlflow.source.name": arguments[0]})
         elif record.action == "status":
             self._apply_end(record)
+
+    def _take_config(self, data: Mapping[str, Any]) -> None:
+        values = data.get("values", {})
+        if self._run.keeps_all:
+            self._files.put_text("config.json", dict(data))
+        self._run.keep_config(values)
+        self._send_params(values)
+        self._tell_digests(values)
 
     def _apply_end(self, record: LifecycleRecord) -> None:
         data: Mapping[str, Any] = record.data or {}
@@ -185,6 +200,13 @@ class Lifecycle:
         if self.catch_up():
             self.set_tags(status)
         self._run.end(data["status"], record.time_us // 1000)
+
+    def _tell_digests(self, config: Mapping[str, Any]) -> None:
+        self.set_tags({f"quark.{name}": text for name, text in list_digests(config).items()})
+
+    def tell_code(self, records: Sequence[StreamRecord]) -> None:
+        """Say in a tag which sources the run has, where fingerprints tell it."""
+        self.set_tags({"quark.code_digest": find_code_digest(records)})
 
     def note_infinities(self, found: Mapping[str, Mapping[str, int]]) -> None:
         """Say in a tag at which step a metric first became infinite, which MLflow shows as NaN.
@@ -219,6 +241,7 @@ class Lifecycle:
         self._run.tell_children()
         if self._run.known.config is not None:
             self._send_params(self._run.known.config)
+            self._tell_digests(self._run.known.config)
         ended = self._run.known.ended
         if ended is not None:
             # What comes after a run's end must not leave another one that runs for ever.
@@ -284,11 +307,24 @@ class Lifecycle:
             )
         self._tell_name(run)
         self._tell_tags(run)
+        self._tell_belonging()
 
     def _tell_name(self, run: Mapping[str, Any]) -> None:
         name = run.get("name")
         if name and self._run.load().name != name:
             self._run.call(lambda run_id: self._server.rename_run(run_id, name))
+
+    def _tell_belonging(self, *, removes: bool = False) -> None:
+        """Bring the tags that say groups and fields to what these are."""
+        run: Mapping[str, Any] = (self._run.known.start or {}).get("run", {})
+        wanted = {f"quark.{name}": text for name, text in list_notes(run).items()}
+        names = self._names.find("tags", [(f"tag:{key}", key) for key in wanted])
+        shown = {names[f"tag:{key}"]: text for key, text in wanted.items()}
+        self.set_tags(shown)
+        if removes:
+            stored = self._run.load().tags
+            old = {key for key in stored if key.startswith(_FIELDS) or key == _GROUPS}
+            self.drop_tags(old - {name for name, text in shown.items() if text})
 
     def _tell_tags(self, run: Mapping[str, Any]) -> None:
         """Bring the tags in MLflow that stand for the run's to what these are."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quark_backends.mirroring.belonging import change_belonging
 from quark_backends.mlflow.files import RECORDS
 from quark_backends.mlflow.points import TimeRange, make_points, name_key
 from quark_backends.mlflow.segments import read_segment
@@ -289,10 +290,12 @@ class RunStory:
                 self.from_steps[record.attempt] = int(data["from_step"])
             self._attempt, self._status, self._ended_us = record.attempt, "running", None
             self._exit_code = None
-            self._run, self._project = dict(data["run"]), dict(data["project"])
+            self._run, self._project = {**self._run, **data["run"]}, dict(data["project"])
             self._process = data.get("process")
         elif record.action == "tag":
             self._tags.add(data["tag"])
+        elif record.action in ("group", "fields"):
+            self._run.update(change_belonging(self._run, record))
         elif record.attempt != self._attempt:
             return
         elif record.action == "config":
@@ -349,6 +352,7 @@ class RunStory:
                 created_at=created_at,
                 updated_at=updated_at,
                 ended_at=None if self._ended_us is None else format_time(self._ended_us),
+                groups=tuple(run.get("groups") or ()),
             ),
             state=self._status if lost_reason is None else "lost",
             config=None if self._config is None else ConfigSnapshot.from_data(self._config),
@@ -360,4 +364,5 @@ class RunStory:
             heartbeat_at=format_time(self.heartbeat_us),
             lost_reason=lost_reason,
             exit_code=self._exit_code,
+            fields=run.get("fields") or {},
         )

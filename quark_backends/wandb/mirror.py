@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quark_backends.mirroring.belonging import change_belonging, list_digests
 from quark_backends.mirroring.curves import ALERT_LEVELS
 from quark_backends.mirroring.saved_state import digest_batch, is_new, load_state, save_state
 from quark_backends.wandb.attachments import Attachments
@@ -398,6 +399,8 @@ class WandbMirror:
             if record.action == "start" and record.attempt > state.attempt:
                 state.attempt, state.start = record.attempt, dict(record.data or {})
                 state.status, state.signal, state.exit_code = "running", "", None
+            elif record.action in ("group", "fields"):
+                self._keep_belonging(record)
 
     def _apply_lifecycle(self, record: LifecycleRecord) -> None:
         data: Mapping[str, Any] = record.data or {}
@@ -411,6 +414,9 @@ class WandbMirror:
             self._run.tags = tuple(describe_start(self._opening, state)["tags"])
         elif record.action == "edit":
             self._apply_edit(data.get("changes") or {})
+        elif record.action in ("group", "fields"):
+            self._keep_belonging(record)
+            self._tell_run()
         elif record.action == "config":
             state.config = dict(data.get("values", {}))
             self._tell_config()
@@ -419,6 +425,12 @@ class WandbMirror:
         elif record.action == "status" and record.attempt >= state.attempt:
             state.status = str(data.get("status", "running"))
             state.exit_code = data.get("exit_code")
+
+    def _keep_belonging(self, record: LifecycleRecord) -> None:
+        """Note the groups and fields of the run; the same record twice changes nothing more."""
+        run: Mapping[str, Any] = self._state.start.get("run", {})
+        changed = {**run, **change_belonging(run, record)}
+        self._state.start = {**self._state.start, "run": changed}
 
     def _apply_edit(self, changes: Mapping[str, Any]) -> None:
         """Change what somebody has changed of the run meanwhile, or after its end."""
@@ -443,7 +455,7 @@ class WandbMirror:
             self._run.name = said["name"]
         if said["notes"]:
             self._run.notes = said["notes"]
-        if said["tags"]:
+        if tuple(said["tags"]) != tuple(self._run.tags or ()):
             self._run.tags = tuple(said["tags"])
         run: Mapping[str, Any] = self._state.start.get("run", {})
         known = {
@@ -452,6 +464,8 @@ class WandbMirror:
             "attempt": max(0, self._state.attempt),
             "parent_run_id": run.get("parent_run_id"),
             "git_commit": run.get("git_commit"),
+            "groups": list(run.get("groups") or ()) or None,
+            "fields": dict(run.get("fields") or {}) or None,
         }
         self._run.config.update({"quark_run": known}, allow_val_change=True)
         self._tell_config()
@@ -459,6 +473,9 @@ class WandbMirror:
     def _tell_config(self) -> None:
         values = {_config_key(key): value for key, value in self._state.config.items()}
         self._run.config.update(values, allow_val_change=True)
+        digests = list_digests(self._state.config)
+        if digests:
+            self._run.config.update({"quark_digests": digests}, allow_val_change=True)
 
 
 def _config_key(key: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,16 @@ def describe_start(opening: OpenRun, state: WandbState) -> dict[str, Any]:
     tags = dict.fromkeys([*run.get("tags", ()), *state.tags, *opening.options.tags])
     lineage = run.get("lineage_root_run_id")
     named = dict(map(split_tag, tags))
-    group = opening.options.group or named.get("group") or None
+    groups: Sequence[str] = run.get("groups") or ()
+    group = opening.options.group or named.get("group") or next(iter(groups), None)
     if group is None and lineage not in (None, opening.run_id):
         group = lineage
     return {
         "name": run.get("name"),
         "notes": run.get("notes"),
-        "tags": [tag[:_MAX_TAG_LENGTH] for tag in tags if tag],
+        "tags": [
+            tag[:_MAX_TAG_LENGTH] for tag in (*tags, *(f"group:{path}" for path in groups)) if tag
+        ],
         "group": group,
         "job_type": opening.options.job_type or named.get("job_type") or None,
     }

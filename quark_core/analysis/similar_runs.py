@@ -131,7 +131,10 @@ def _find_equal(
     search = build_search(
         project=project, where=f"{_DIGESTS[by]}_digest == '{digest}'", limit=most + 1
     )
-    found = [each for each in find_runs(reader, search) if each.run_id != own.run.id]
+    try:
+        found = [each for each in find_runs(reader, search) if each.run_id != own.run.id]
+    except SchemaValidationError:
+        return []  # a service of an older version, which cannot search for digests
     return [SimilarRun(each, 0.0, by) for each in found[:most]]
 
 

@@ -9,7 +9,7 @@ sees to it that nobody else changes the run between.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from quark_core.config.arguments import check_label, check_notes, check_tags
+from quark_core.config.belonging import check_field_names, check_fields, check_groups
 from quark_core.config.redaction import redact_text
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
 from quark_core.records import (
@@ -29,6 +30,7 @@ from quark_core.records import (
 )
 from quark_core.records.artifact_layout import is_sha256
 from quark_core.records.artifact_links import check_alias
+from quark_core.records.belonging import change_fields, change_groups
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 from quark_core.records.names import check_name
@@ -51,6 +53,7 @@ __all__ = [
     "apply_stop",
     "check_edit",
     "check_reason",
+    "edit_fields",
     "make_edit",
     "make_stop",
 ]
@@ -94,6 +97,9 @@ class RunEdit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         name, notes: The new ones; an empty text takes them away.
         add_tags, remove_tags: Tags; one that is there already, or is not there, is no mistake.
         archived: Whether the run is to be archived, or taken back from there.
+        add_groups, remove_groups: Paths of groups, as tags.
+        set_fields: Fields to note, by name.
+        remove_fields: Names of fields to take away.
         alias: An alias of one of its artifacts.
     """
 
@@ -103,6 +109,10 @@ class RunEdit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     remove_tags: _Tags = ()
     archived: bool | None = None
     alias: AliasEdit | None = None
+    add_groups: _Tags = ()
+    remove_groups: _Tags = ()
+    set_fields: Annotated[dict[str, Any], Meta(max_length=1000)] = {}
+    remove_fields: _Tags = ()
 
 
 @runtime_checkable
@@ -167,13 +177,25 @@ def check_edit(edit: RunEdit) -> RunEdit:
         remove_tags=check_tags(edit.remove_tags),
         archived=edit.archived,
         alias=None if edit.alias is None else _check_alias_edit(edit.alias),
+        add_groups=check_groups(edit.add_groups, "add_groups"),
+        remove_groups=check_groups(edit.remove_groups, "remove_groups"),
+        set_fields=dict(check_fields(edit.set_fields, "set_fields")),
+        remove_fields=check_field_names(edit.remove_fields, "remove_fields"),
     )
-    both = sorted({*checked.add_tags} & {*checked.remove_tags})
-    if both:
-        raise SchemaValidationError(f"tag {both[0]!r} is to be added and to be removed: choose one")
+    for what, added, removed in (
+        ("tag", checked.add_tags, checked.remove_tags),
+        ("group", checked.add_groups, checked.remove_groups),
+        ("field", checked.set_fields, checked.remove_fields),
+    ):
+        both = sorted({*added} & {*removed})
+        if both:
+            raise SchemaValidationError(
+                f"{what} {both[0]!r} is to be added and to be removed: choose one"
+            )
     if checked == RunEdit():
         raise SchemaValidationError(
-            "an edit must change something: give a name, notes, tags, archived, or an alias"
+            "an edit must change something: give a name, notes, tags, groups, fields, archived, "
+            "or an alias"
         )
     return checked
 
@@ -201,25 +223,36 @@ def check_reason(reason: object) -> str | None:
     return redact_text(reason.encode("utf-8", "replace").decode()) or None
 
 
-def make_edit(run: RunRecord, edit: RunEdit, *, by: str) -> list[Batch]:
+def make_edit(stored: StoredRun, edit: RunEdit, *, by: str) -> list[Batch]:
     """The batches of an edit.
 
     Args:
-        run: The run as it is now.
+        stored: The run as it is now.
         edit: What to change, checked.
         by: Who does.
     """
+    run = stored.run
     changes: dict[str, Any] = {}
     for field, wanted in (("name", edit.name), ("notes", edit.notes)):
         if wanted is not None:
             changes[field] = {"before": getattr(run, field), "after": wanted or None}
-    if edit.add_tags or edit.remove_tags:
-        after = sorted({*run.tags, *edit.add_tags} - {*edit.remove_tags})
-        changes["tags"] = {
-            "before": list(run.tags),
-            "after": after,
-            "added": list(edit.add_tags),
-            "removed": list(edit.remove_tags),
+    for field, known, added, removed in (
+        ("tags", run.tags, edit.add_tags, edit.remove_tags),
+        ("groups", run.groups, edit.add_groups, edit.remove_groups),
+    ):
+        if added or removed:
+            changes[field] = {
+                "before": list(known),
+                "after": sorted({*known, *added} - {*removed}),
+                "added": list(added),
+                "removed": list(removed),
+            }
+    if edit.set_fields or edit.remove_fields:
+        named = {*edit.set_fields, *edit.remove_fields}
+        changes["fields"] = {
+            "before": {name: value for name, value in stored.fields.items() if name in named},
+            "set": edit.set_fields,
+            "removed": list(edit.remove_fields),
         }
     if edit.archived is not None:
         changes["archived"] = {"before": run.archived_at is not None, "after": edit.archived}
@@ -250,10 +283,20 @@ def apply_edit(run: RunRecord, record: LifecycleRecord) -> RunRecord:
         # Not what the editor saw: another one's tags stay.
         tags = {*run.tags, *changes["tags"]["added"]} - {*changes["tags"]["removed"]}
         changed["tags"] = tuple(sorted(tags))
+    if changes.get("groups"):
+        said = {"add": changes["groups"]["added"], "remove": changes["groups"]["removed"]}
+        changed["groups"] = tuple(change_groups(run.groups, said))
     if changes.get("archived"):
         archived_at = run.archived_at or format_time(record.time_us)
         changed["archived_at"] = archived_at if changes["archived"]["after"] else None
     return msgspec.structs.replace(run, **changed)
+
+
+def edit_fields(known: Mapping[str, Any], record: LifecycleRecord) -> dict[str, Any]:
+    """The fields of a run after an edit, of which this is the lifecycle record."""
+    data: Mapping[str, Any] = record.data or {}
+    said = (data.get("changes") or {}).get("fields") or {}
+    return change_fields(known, {"set": said.get("set"), "remove": said.get("removed")})
 
 
 def apply_stop(known: StopRequest | None, record: LifecycleRecord) -> StopRequest | None:
@@ -378,12 +421,20 @@ def _describe_change(field: str, change: Mapping[str, Any]) -> str:
         return f"alias {change['alias']!r} {way} {change['artifact_key']}:v{change['version']}"
     if field == "archived":
         return "archived" if change["after"] else "no longer archived"
-    if field == "tags":
-        told = [f"tag {tag!r} added" for tag in change["added"]]
-        return ", ".join([*told, *(f"tag {tag!r} removed" for tag in change["removed"])])
+    if field in ("tags", "groups"):
+        one = field[:-1]
+        told = [f"{one} {text!r} added" for text in change["added"]]
+        return ", ".join([*told, *(f"{one} {text!r} removed" for text in change["removed"])])
+    if field == "fields":
+        before = change["before"]
+        told = [
+            f"field {name!r} {_show(before.get(name))} becomes {_show(value)}"
+            for name, value in change["set"].items()
+        ]
+        return ", ".join([*told, *(f"field {name!r} removed" for name in change["removed"])])
     return f"{field} {_show(change['before'])} becomes {_show(change['after'])}"
 
 
-def _show(value: Sequence[Any] | None) -> str:
+def _show(value: Any) -> str:
     shown = repr(value)
     return "none" if value is None else shown[:_MAX_SHOWN] + ("…" * (len(shown) > _MAX_SHOWN))

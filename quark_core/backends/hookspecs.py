@@ -6,8 +6,8 @@ A plugin is a module or an object, named by an entry point of the group
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -38,3 +38,13 @@ def quark_run_started(context: RunContext) -> None:
 @hookspec
 def quark_run_ended(context: RunContext, report: DeliveryReport) -> None:
     """Hear that a run has ended in this process, and what was delivered where."""
+
+
+@hookspec
+def quark_register_fingerprints() -> Mapping[str, Callable[[Any], object]]:  # type: ignore[empty-body]
+    """Tell how values of your types are fingerprinted: `module.Class` -> what takes one apart.
+
+    Called when the first value comes that Quark does not know, so that nothing is loaded before.
+    The function gets the value, and returns what says what it is: bytes, numbers, texts, arrays,
+    or containers of them. It must not change the value, and may raise.
+    """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quark_core.backends.contract import Batch, StoredRun
-from quark_core.backends.edits import apply_edit, apply_stop
+from quark_core.backends.edits import apply_edit, apply_stop, edit_fields
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import (
     RECORD_TYPES,
@@ -28,9 +28,12 @@ from quark_core.records import (
     RunRecord,
     format_time,
 )
+from quark_core.records.belonging import change_fields, change_groups, read_progress
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
-from quark_core.records.runs import StopRequest
+from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
+from quark_core.records.run_digests import make_digests
+from quark_core.records.runs import RunProgress, StopRequest
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 if TYPE_CHECKING:
@@ -111,7 +114,8 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
     Raises:
         RunNotFoundError: None of them starts a run.
     """
-    records = _list_lifecycle(_order(batches))
+    ordered = _order(batches)
+    records = _list_lifecycle(ordered)
     starts = [record for record in records if record.action == "start"]
     if not starts:
         raise RunNotFoundError("there is no such run here")
@@ -166,11 +170,62 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
         exit_code=None if ended is None else _data(ended).get("exit_code"),
         stop=stop if stop is not None and stop.is_complete else None,
     )
-    changed = described.run
+    forks = [_data(record).get("fork") for record in starts]
+    fork: Mapping[str, Any] = next((found for found in forks if found), {})
+    changed = _apply_changes(
+        dataclasses.replace(
+            described,
+            run=msgspec.structs.replace(described.run, fork_step=fork.get("step")),
+            progress=_find_progress(newest) if ended is None else None,
+        ),
+        records,
+    )
+    return dataclasses.replace(
+        changed,
+        digests=make_digests(
+            None if config is None else config["values"], environment, _find_code_digest(ordered)
+        ),
+    )
+
+
+def _apply_changes(stored: StoredRun, records: Sequence[LifecycleRecord]) -> StoredRun:
+    """A run after what was said of it while it ran and later, in the order of their times."""
+    run, fields = stored.run, stored.fields
     for record in sorted(records, key=lambda record: record.time_us):
         if record.action == "edit":
-            changed = apply_edit(changed, record)
-    return dataclasses.replace(described, run=changed)
+            run = apply_edit(run, record)
+            fields = edit_fields(fields, record)
+        elif record.action == "group":
+            run = msgspec.structs.replace(
+                run, groups=tuple(change_groups(run.groups, _data(record)))
+            )
+        elif record.action == "fields":
+            fields = change_fields(fields, _data(record))
+    return dataclasses.replace(stored, run=run, fields=fields)
+
+
+def _find_progress(newest: Sequence[LifecycleRecord]) -> RunProgress | None:
+    """What the newest attempt has told last of how far it has come."""
+    beats = [record for record in newest if record.action == "heartbeat"]
+    told = (read_progress(_data(record)) for record in reversed(beats))
+    return next((each for each in told if each is not None), None)
+
+
+def _find_code_digest(ordered: Sequence[Batch]) -> str | None:
+    """The digest of the sources: of the newest attempt, in it of the lowest rank, the newest."""
+    found: list[tuple[tuple[int, int, int, int], str]] = []
+    for batch in ordered:
+        if batch.kind != FingerprintRecord.KIND:
+            continue
+        for record in batch.to_records():
+            if (
+                isinstance(record, FingerprintRecord)
+                and record.subject == "code"
+                and record.key == SOURCES_KEY
+            ):
+                place = (record.attempt, -record.rank, record.time_us, record.sequence)
+                found.append((place, record.digest))
+    return max(found)[1] if found else None
 
 
 def _order(batches: Iterable[Batch]) -> list[Batch]:

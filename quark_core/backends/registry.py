@@ -181,6 +181,16 @@ class BackendRegistry:
             except (Exception, SystemExit):  # noqa: BLE001 - a plugin must not end a session
                 _log.exception("plugin %s failed in %s", implementation.plugin_name, hook)
 
+    def collect(self, hook: str) -> list[tuple[str, Any]]:
+        """Name of each plugin and what a hook of it returned; one that raises is passed over."""
+        found = []
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            try:
+                found.append((implementation.plugin_name, implementation.function()))
+            except (Exception, SystemExit):  # noqa: BLE001 - a plugin must not end a session
+                _log.exception("plugin %s failed in %s", implementation.plugin_name, hook)
+        return found
+
     def _add(self, definition: BackendDefinition, origin: str) -> None:
         self._definitions[definition.name] = definition
         self._origins[definition.name] = origin

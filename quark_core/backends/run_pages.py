@@ -12,7 +12,7 @@ from zlib import crc32
 import msgspec
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records.expression import Field, RunSearch
+from quark_core.records.expression import VALUE_SCOPES, Field, RunSearch
 
 __all__ = [
     "ConfigName",
@@ -95,8 +95,9 @@ class RunRow:
         run_id: The run.
         values: Of each column what the run has there, or None. A number of a metric is NaN
             where the run has the metric and the figure is not finite; a time is microseconds
-            since the epoch; tags are a tuple of texts; a duration is in seconds. A value of
-            the configuration is a float, a text, a truth value, or a list.
+            since the epoch; tags and groups are a tuple of texts; a duration is in seconds. A
+            value of the configuration, or of a field, is a float, a text, a truth value, or a
+            list.
     """
 
     run_id: str
@@ -206,7 +207,7 @@ class PageCursor(msgspec.Struct, array_like=True, frozen=True):
             raise SchemaValidationError(
                 "after must be what `next` of the page before was"
             ) from None
-        keys = sum(3 if order.field.scope == "config" else 1 for order in search.order_by)
+        keys = sum(3 if order.field.scope in VALUE_SCOPES else 1 for order in search.order_by)
         if found.search != checksum_search(search) or len(found.keys) != keys:
             raise SchemaValidationError(
                 "after is of a page of another search: with another project, where or order_by "

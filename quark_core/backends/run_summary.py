@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,7 +14,8 @@ from quark_core.presentation import bundle, paint
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.names import decode_name, encode_name
-from quark_core.records.runs import StopRequest
+from quark_core.records.run_digests import make_digests
+from quark_core.records.runs import RunDigests, RunProgress, StopRequest
 
 __all__ = [
     "MetricSummaries",
@@ -24,6 +25,8 @@ __all__ = [
     "restore_run",
     "restore_summary",
 ]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +104,15 @@ class RunSummary:
         last_metric_at: Time of the latest of its metrics' newest points, or None.
         metrics: Stored key -> summary, sorted by key. A metric is also found
             by its name as it was logged: `metrics["train/acc@1"]`.
+        fingerprints: Key -> digest of its newest fingerprints, where a search that reads
+            runs one by one has asked for them; no part of what is told of a run.
     """
 
     stored: StoredRun
     newest_step: int | None = None
     last_metric_at: str | None = None
     metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, MetricSummaries):
@@ -190,7 +196,10 @@ def restore_run(data: Mapping[str, Any]) -> StoredRun:
             lost_reason=data["lost_reason"],
             # A service of an older version does not say.
             exit_code=data.get("exit_code"),
-            stop=_restore_stop(data.get("stop")),
+            stop=_restore(data.get("stop"), StopRequest),
+            fields=dict(data.get("fields") or {}),
+            digests=_restore_digests(data),
+            progress=_restore(data.get("progress"), RunProgress),
         )
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise SchemaValidationError(f"run: this is none: {error!r}") from error
@@ -217,8 +226,20 @@ def restore_summary(data: Mapping[str, Any]) -> RunSummary:
         raise SchemaValidationError(f"run summary: this is none: {error!r}") from error
 
 
-def _restore_stop(data: object) -> StopRequest | None:
-    return None if data is None else msgspec.convert(data, StopRequest)
+def _restore_digests(data: Mapping[str, Any]) -> RunDigests:
+    """The digests that a run's dict has; made of its values where an older service has none."""
+    found = _restore(data.get("digests"), RunDigests)
+    if found is not None:
+        return found
+    config, environment = data["config"], data["environment"]
+    return make_digests(
+        None if config is None else config["values"],
+        None if environment is None else environment["values"],
+    )
+
+
+def _restore(data: object, kind: type[T]) -> T | None:
+    return None if data is None else msgspec.convert(data, kind)
 
 
 def _text(value: object) -> str:

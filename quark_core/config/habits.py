@@ -43,7 +43,9 @@ _ARTIFACT = (
     "artifacts.log_image(name, image) or artifacts.log_table(name, rows)"
 )
 _END = "session.end_run(), or leave the block `with quark.start_run(…) as session:`"
-_TAG = 'session.add_tag("baseline"); settings with a value belong into config'
+_TAG = 'session.add_tag("baseline"); what has a value: session.annotate(gpu="V100")'
+_NOTE = 'session.annotate(gpu="V100", accuracy=0.98), a field that field.gpu finds'
+_GROUP = 'quark.start_run(group="paper/fig3"), or session.add_to_group("paper/fig3") later'
 _WATCH = "quark.watch(session, model, optimizer)"
 _READ = 'quark.search_runs(…), quark.open_run(run_id), quark.series(session, "loss")'
 _TEXT = 'session.add_log("text"), or handler = quark.LoggingHandler(session)'
@@ -55,7 +57,8 @@ _SESSION = {
     ),
     **dict.fromkeys(
         ("log_param", "log_params", "log_parameter", "log_parameters", "log_hparams",
-         "log_hyperparams", "add_hparams", "connect", "set_params", "hparams"), _CONFIG,
+         "log_hyperparams", "add_hparams", "connect", "set_params", "hparams",
+         "log_arguments"), _CONFIG,
     ),
     **dict.fromkeys(
         ("log_artifact", "log_artifacts", "log_image", "log_figure", "log_asset", "save",
@@ -65,7 +68,11 @@ _SESSION = {
     ),
     **dict.fromkeys(("finish", "end", "stop", "close", "terminate", "finalize"), _END),
     **dict.fromkeys(("set_tag", "set_tags", "add_tags", "log_tag", "tag"), _TAG),
-    **dict.fromkeys(("log_text", "add_text", "log_other", "print", "report_text"), _TEXT),
+    **dict.fromkeys(("log_text", "add_text", "print", "report_text"), _TEXT),
+    **dict.fromkeys(
+        ("log_metadata", "set_metadata", "add_metadata", "log_other", "log_others"), _NOTE
+    ),
+    **dict.fromkeys(("set_group", "add_group", "set_groups"), _GROUP),
     **dict.fromkeys(("watch", "watch_model"), _WATCH),
     "alert": "quark.monitor(session, notify=…), which tells of what goes wrong",
     "summary": "quark.search_runs(…) has each run's summary; session.report() says what is wrong",
@@ -121,7 +128,6 @@ _ARGUMENTS = {
     "id": "run_id",
     "resume": "TrainingSession.resume_run(run_id=…) continues a run",
     "reinit": "each start_run begins a run of its own",
-    "group": "tags",
     "job_type": "tags",
     "description": "notes",
     "global_step": "step",

@@ -28,6 +28,7 @@ __all__ = [
     "OFFLINE",
     "PERSISTENCE_TIMEOUT",
     "PERSISTENCE_URL",
+    "PROGRESS",
     "QUIET",
     "RANKS",
     "REQUIRE_SERVICE",
@@ -54,6 +55,7 @@ __all__ = [
     "objective",
     "persistence_timeout_s",
     "requires_service",
+    "shows_progress",
     "source_mode",
     "store_name",
     "system_metrics_interval_s",
@@ -79,6 +81,7 @@ OBJECTIVE = "QUARK_OBJECTIVE"
 OFFLINE = "QUARK_OFFLINE"
 PERSISTENCE_TIMEOUT = "QUARK_PERSISTENCE_TIMEOUT_SECONDS"
 PERSISTENCE_URL = "QUARK_PERSISTENCE_URL"
+PROGRESS = "QUARK_PROGRESS"
 QUIET = "QUARK_QUIET"
 RANKS = "QUARK_RANKS"
 REQUIRE_SERVICE = "QUARK_REQUIRE_SERVICE"
@@ -175,6 +178,11 @@ def allows_offline() -> bool:
 def is_quiet() -> bool:
     """Whether runs say nothing when they begin and end; they do by default."""
     return os.environ.get(QUIET, "").strip() not in ("", "0")
+
+
+def shows_progress() -> bool:
+    """Whether `metrics.progress` prints how far a loop has come; it does by default."""
+    return os.environ.get(PROGRESS, "").strip() != "0"
 
 
 def requires_service() -> bool:

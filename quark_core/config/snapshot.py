@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from quark_core.config.redaction import REDACTED, cut_text, is_secret_key, redact_values
+from quark_core.config.tracked import TrackedConfig, find_plain
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject, normalize_json
@@ -298,6 +299,8 @@ def _read_fields(value: object) -> Mapping[Any, Any] | None:
     dataclasses, attrs classes and pydantic models (of version 1 and 2) have
     fields. A field that raises becomes `Unreadable`; the others are kept.
     """
+    if isinstance(value, TrackedConfig):
+        return find_plain(value)
     if isinstance(value, Mapping):
         return value
     if isinstance(value, type):

@@ -264,6 +264,7 @@ _MOST_CAPACITY_BYTES = 1024 * 1024 * 1024
 
 _DROP_ORDER = (
     "console",
+    "aggregate",
     "parameter_distribution",
     "layer",
     "parameter",

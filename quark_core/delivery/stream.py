@@ -110,6 +110,8 @@ class RunStream:
     ) -> None:
         self.origin = origin
         self._log = log or BatchLog()
+        # Set by who sums up what comes too often for records; see `writers.aggregates`.
+        self.collect: Callable[..., None] | None = None
         self._lanes = tuple(lanes)
         self._primary = next((lane for lane in lanes if lane.primary), None)
         self._folder = folder
@@ -184,6 +186,9 @@ class RunStream:
     def payloads(self) -> PayloadFolder | None:
         """Where this process puts the payloads of artifacts, if anybody takes them."""
         return self._payloads
+
+    def open(self) -> None:
+        """See that what comes here is on its way to somewhere."""
 
     @property
     def active(self) -> bool:
@@ -455,6 +460,7 @@ class RunStream:
                 if now >= next_beat:
                     next_beat = now + HEARTBEAT_S
                     self._beat()
+                self._collect(now >= next_sync, whole=signal_asked > self._signal_answered)
                 drained = self._tick(sync=sync)
                 if now >= next_sync:
                     next_sync = now + SYNC_S
@@ -479,6 +485,12 @@ class RunStream:
             # Whoever still waits for a tick would wait in vain.
             self._ended = True
             self._ticked.notify_all()
+
+    def _collect(self, is_second: bool, *, whole: bool) -> None:
+        """Have summed up what is: once a second, and all of it before the process may go."""
+        collect = self.collect
+        if collect is not None and (is_second or whole):
+            collect(whole=whole)
 
     def _tick(self, *, sync: bool) -> bool:
         """One round of work; whether everything that was in the channels is in the log."""
@@ -633,6 +645,11 @@ class StandInStream(RunStream):
         self._successor: RunStream | None = None
         for channel in self._channels.values():
             channel.append = partial(self._hand_on, channel.kind)
+
+    def open(self) -> None:
+        """Open the real stream, as the first record does."""
+        if self._successor is None:
+            self._open_stream()
 
     @property
     def active(self) -> bool:

@@ -13,6 +13,7 @@ __all__ = [
     "Expression",
     "Field",
     "HasTag",
+    "InGroup",
     "IsNull",
     "Membership",
     "Mismatch",
@@ -25,16 +26,20 @@ __all__ = [
     "Scope",
     "SearchSource",
     "Statistic",
+    "VALUE_SCOPES",
     "Value",
     "find_fields",
     "map_fields",
 ]
 
-Scope = Literal["run", "config", "metric"]
+Scope = Literal["run", "config", "field", "fingerprint", "metric"]
 Statistic = Literal["last", "first", "min", "max", "count"]
 Operator = Literal["==", "!=", "<", "<=", ">", ">="]
 Value = float | int | str | bool
 """What a field is compared with; a bool is no number."""
+
+VALUE_SCOPES: tuple[Scope, ...] = ("config", "field")
+"""Scopes of which a name may hold a value of any type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,10 @@ class Field:
     """A column of a run.
 
     Attributes:
-        scope: run, config or metric.
-        name: A field of the run, a flattened key of its configuration, or the
-            key of a metric: as the user wrote it until the names are
-            resolved, then as the store has it.
+        scope: run, config, field, fingerprint or metric.
+        name: A field of the run, a flattened key of its configuration, a field that
+            was noted of it, the key of a fingerprint, or the key of a metric: as
+            the user wrote it until the names are resolved, then as the store has it.
         statistic: Of a metric: which of its figures.
         place: Where it was written; two fields are equal wherever they stand.
         mismatch: What is wrong with its use, if the name exists.
@@ -131,6 +136,14 @@ class HasTag:
 
 
 @dataclass(frozen=True, slots=True)
+class InGroup:
+    """`groups == 'path'`: the run is in the group; `'path' in groups`: or in one below it."""
+
+    path: str
+    below: bool
+
+
+@dataclass(frozen=True, slots=True)
 class IsNull:
     """`field == null`: the run lacks the field, or has null there."""
 
@@ -158,7 +171,7 @@ class Or:
     operands: tuple[Expression, ...]
 
 
-Expression = Comparison | Membership | Contains | HasTag | IsNull | Not | And | Or
+Expression = Comparison | Membership | Contains | HasTag | InGroup | IsNull | Not | And | Or
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +238,7 @@ def find_fields(expression: Expression) -> Iterator[Field]:
         case And(operands) | Or(operands):
             for operand in operands:
                 yield from find_fields(operand)
-        case HasTag():
+        case HasTag() | InGroup():
             pass
         case _:
             yield expression.field
@@ -240,7 +253,7 @@ def map_fields(expression: Expression, change: Callable[[Field], Field]) -> Expr
             return And(tuple(map_fields(operand, change) for operand in operands))
         case Or(operands):
             return Or(tuple(map_fields(operand, change) for operand in operands))
-        case HasTag():
+        case HasTag() | InGroup():
             return expression
         case _:
             return replace(expression, field=change(expression.field))

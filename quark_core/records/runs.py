@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import xxhash
 
-from quark_core.records.base import FieldRules, Record
+from quark_core.records.base import FieldRules, Record, parse_time
 from quark_core.records.json_object import JsonObject
 
 __all__ = [
@@ -145,6 +146,56 @@ class RunProgress(Record, frozen=True, gc=False):
     rate_per_s: float | None = None
     remaining_s: float | None = None
     at: str = ""
+
+    def describe(self, now_us: int | None = None) -> str:
+        """A few words: `41 %, 12 min left`.
+
+        Args:
+            now_us: The moment, from which on the remaining time is told; that of `at` by
+                default.
+        """
+        if self.total:
+            words = [f"{math.floor(100 * min(1.0, self.done / self.total))} %"]
+        else:
+            words = [f"{self.done:,.0f} steps"]
+        if self.remaining_s is not None and math.isfinite(self.remaining_s):
+            if self.remaining_s > 0:
+                words.append(f"{_tell_rest(self._find_rest_s(now_us))} left")
+        elif self.rate_per_s:
+            words.append(_tell_rate(self.rate_per_s))
+        return ", ".join(words)
+
+    def _find_rest_s(self, now_us: int | None) -> float:
+        rest_s = self.remaining_s or 0.0
+        if now_us is None or not self.at:
+            return rest_s
+        try:
+            passed_s = (now_us - parse_time(self.at)) / 1e6
+        except (ValueError, OverflowError):
+            return rest_s
+        # A beat that is late, or clocks apart: it is not over before it says so.
+        return max(1.0, rest_s - min(max(0.0, passed_s), _BEAT_S))
+
+
+# What is told comes with each heartbeat, every 10 s; beyond two of them nothing is known.
+_BEAT_S = 20.0
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
+
+
+def _tell_rest(seconds: float) -> str:
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    if seconds < 2 * _DAY_S:
+        return f"{seconds / _HOUR_S:.1f} h"
+    return f"{seconds / _DAY_S:.1f} days"
+
+
+def _tell_rate(rate_per_s: float) -> str:
+    if rate_per_s >= 1:
+        return f"{rate_per_s:,.1f}/s"
+    return f"{1 / rate_per_s:,.1f} s a step"
 
 
 class ConfigSnapshot(Record, frozen=True, gc=False):

@@ -142,6 +142,8 @@ def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) ->
             "git_commit": record.git_commit,
             "strict_mode": record.strict_mode,
             "tags": list(record.tags),
+            **({"groups": list(record.groups)} if record.groups else {}),
+            **({"fields": dict(run.fields)} if run.fields else {}),
         },
         "store": {
             # A primary elsewhere may have been told another name by its URI.

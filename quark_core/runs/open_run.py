@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenRun", "OpenRuns", "open_runs"]
 
+_AGGREGATE = "aggregate"
 _ENVIRONMENT_TIMEOUT_S = 2.0
 _log = logging.getLogger("quark")
 
@@ -49,6 +50,16 @@ class BoundWriter(Protocol):
         """Hand over what is still being worked out, before the run ends."""
 
     def __hash__(self) -> int: ...
+
+
+class Collecting(Protocol):
+    """What sums up values for records of later, as far as a run must know it."""
+
+    def collect(self, *, whole: bool = False) -> None:
+        """Put records of what there is into the stream."""
+
+    def settle(self) -> None:
+        """Put all of it into the stream, before the run ends."""
 
 
 class OpenRun:
@@ -76,8 +87,12 @@ class OpenRun:
         step: The step of calls that give none, set by `session.step`, or None.
         notifier: Tells people what goes wrong, or None.
         last_error: The exception that ends the run, in one line without secrets, or None.
+        fingerprints: What finds out what data and outputs were, once it was asked to.
         missed_metrics: Keys that were read in vain, of which is said once what is near.
         non_finite: Metric key -> count of values in a row that were not finite.
+        aggregates: What sums up values and times in this process, or None.
+        first_step: The step that a resumed run begins with, or None where that is not said.
+        tell_progress: Says how far a loop has come, for heartbeats, or None.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
     """
@@ -94,6 +109,8 @@ class OpenRun:
         self.leads = leads
         self.claims: RunClaims | None = None
         self.has_many_names = False
+        self.has_timed_late = False
+        self.first_step: int | None = None
         self.missed_leader = False
         self.begun_offline = False
         self.is_noted = False
@@ -103,6 +120,8 @@ class OpenRun:
         self.step: int | None = None
         self.missed_metrics: set[str] = set()
         self.notifier: Notifier | None = None
+        self.aggregates: Collecting | None = None
+        self.tell_progress: Callable[[], dict[str, Any] | None] | None = None
         self.last_error: str | None = None
         self.context = context
         self.config: ConfigSnapshot | None = None
@@ -121,6 +140,7 @@ class OpenRun:
         self.payload_directory: Path | None = None
         self.reopen: Callable[[OpenRun, Origin], None] | None = None
         self.writers: weakref.WeakSet[BoundWriter] = weakref.WeakSet()
+        self.fingerprints: BoundWriter | None = None
         self._failure: BaseException | None = None
         self._halt: Exception | None = None
         self._halt_text: str | None = None
@@ -260,6 +280,8 @@ class OpenRun:
             SessionStoreError: It does not answer in time; nothing is lost.
         """
         timeout_s = settings.persistence_timeout_s() if timeout_s is None else timeout_s
+        if self.aggregates is not None:
+            self.aggregates.collect(whole=True)
         self.stream.flush(timeout_s, level)
 
     def read(self, kind: str, query: Query) -> Columns:
@@ -272,6 +294,8 @@ class OpenRun:
                 "a forked process can log to its parent's run but not read it: read in the "
                 "parent, or in a process that was spawned"
             )
+        if self.aggregates is not None and kind == _AGGREGATE:
+            self.aggregates.collect(whole=True)
         # What is read is in the primary then; the mirrors' share need not be on the disk for it.
         self.stream.flush(settings.persistence_timeout_s(), sync=False)
         if self.reader is None or self.context.run_id is None:
@@ -285,6 +309,14 @@ class OpenRun:
                 writer.settle()
             except Exception:  # noqa: BLE001 - the run must end all the same
                 _log.exception("run %s: a writer could not finish", self.context.run_id)
+        self._settle_aggregates()
+
+    def _settle_aggregates(self) -> None:
+        try:
+            if self.aggregates is not None:
+                self.aggregates.settle()
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("run %s: aggregates could not be finished", self.context.run_id)
 
     def add_writer(self, writer: BoundWriter) -> None:
         """Count a writer that uses this run."""
@@ -315,6 +347,7 @@ class OpenRun:
         self.non_finite = {}
         self.withdraw_halt()  # it is the parent's to raise
         self.notifier = None  # its threads are the parent's
+        self.aggregates = self.tell_progress = None  # the parent tells what was measured so far
         self.stop_request = None
         parent = self.stream.origin
         origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)
@@ -327,6 +360,8 @@ class OpenRun:
     def bind_stream(self, stream: RunStream) -> None:
         """Go on with another stream."""
         self.stream = stream
+        if self.aggregates is not None:
+            stream.collect = self.aggregates.collect
         self._bind_writers()
 
     def _open_child_stream(self) -> None:
@@ -371,6 +406,7 @@ class OpenRun:
         if self.background is not None:
             # What a short run knows of its environment is still being found out.
             self.background.join(min(timeout_s, _ENVIRONMENT_TIMEOUT_S))
+        self._settle_aggregates()
         self.withdraw_halt()
         self.refusal = self.refusal or refusal
         if self.claims is not None:

@@ -101,6 +101,10 @@ def start(
     checked_notes = check_notes(notes)
     checked_tags = check_tags(tags)
     groups, wished = check_groups(group), check_if_done(if_done)
+    if fork is not None and wished is not None:
+        raise SchemaValidationError(
+            "if_done and fork_from cannot be combined: a fork is no repetition of another run"
+        )
     goal = choose_objective(objective, mode)
     snapshot = keep_objective(snapshot_config(config), goal)
     root = resolve_storage_dir(storage_dir)

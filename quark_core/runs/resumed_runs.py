@@ -156,6 +156,7 @@ def continue_run(
         run = open_part(context, plan, reach.primary, rank, part)
         run.config = stored.config if config is None else config
         run.fields = stored.fields
+        run.first_step = from_step
         reach.hand_over(run)
         announce(run, config, rank, git, "run_resumed", reach, from_step=from_step)
         return announce_rank(run, plan, rank)

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from quark_core.backends.contract import BackendConfig, SupportsPrimary
 from quark_core.config import settings
@@ -83,10 +84,23 @@ def _make_beat(run: OpenRun) -> Callable[[], None]:
     def beat() -> None:
         # A run is as alive as the process that began it.
         if run.leads:
-            run.emit_lifecycle("heartbeat")
+            run.emit_lifecycle("heartbeat", _find_progress(run))
         lookout.look()
 
     return beat
+
+
+def _find_progress(run: OpenRun) -> dict[str, Any] | None:
+    """How far training has come, as a heartbeat says it; what fails says nothing."""
+    tell = run.tell_progress
+    if tell is None:
+        return None
+    try:
+        told = tell()
+    except Exception:  # noqa: BLE001 - a beat says first of all that the run is alive
+        _log.debug("run %s: its progress cannot be told", run.context.run_id, exc_info=True)
+        return None
+    return None if told is None else {"progress": told}
 
 
 def open_part(

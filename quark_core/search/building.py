@@ -16,6 +16,7 @@ from quark_core.records.expression import (
     Expression,
     Field,
     HasTag,
+    InGroup,
     IsNull,
     Membership,
     Mismatch,
@@ -23,6 +24,7 @@ from quark_core.records.expression import (
     Operator,
     Or,
     Place,
+    Scope,
     Statistic,
     Value,
 )
@@ -36,7 +38,12 @@ _MIRRORED: dict[str, Operator] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _WORDS: dict[str, Value | None] = {"TRUE": True, "FALSE": False, "NULL": None}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-_PREFIXES = ("config", "metric", "run")
+_PREFIXES: tuple[Scope, ...] = ("config", "field", "fingerprint", "metric", "run")
+_SPOKEN: dict[Scope, str] = {
+    "config": "configuration",
+    "field": "fields",
+    "fingerprint": "fingerprints",
+}
 
 
 class _Given(NamedTuple):
@@ -100,6 +107,11 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         left = self._note_mismatch(left, right)
         if isinstance(value, bool) and operator not in ("==", "!="):
             self._fail(token, "true and false have no order; write == or !=")
+        if left.scope == "run" and RUN_FIELDS[left.name] == "groups":
+            if operator not in ("==", "!="):
+                self._fail(token, "groups have no order; write == or !=, or 'path' in groups")
+            inside = InGroup(str(value), below=False)
+            return inside if operator == "==" else Not(inside)
         return Comparison(left, operator, value)
 
     def among(self, children: list[Any]) -> Expression:
@@ -113,7 +125,9 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
                 self._fail(given.token, "null is in no list; write == null or != null")
             values.append(self._check_value(field, given))
             field = self._note_mismatch(field, given)
-        found = Membership(field, tuple(values))
+        found: Expression = Membership(field, tuple(values))
+        if field.scope == "run" and RUN_FIELDS[field.name] == "groups":
+            found = Or(tuple(InGroup(str(value), below=False) for value in values))
         return Not(found) if len(words) == 2 else found
 
     def within(self, children: list[Any]) -> Expression:
@@ -164,15 +178,15 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
             raise point_at(
                 place,
                 f"{function}(…) takes a metric, not a field of the "
-                f"{'run' + hint if field.scope == 'run' else 'configuration'}",
+                f"{'run' + hint if field.scope == 'run' else _SPOKEN[field.scope]}",
             )
         return replace(field, statistic=statistic)
 
     def check_sortable(self, field: Field) -> Field:
         """Return a field by which runs can be sorted."""
-        if field.scope == "run" and RUN_FIELDS[field.name] == "tags":
+        if field.scope == "run" and RUN_FIELDS[field.name] in ("tags", "groups"):
             assert field.place is not None
-            raise point_at(field.place, "runs cannot be sorted by their tags")
+            raise point_at(field.place, f"runs cannot be sorted by their {field.name}")
         return field
 
     def _find_field(self, token: Token, place: Place) -> Field:
@@ -180,15 +194,14 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         prefix, dot, rest = text.partition(".")
         if text.startswith("`"):
             return Field("metric", text[1:-1], place=place)
-        if dot and prefix in _PREFIXES:
+        scope = next((scope for scope in _PREFIXES if dot and scope == prefix), None)
+        if scope is not None:
             # No name holds a backtick, so what is left are its levels, joined by dots.
             name = rest.replace("`", "")
             if not name:
                 raise point_at(place, f"a name must follow {prefix}.")
-            if prefix == "config":
-                return Field("config", name, place=place)
-            if prefix == "metric":
-                return Field("metric", name, place=place)
+            if scope != "run":
+                return Field(scope, name, place=place)
             name = ALIASES.get(name, name)
             if name not in RUN_FIELDS:
                 near = suggest_names(name, RUN_FIELDS) or list(RUN_FIELDS)
@@ -201,7 +214,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         kind = RUN_FIELDS[field.name] if field.scope == "run" else "text"
         assert field.place is not None
         message = f"{field.name} is no text; nothing can be in it"
-        if kind not in ("text", "tags"):
+        if kind not in ("text", "tags", "groups"):
             raise point_at(field.place, message)
         if not isinstance(given.value, str) or not given.value:
             self._fail(given.token, "a text in quotes must stand before 'in'")
@@ -209,6 +222,8 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
             field = replace(field, mismatch=Mismatch(field.place, message, str(given.token)))
         if kind == "tags":
             return HasTag(given.value)
+        if kind == "groups":
+            return InGroup(given.value.strip("/"), below=True)
         return Contains(field, given.value)
 
     def _check_value(self, field: Field, given: _Given) -> Value:

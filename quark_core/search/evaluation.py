@@ -14,18 +14,21 @@ from typing import Any
 from quark_core.backends.run_summary import RunSummary
 from quark_core.records import parse_time
 from quark_core.records.expression import (
+    VALUE_SCOPES,
     And,
     Comparison,
     Contains,
     Expression,
     Field,
     HasTag,
+    InGroup,
     IsNull,
     Membership,
     Not,
     Operator,
     Or,
     OrderBy,
+    Scope,
     Value,
 )
 from quark_core.records.times import now_us
@@ -67,7 +70,7 @@ def find_cell(field: Field, run: RunSummary, *, at_us: int | None = None) -> Any
     found = find_value(field, run, at_us=at_us)
     if found is None and field.scope == "metric" and field.name in run.metrics:
         return math.nan
-    return list(found) if isinstance(found, tuple) and field.scope == "config" else found
+    return list(found) if isinstance(found, tuple) and field.scope in VALUE_SCOPES else found
 
 
 def find_keys(
@@ -77,7 +80,7 @@ def find_keys(
     keys: list[Any] = []
     for order in order_by:
         found = _sort_key(find_value(order.field, run, at_us=at_us))
-        if order.field.scope != "config":
+        if order.field.scope not in VALUE_SCOPES:
             keys.append(None if found is None else found[1])
         elif found is None:
             keys += [None, None, None]
@@ -109,7 +112,7 @@ class _Run:
     def __init__(self, run: RunSummary, at_us: int) -> None:
         self._run = run
         self._at_us = at_us
-        self._config: dict[str, Any] | None = None
+        self._given: dict[Scope, dict[str, Any]] = {}
 
     def fits(self, expression: Expression) -> bool:
         """Whether an expression is true."""
@@ -122,6 +125,9 @@ class _Run:
                 return not self.fits(operand)
             case HasTag(tag):
                 return tag in self._run.stored.run.tags
+            case InGroup(path, below):
+                groups = self._run.stored.run.groups
+                return path in groups or (below and any(g.startswith(f"{path}/") for g in groups))
             case IsNull(field):
                 return self.find(field) is None
             case Comparison(field, sign, value):
@@ -136,12 +142,19 @@ class _Run:
         """The value of a field, or None."""
         if field.scope == "run":
             return self._find_run_value(field.name)
-        if field.scope == "config":
-            if self._config is None:
-                self._config = dict(flatten_values(self._run.config))
-            return self._config.get(field.name)
+        if field.scope in VALUE_SCOPES:
+            return self._find_given(field.scope).get(field.name)
+        if field.scope == "fingerprint":
+            return self._run.fingerprints.get(field.name)
         metric = self._run.metrics.get(field.name)
         return None if metric is None else getattr(metric, _STATISTICS[field.statistic])
+
+    def _find_given(self, scope: Scope) -> dict[str, Any]:
+        """Configuration or fields, flattened."""
+        if scope not in self._given:
+            values = self._run.config if scope == "config" else self._run.stored.fields
+            self._given[scope] = dict(flatten_values(values))
+        return self._given[scope]
 
     def _compare(self, field: Field, sign: Operator, value: Value) -> bool:
         found = self.find(field)
@@ -179,6 +192,10 @@ class _Run:
                 return self._run.newest_step
             case "tags":
                 return run.tags or None
+            case "groups":
+                return run.groups or None
+            case _ if name.endswith("_digest"):
+                return getattr(stored.digests, name.removesuffix("_digest"))
             case _:
                 return getattr(run, name)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quark_core.backends.contract import StoredRun, SupportsRead
 from quark_core.backends.forks import read_with_beginnings
 from quark_core.backends.run_summary import MetricSummary, RunSummary
 from quark_core.records import MetricRecord, format_time
-from quark_core.records.expression import RunSearch, Scope
+from quark_core.records.expression import Field, RunSearch, Scope
+from quark_core.records.kinds.provenance import FingerprintRecord
+from quark_core.records.query import Query
 from quark_core.records.times import now_us
 from quark_core.search.evaluation import evaluate, flatten_values, sort_runs
 from quark_core.search.resolution import resolve_names
@@ -17,7 +20,13 @@ from quark_core.search.resolution import resolve_names
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
-__all__ = ["search_by_reading", "select_runs", "summarize_by_reading", "summarize_columns"]
+__all__ = [
+    "list_runs",
+    "search_by_reading",
+    "select_runs",
+    "summarize_by_reading",
+    "summarize_columns",
+]
 
 
 def search_by_reading(reader: SupportsRead, search: RunSearch) -> list[RunSummary]:
@@ -30,15 +39,54 @@ def search_by_reading(reader: SupportsRead, search: RunSearch) -> list[RunSummar
         SchemaValidationError: A name that no run of the searched project has.
     """
     at_us = now_us()
-    runs = [RunSummary(stored=stored) for stored in reader.list_runs(project=search.project)]
+    runs = list_runs(reader, search)
     needs_points = any(
         field.scope == "metric" or (field.scope == "run" and field.name == "step")
         for field in search.fields
     )
     if needs_points:
-        runs = [_summarize(reader, run.stored) for run in runs]
+        runs = [
+            replace(_summarize(reader, run.stored), fingerprints=run.fingerprints) for run in runs
+        ]
     found = select_runs(runs, search, at_us=at_us)
     return found if needs_points else [_summarize(reader, run.stored) for run in found]
+
+
+def list_runs(
+    reader: SupportsRead, search: RunSearch, columns: Iterable[Field] = ()
+) -> list[RunSummary]:
+    """Every run of a search's project, without metrics; with fingerprints where it names some.
+
+    Args:
+        reader: The store.
+        search: What is searched for.
+        columns: What is shown besides.
+    """
+    runs = [RunSummary(stored=stored) for stored in reader.list_runs(project=search.project)]
+    if not any(field.scope == "fingerprint" for field in (*search.fields, *columns)):
+        return runs
+    return [replace(run, fingerprints=_read_fingerprints(reader, run.run_id)) for run in runs]
+
+
+def _read_fingerprints(reader: SupportsRead, run_id: str) -> dict[str, str]:
+    """Key -> digest of its newest fingerprint: of the newest attempt, in it of the lowest rank.
+
+    Of two subjects that have the same key, the lower digest: stores say the same.
+    """
+    rows = reader.read(run_id, FingerprintRecord.KIND, Query())
+    if not rows.count:
+        return {}
+    names = ("subject", "key", "attempt", "rank", "time_us", "sequence", "digest")
+    newest: dict[tuple[str, str], tuple[Any, ...]] = {}
+    for subject, key, attempt, rank, time_us, sequence, digest in zip(
+        *(rows[name].tolist() for name in names), strict=True
+    ):
+        place = (attempt, -rank, time_us, sequence, digest)
+        newest[subject, key] = max(place, newest.get((subject, key), place))
+    found: dict[str, str] = {}
+    for (_, key), place in newest.items():
+        found[key] = min(place[-1], found.get(key, place[-1]))
+    return found
 
 
 def select_runs(
@@ -133,6 +181,16 @@ def _find_last_time(columns: Columns) -> str | None:
     return format_time(int(columns["time_us"][::-1][newest].max()))
 
 
+def _list_run_names(run: RunSummary, scope: Scope) -> Iterable[str]:
+    if scope == "metric":
+        return run.metrics
+    if scope == "fingerprint":
+        return run.fingerprints
+    return (
+        key for key, _ in flatten_values(run.config if scope == "config" else run.stored.fields)
+    )
+
+
 class _RunNames:
     """The names that runs have (see `Vocabulary`)."""
 
@@ -152,12 +210,6 @@ class _RunNames:
         """All names."""
         if scope not in self._names:
             self._names[scope] = frozenset(
-                name
-                for run in self._runs
-                for name in (
-                    run.metrics
-                    if scope == "metric"
-                    else (key for key, _ in flatten_values(run.config))
-                )
+                name for run in self._runs for name in _list_run_names(run, scope)
             )
         return self._names[scope]

@@ -22,10 +22,15 @@ from quark_core.backends.run_pages import (
 from quark_core.backends.run_summary import RunSummary
 from quark_core.errors import SchemaValidationError
 from quark_core.records import parse_time
-from quark_core.records.expression import Field, RunSearch
+from quark_core.records.expression import VALUE_SCOPES, Field, RunSearch
 from quark_core.records.times import now_us
 from quark_core.search.evaluation import find_cell, find_keys, flatten_values
-from quark_core.search.fallback import search_by_reading, select_runs, summarize_by_reading
+from quark_core.search.fallback import (
+    list_runs,
+    search_by_reading,
+    select_runs,
+    summarize_by_reading,
+)
 from quark_core.search.resolution import RUN_FIELDS, spell_name, write_name
 
 __all__ = [
@@ -57,13 +62,13 @@ def search_page_by_reading(reader: SupportsRead, page: PageSearch) -> RunPage:
             or a cursor of another search.
     """
     search = replace(page.search, limit=None)
-    if isinstance(reader, SupportsSearch):
+    if isinstance(reader, SupportsSearch) and not _needs_fingerprints(page):
         return select_page(reader.search(search), page)
     if any(_needs_points(field) for field in search.fields):
         return select_page(search_by_reading(reader, search), page)
     cursor = open_cursor(page)
     at_us = now_us() if cursor is None else cursor.at_us
-    runs = [RunSummary(stored=stored) for stored in reader.list_runs(project=search.project)]
+    runs = list_runs(reader, search, page.columns)
     found = select_page(select_runs(runs, search, at_us=at_us), page)
     if not any(_needs_points(field) for field in page.columns):
         return found
@@ -111,10 +116,12 @@ def open_cursor(page: PageSearch) -> PageCursor | None:
     wanted: list[type | tuple[type, ...]] = []
     for order in page.search.order_by:
         field = order.field
-        if field.scope == "config":
+        if field.scope in VALUE_SCOPES:
             wanted += [int, (int, float), str]
         else:
-            is_text = field.scope == "run" and RUN_FIELDS[field.name] == "text"
+            is_text = field.scope == "fingerprint" or (
+                field.scope == "run" and RUN_FIELDS[field.name] == "text"
+            )
             wanted.append(str if is_text else (int, float))
     if all(key is None or isinstance(key, t) for key, t in zip(cursor.keys, wanted, strict=True)):
         return cursor
@@ -192,6 +199,11 @@ def describe_key(key: str, values: Iterable[Any]) -> ConfigName:
     )
 
 
+def _needs_fingerprints(page: PageSearch) -> bool:
+    """Whether a column shows fingerprints, which no search returns."""
+    return any(field.scope == "fingerprint" for field in (*page.columns, *page.search.fields))
+
+
 def _needs_points(field: Field) -> bool:
     return field.scope == "metric" or (field.scope == "run" and field.name == "step")
 
@@ -200,7 +212,7 @@ def _find_start(runs: Sequence[RunSummary], page: PageSearch, cursor: PageCursor
     """Place of the first run behind a cursor."""
     descending: list[bool] = []
     for order in page.search.order_by:
-        descending += [order.descending] * (3 if order.field.scope == "config" else 1)
+        descending += [order.descending] * (3 if order.field.scope in VALUE_SCOPES else 1)
     beside: int | None = None
     for place, run in enumerate(runs):
         keys = find_keys(_resolve_order(page.search, run), run, at_us=cursor.at_us)

@@ -95,15 +95,19 @@ def _measure(text: str) -> int:
     )
 
 
-RunFieldType = Literal["text", "number", "time", "tags"]
+RunFieldType = Literal["text", "number", "time", "tags", "groups"]
 
 RUN_FIELDS: dict[str, RunFieldType] = {
     "archived": "time",
     "attempt": "number",
+    "code_digest": "text",
+    "config_digest": "text",
     "created": "time",
     "duration": "number",
     "ended": "time",
+    "environment_digest": "text",
     "git_commit": "text",
+    "groups": "groups",
     "id": "text",
     "name": "text",
     "notes": "text",
@@ -112,12 +116,13 @@ RUN_FIELDS: dict[str, RunFieldType] = {
     "state": "text",
     "status": "text",
     "step": "number",
+    "structure_digest": "text",
     "tags": "tags",
     "updated": "time",
 }
 """Name of a field -> what it holds."""
 
-ALIASES = {"started": "created"}
+ALIASES = {"started": "created", "group": "groups"}
 """Another name of a field -> its name: what the lists of runs call it."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -127,6 +132,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """Fields that hold one of a few words."""
 
 
+# Scopes whose names are written behind the scope, and what a run that lacks one is told.
+_KEYED: dict[Scope, tuple[str, str]] = {
+    "config": ("has this in its configuration", "no run has a configuration"),
+    "field": ("has this field", "no run has any"),
+    "fingerprint": ("has this fingerprint", "no run has any"),
+}
+_PREFIXES = ("config.", "field.", "fingerprint.", "metric.", "run.")
 _LISTED = 6
 # As the grammar has them.
 _BARE = re.compile(r"[^\W\d][\w./@:#%$~^+-]*")
@@ -187,8 +199,8 @@ def spell_name(field: Field) -> tuple[str, ...]:
 
 def write_name(scope: Scope, name: str) -> str:
     """How a stored name is written in a search, in backticks where it must be."""
-    if scope == "config":
-        return _write_key(name)
+    if scope in _KEYED:
+        return _write_key(scope, name)
     if scope == "run":
         return name
     decoded = decode_name(name)
@@ -196,23 +208,19 @@ def write_name(scope: Scope, name: str) -> str:
         name = decoded
     if name in RUN_FIELDS or name in ALIASES:
         return f"metric.{name}"
-    if (
-        _BARE.fullmatch(name)
-        and name.lower() not in _WORDS
-        and not name.startswith(("config.", "metric.", "run."))
-    ):
+    if _BARE.fullmatch(name) and name.lower() not in _WORDS and not name.startswith(_PREFIXES):
         return name
     return f"`{name}`"
 
 
-def _write_key(key: str) -> str:
+def _write_key(scope: Scope, key: str) -> str:
     levels = key.split(".")
     if not _can_be_quoted(key) or all(map(_BARE_LEVEL.fullmatch, levels)):
-        return f"config.{key}"
+        return f"{scope}.{key}"
     if not all(levels):
-        return f"config.`{key}`"
+        return f"{scope}.`{key}`"
     written = (each if _BARE_LEVEL.fullmatch(each) else f"`{each}`" for each in levels)
-    return f"config.{'.'.join(written)}"
+    return f"{scope}.{'.'.join(written)}"
 
 
 def _can_be_quoted(name: str) -> bool:
@@ -243,18 +251,20 @@ def _resolve(field: Field, vocabulary: Vocabulary) -> Field:
 
 
 def _unknown_name(field: Field, vocabulary: Vocabulary) -> SchemaValidationError:
-    wanted = write_name(field.scope, field.name) if field.scope == "config" else field.name
+    scope = field.scope
+    wanted = write_name(scope, field.name) if scope in _KEYED else field.name
     place = field.place or Place("where", wanted, 1, len(wanted))
-    keys = sorted(vocabulary.list_names("config"))
+    listed: Scope = scope if scope in _KEYED else "config"
+    keys = sorted(vocabulary.list_names(listed))
     # What people compare with the name they wrote -> how it is written.
-    names = {f"config.{key}": _write_key(key) for key in keys}
-    if field.scope == "config":
-        inside = [_write_key(key) for key in keys if key.startswith(f"{field.name}.")]
+    names = {f"{listed}.{key}": _write_key(listed, key) for key in keys}
+    if scope in _KEYED:
+        inside = [_write_key(scope, key) for key in keys if key.startswith(f"{field.name}.")]
         if inside:
             message = f"{wanted} is a group and no value; in it there is {_list(inside)}"
             return point_at(place, message)
-        what, own = "has this in its configuration", list(names.values())
-        near = suggest_names(f"config.{field.name}", names)
+        what, own = _KEYED[scope][0], list(names.values())
+        near = suggest_names(f"{scope}.{field.name}", names)
     else:
         what = "has this metric"
         metrics = {
@@ -271,7 +281,7 @@ def _unknown_name(field: Field, vocabulary: Vocabulary) -> SchemaValidationError
     elif own:
         hint = f"there is {_list(own)}"
     else:
-        hint = "no run has any" if field.scope == "metric" else "no run has a configuration"
+        hint = "no run has any" if scope == "metric" else _KEYED[scope][1]
     return point_at(place, f"no run here {what}: {wanted}; {hint}")
 
 

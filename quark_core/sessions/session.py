@@ -30,7 +30,9 @@ from quark_core.runs.earlier_runs import IfDone
 from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.belonging import Belonging
+from quark_core.sessions.config_reads import ConfigReads, note_reads
 from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
+from quark_core.sessions.fingerprints import Fingerprints
 from quark_core.sessions.introduction import Introduction, find_page, tell_done
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
 from quark_core.sessions.notifying import attach_notifier_of_environment, settle_notices, tell_end
@@ -52,7 +54,7 @@ _JOURNAL_TIMEOUT_S = 1.0
 OnStop = Literal["flag", "raise"]
 
 
-class TrainingSession(LogLines, Belonging):
+class TrainingSession(LogLines, Belonging, Fingerprints):
     """One run, open in this process.
 
     Made by `start_run`, `resume_run` or `open_run`. As a context manager it
@@ -66,6 +68,7 @@ class TrainingSession(LogLines, Belonging):
         self._run = run
         self._introduction: Introduction | None = None
         self._observers: Observers | None = None
+        self._reads: ConfigReads | None = None
 
     @classmethod
     @explain_argument_errors
@@ -149,7 +152,9 @@ class TrainingSession(LogLines, Belonging):
             notes=notes, ranks=ranks, objective=objective, mode=mode, group=group,
             version=version, if_done=if_done, fork_from=fork_from,
         )  # fmt: skip
-        return cls._opened(run, on_stop, observers)
+        session = cls._opened(run, on_stop, observers)
+        session._reads = note_reads(run, config)
+        return session
 
     @classmethod
     @explain_argument_errors

@@ -16,6 +16,7 @@ from quark_core.sessions.session import TrainingSession
 
 if TYPE_CHECKING:
     from quark_core.provenance.kept_sources import KeptSources
+    from quark_core.writers.watched_data import SampleIds, WatchedData
 
 __all__ = [
     "add_log",
@@ -25,6 +26,7 @@ __all__ = [
     "read_sources",
     "resume_run",
     "start_run",
+    "watch_data",
 ]
 
 
@@ -156,6 +158,35 @@ def add_log(
     """
     chosen, text = _split_target(session, message, "message")
     return _choose_session(chosen, "add_log").add_log(text, **arguments)
+
+
+def watch_data(
+    loader: Any,
+    name: str = "train",
+    *,
+    sample_ids: SampleIds = None,
+    session: TrainingSession | None = None,
+) -> WatchedData:
+    """The same loader, whose samples are noted as they come: which ones, and in which order.
+
+    What it yields is what the loader yields, and what the loader raises passes through; length
+    and attributes are the loader's. Each pass through it becomes one fingerprint of the run, also
+    one that was left early. Of each sample 4 kB, or 16 places of a larger one, are hashed, and
+    batches 0 to 3 and those at powers of two as a whole, where the loop takes them. Batches with tensors on a device
+    are only counted, since looking at them would wait for the device.
+
+    Args:
+        loader: A DataLoader, or anything to iterate over.
+        name: Key of the fingerprints.
+        sample_ids: A key of the batches, or a function of a batch, that gives one id for each
+            sample; then ids are digested in place of contents.
+        session: The run; by default that of the session opened last.
+
+    Raises:
+        SchemaValidationError: A bad argument.
+        InvalidRunStateError: No session is open.
+    """
+    return _choose_session(session, "watch_data").watch_data(loader, name, sample_ids=sample_ids)
 
 
 def _split_target(

@@ -24,6 +24,7 @@ from quark_core.runs.near_names import tell_unknown_metric
 from quark_core.runs.reading import encode_key, iterate_run, read_run_series
 from quark_core.writers.base import BufferedWriter
 from quark_core.writers.default_steps import StepCount, describe_missing_step, find_next_step
+from quark_core.writers.loop_metrics import LoopMetrics
 from quark_core.writers.scalars import flatten, to_float
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ _MAX_CACHED_KEYS = 100_000
 _MAX_CACHED_SHAPES = 1_000
 
 
-class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
+class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
     """Logs scalar metrics under any name.
 
     `log` and `log_many` take microseconds, no lock and no system call, and
@@ -214,6 +215,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading):
     def bind(self) -> None:
         """Take up the run's stream, and what its records begin with."""
         super().bind()
+        self._bind_gatherings()
         origin = self._run.origin
         self._run_id = origin.run_id
         self._writer_id = origin.writer_id

@@ -37,6 +37,7 @@ BEYOND = [
     "AttentionEntropy",
     "BatchOutlier",
     "CSVBackend",
+    "ChangeExplanation",
     "DataDiagnosticsSummary",
     "DeliveryReport",
     "DiagnosticThresholds",
@@ -65,6 +66,7 @@ BEYOND = [
     "SampleRecord",
     "SequenceLengthSummary",
     "Series",
+    "SimilarRun",
     "StepTelemetryScope",
     "StopRequest",
     "StopRequested",
@@ -76,9 +78,12 @@ BEYOND = [
     "UsedArtifact",
     "WandbBackend",
     "__version__",
+    "best_run",
     "count_flops",
     "edit_run",
+    "explain_change",
     "find_samples",
+    "find_similar_runs",
     "monitor",
     "open_run",
     "read_sources",
@@ -88,7 +93,9 @@ BEYOND = [
     "series",
     "setup_tracker",
     "stop_run",
+    "tracked",
     "watch",
+    "watch_data",
 ]
 
 

@@ -55,7 +55,15 @@ class ServiceEdits:
             reply: dict[str, Any] = self._post(
                 _route(run_id, "edit"), EditRequest(by=by, **fields), dict[str, Any]
             )
-            return restore_run(reply)
+            stored = restore_run(reply)
+        missed = {*edit.add_groups} - {*stored.run.groups} or {*edit.set_fields} - {*stored.fields}
+        if missed:
+            # It reads what it knows of a request, and lets the rest go.
+            raise SessionStoreError(
+                f"the service at {self._url} is too old to keep groups and fields, so "
+                f"{sorted(missed)[0]!r} was not kept: whoever runs it has to bring it up to date"
+            )
+        return stored
 
     def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
         """See `SupportsEdits`; needs the scope write."""

@@ -67,7 +67,9 @@ def ask_page(fetch: _Fetch, search: PageSearch, store: str | None) -> RunPage | 
         return None
     if any(len(values) != len(search.columns) for _, values in reply.rows):
         raise SchemaValidationError("page: a row has not the columns that were asked for")
-    is_tags = [field.scope == "run" and field.name == "tags" for field in search.columns]
+    is_tags = [
+        field.scope == "run" and field.name in ("tags", "groups") for field in search.columns
+    ]
     rows = tuple(
         RunRow(
             run_id,

@@ -6,10 +6,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, exists, func, literal, or_, select, union_all
+from sqlalchemy import ColumnElement, Table, and_, exists, func, literal, or_, select, union_all
 
 from quark_backends.store.databases.tables import METADATA
 from quark_backends.store.reading.search import (
@@ -28,7 +28,7 @@ from quark_core.backends.run_pages import (
     TagName,
     checksum_search,
 )
-from quark_core.records.expression import Field, RunSearch
+from quark_core.records.expression import Field, RunSearch, Scope
 from quark_core.records.names import encode_name
 from quark_core.records.times import now_us
 from quark_core.search.pages import describe_key, open_cursor, order_names
@@ -45,6 +45,8 @@ _project = METADATA.tables["project"]
 _run_tag = METADATA.tables["run_tag"]
 _run_metric = METADATA.tables["run_metric"]
 _run_config = METADATA.tables["run_config"]
+_run_field = METADATA.tables["run_field"]
+_run_fingerprint = METADATA.tables["run_fingerprint"]
 _name = METADATA.tables["name"]
 
 _STATISTICS = {"last": "last", "first": "first", "min": "low", "max": "high", "count": "count"}
@@ -53,6 +55,7 @@ _RUN_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "updated": ("updated_us",),
     "ended": ("ended_us",),
     "archived": ("archived_us",),
+    "groups": ("group_paths",),
     "parent": ("parent_run_id",),
     "step": ("newest_step",),
     "project": ("project_id",),
@@ -148,16 +151,20 @@ class _Cells:
         self._at_us = at_us
         self._runs: dict[int, Mapping[str, Any]] = {}
         self._metrics: dict[tuple[int, str], Any] = {}
-        self._config: dict[tuple[int, str], Any] = {}
+        # By run, scope and name.
+        self._given: dict[tuple[int, str, str], Any] = {}
         fields = {
             scope: [field.name for field in columns if field.scope == scope]
-            for scope in ("run", "metric", "config")
+            for scope in get_args(Scope)
         }
         for part in cut_numbers(run_pks):
             if fields["run"]:
                 self._load_runs(connection, part, fields["run"])
-            if fields["config"]:
-                self._load_config(connection, part, fields["config"])
+            for scope, table in (("config", _run_config), ("field", _run_field)):
+                if fields[scope]:
+                    self._load_given(connection, part, scope, table, fields[scope])
+            if fields["fingerprint"]:
+                self._load_fingerprints(connection, part, fields["fingerprint"])
             if fields["metric"]:
                 self._load_metrics(connection, part)
 
@@ -168,8 +175,8 @@ class _Cells:
     def _find(self, run_pk: int, field: Field) -> Any:
         if field.scope == "run":
             return self._find_run_value(self._runs[run_pk], field.name)
-        if field.scope == "config":
-            return self._config.get((run_pk, field.name))
+        if field.scope != "metric":
+            return self._given.get((run_pk, field.scope, field.name))
         for name in spell_name(field):
             row = self._metrics.get((run_pk, name))
             if row is not None:
@@ -181,6 +188,8 @@ class _Cells:
         match name:
             case "tags":
                 return tuple(json.loads(row["tags"])) or None
+            case "groups":
+                return tuple(json.loads(row["group_paths"] or "[]")) or None
             case "state":
                 return self._find_state(row)
             case "duration":
@@ -216,13 +225,32 @@ class _Cells:
         for row in connection.execute(statement.where(_run.c.pk.in_(part))).mappings():
             self._runs[row["pk"]] = dict(row)
 
-    def _load_config(self, connection: Connection, part: Sequence[int], keys: list[str]) -> None:
-        columns = _run_config.c
+    def _load_given(
+        self,
+        connection: Connection,
+        part: Sequence[int],
+        scope: str,
+        table: Table,
+        keys: list[str],
+    ) -> None:
+        columns = table.c
         statement = select(
             columns.run_pk, columns.key, columns.type, columns.number, columns.text
         ).where(columns.run_pk.in_(part), columns.key.in_(sorted(set(keys))))
         for run_pk, key, *value in connection.execute(statement):
-            self._config[run_pk, key] = _read_value(*value)
+            self._given[run_pk, scope, key] = _read_value(*value)
+
+    def _load_fingerprints(
+        self, connection: Connection, part: Sequence[int], keys: list[str]
+    ) -> None:
+        columns = _run_fingerprint.c
+        statement = (
+            select(columns.run_pk, columns.key, func.min(columns.digest))
+            .where(columns.run_pk.in_(part), columns.key.in_(sorted(set(keys))))
+            .group_by(columns.run_pk, columns.key)
+        )
+        for run_pk, key, digest in connection.execute(statement):
+            self._given[run_pk, "fingerprint", key] = digest
 
     def _load_metrics(self, connection: Connection, part: Sequence[int]) -> None:
         fields = [field for field in self._columns if field.scope == "metric"]

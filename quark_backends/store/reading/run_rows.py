@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from quark_core.records import (
     format_time,
 )
 from quark_core.records.json_object import JsonObject
-from quark_core.records.runs import RunDigests, RunProgress, StopRequest
+from quark_core.records.runs import RunDigests, RunProgress, RunStatus, StopRequest
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 __all__ = ["RUN_QUERY", "read_stop", "run_not_found", "to_stored_run"]
@@ -34,90 +34,101 @@ FROM run JOIN project ON project.id = project_id
 """Selects what `to_stored_run` needs of each run, in its order."""
 
 
+class _Row(NamedTuple):
+    """A row of `RUN_QUERY`."""
+
+    run_id: str
+    project_id: str
+    project_name: str
+    root_path: str
+    project_created_us: int
+    project_updated_us: int
+    status: RunStatus
+    parent_run_id: str | None
+    lineage_root_run_id: str | None
+    attempt: int
+    run_path: str
+    git_commit: str | None
+    strict_mode: int
+    tags: str
+    name: str | None
+    notes: str | None
+    created_us: int
+    updated_us: int
+    ended_us: int | None
+    config: str | None
+    environment: str | None
+    process: str
+    heartbeat_us: int
+    archived_us: int | None
+    stop: str | None
+    group_paths: str | None
+    fields: str | None
+    config_digest: str | None
+    structure_digest: str | None
+    code_digest: str | None
+    environment_digest: str | None
+    fork_step: int | None
+    progress: str | None
+
+
 def to_stored_run(row: Sequence[Any]) -> StoredRun:
     """The run that a row of `RUN_QUERY` is."""
-    (
-        run_id,
-        project_id,
-        project_name,
-        root_path,
-        project_created_us,
-        project_updated_us,
-        status,
-        parent_run_id,
-        lineage_root_run_id,
-        attempt,
-        run_path,
-        git_commit,
-        strict_mode,
-        tags,
-        name,
-        notes,
-        created_us,
-        updated_us,
-        ended_us,
-        config,
-        environment,
-        process,
-        heartbeat_us,
-        archived_us,
-        stop,
-        group_paths,
-        fields,
-        config_digest,
-        structure_digest,
-        code_digest,
-        environment_digest,
-        fork_step,
-        progress,
-    ) = row
-    known = json.loads(process)
+    of = _Row(*row)
+    known = json.loads(of.process)
     identity = msgspec.convert(known, ProcessIdentity)
-    lost_reason = find_lost_reason(status, identity, heartbeat_us)
+    lost_reason = find_lost_reason(of.status, identity, of.heartbeat_us)
+    config, environment, progress = of.config, of.environment, of.progress
     return StoredRun(
         project=ProjectRecord(
-            project_id,
-            project_name,
-            root_path,
-            format_time(project_created_us),
-            format_time(project_updated_us),
+            of.project_id,
+            of.project_name,
+            of.root_path,
+            format_time(of.project_created_us),
+            format_time(of.project_updated_us),
         ),
-        run=RunRecord(
-            id=run_id,
-            project_id=project_id,
-            project_name=project_name,
-            status=status,
-            parent_run_id=parent_run_id,
-            lineage_root_run_id=lineage_root_run_id,
-            resume_count=attempt,
-            run_path=run_path,
-            git_commit=git_commit,
-            strict_mode=bool(strict_mode),
-            tags=tuple(json.loads(tags)),
-            attempt=attempt,
-            name=name,
-            notes=notes,
-            created_at=format_time(created_us),
-            updated_at=format_time(updated_us),
-            ended_at=None if ended_us is None else format_time(ended_us),
-            archived_at=None if archived_us is None else format_time(archived_us),
-            groups=() if group_paths is None else tuple(json.loads(group_paths)),
-            fork_step=fork_step,
-        ),
-        state=status if lost_reason is None else "lost",
+        run=_to_run(of),
+        state=of.status if lost_reason is None else "lost",
         config=None if config is None else ConfigSnapshot.from_data(json.loads(config)),
         environment=(
             None
             if environment is None
             else EnvironmentSnapshot(JsonObject(json.loads(environment)))
         ),
-        heartbeat_at=format_time(heartbeat_us),
+        heartbeat_at=format_time(of.heartbeat_us),
         lost_reason=lost_reason,
         exit_code=known.get("exit_code"),
-        stop=read_stop(stop),
-        fields={} if fields is None else json.loads(fields),
-        digests=RunDigests(config_digest, structure_digest, code_digest, environment_digest),
-        progress=(None if progress is None else msgspec.json.decode(progress, type=RunProgress)),
+        stop=read_stop(of.stop),
+        fields={} if of.fields is None else json.loads(of.fields),
+        digests=RunDigests(
+            of.config_digest, of.structure_digest, of.code_digest, of.environment_digest
+        ),
+        progress=None if progress is None else msgspec.json.decode(progress, type=RunProgress),
+    )
+
+
+def _to_run(of: _Row) -> RunRecord:
+    return RunRecord(
+        id=of.run_id,
+        project_id=of.project_id,
+        project_name=of.project_name,
+        status=of.status,
+        parent_run_id=of.parent_run_id,
+        lineage_root_run_id=of.lineage_root_run_id,
+        resume_count=of.attempt,
+        run_path=of.run_path,
+        git_commit=of.git_commit,
+        strict_mode=bool(of.strict_mode),
+        tags=tuple(json.loads(of.tags)),
+        attempt=of.attempt,
+        name=of.name,
+        notes=of.notes,
+        created_at=format_time(of.created_us),
+        updated_at=format_time(of.updated_us),
+        ended_at=None if of.ended_us is None else format_time(of.ended_us),
+        archived_at=None if of.archived_us is None else format_time(of.archived_us),
+        groups=() if of.group_paths is None else tuple(json.loads(of.group_paths)),
+        fork_step=of.fork_step,
     )
 
 

@@ -30,6 +30,8 @@ __all__ = ["RunFinder", "StoredNames", "cut_numbers", "find_alive", "is_visible"
 
 # Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
 _MANY = 500
+# Tables whose column `key` has the names of a scope.
+_KEYED = {"config": "run_config", "field": "run_field", "fingerprint": "run_fingerprint"}
 
 
 class RunFinder:
@@ -432,8 +434,9 @@ class StoredNames:
         """Whether a run has the name."""
         from sqlalchemy import select
 
-        if scope == "config":
-            table = self._tables["run_config"]
+        keyed = _KEYED.get(scope)
+        if keyed is not None:
+            table = self._tables[keyed]
             return self._is_used(table, table.c.key == name)
         names, table = self._tables["name"], self._tables["run_metric"]
         pk = self._connection.scalar(select(names.c.pk).where(names.c.text == name))
@@ -446,8 +449,9 @@ class StoredNames:
         """All names."""
         from sqlalchemy import select
 
-        if scope == "config":
-            table = self._tables["run_config"]
+        keyed = _KEYED.get(scope)
+        if keyed is not None:
+            table = self._tables[keyed]
             texts = self._connection.scalars(select(table.c.key).distinct()).all()
         else:
             texts = self._connection.scalars(select(self._tables["name"].c.text)).all()

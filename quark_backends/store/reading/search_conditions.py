@@ -20,16 +20,19 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    true,
 )
 
 from quark_backends.store.databases.tables import METADATA
 from quark_core.records.expression import (
+    VALUE_SCOPES,
     And,
     Comparison,
     Contains,
     Expression,
     Field,
     HasTag,
+    InGroup,
     IsNull,
     Membership,
     Not,
@@ -48,7 +51,9 @@ _run = METADATA.tables["run"]
 _project = METADATA.tables["project"]
 _run_tag = METADATA.tables["run_tag"]
 _run_metric = METADATA.tables["run_metric"]
-_run_config = METADATA.tables["run_config"]
+_run_group_member = METADATA.tables["run_group_member"]
+_run_fingerprint = METADATA.tables["run_fingerprint"]
+_GIVEN = {"config": METADATA.tables["run_config"], "field": METADATA.tables["run_field"]}
 
 _COMPARE: dict[Operator, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -99,8 +104,18 @@ class SearchConditions:
             if field.scope == "metric":
                 alias = _run_metric.alias(f"metric_{len(self._joined)}")
                 named = alias.c.name_pk == metric_names[field.name]
+            elif field.scope == "fingerprint":
+                # Two subjects may have the same key; a run is found once.
+                columns = _run_fingerprint.c
+                alias = (
+                    select(columns.run_pk, func.min(columns.digest).label("digest"))
+                    .where(columns.key == field.name)
+                    .group_by(columns.run_pk)
+                    .subquery(f"fingerprint_{len(self._joined)}")
+                )
+                named = true()
             else:
-                alias = _run_config.alias(f"config_{len(self._joined)}")
+                alias = _GIVEN[field.scope].alias(f"{field.scope}_{len(self._joined)}")
                 named = alias.c.key == field.name
             self._joined[place] = alias
             self.tables = self.tables.outerjoin(alias, and_(alias.c.run_pk == _run.c.pk, named))
@@ -165,6 +180,8 @@ class SearchConditions:
                 return not_(self._convert(operand))
             case HasTag(tag):
                 return self._has_tag(_run_tag.c.tag == tag)
+            case InGroup(path, below):
+                return self._is_in_group(path, below)
             case IsNull(field):
                 return self._is_null(field)
             case Comparison(field, sign, value):
@@ -179,21 +196,33 @@ class SearchConditions:
             select(literal(1)).where(_run_tag.c.run_pk == _run.c.pk, *conditions).correlate(_run)
         )
 
+    def _is_in_group(self, path: str, below: bool) -> ColumnElement[bool]:
+        member = _run_group_member.c
+        wanted = member.path == path
+        if below:
+            # What begins with the path and a slash, said so that an index finds it.
+            beyond = f"{path}{chr(ord('/') + 1)}"
+            wanted = or_(wanted, and_(member.path > f"{path}/", member.path < beyond))
+        found = select(literal(1)).where(member.run_pk == _run.c.pk, wanted).correlate(_run)
+        return exists(found)
+
     def _is_null(self, field: Field) -> ColumnElement[bool]:
-        if field.scope == "config":
+        if field.scope in VALUE_SCOPES:
             return not_(self._is_set(field))
+        if field.scope == "run" and RUN_FIELDS[field.name] == "groups":
+            return _run.c.group_paths.is_(None)
         if field.scope == "run" and RUN_FIELDS[field.name] == "tags":
             return not_(self._has_tag())
         return self._find_column(field).is_(None)
 
     def _is_set(self, field: Field) -> ColumnElement[bool]:
         """Whether a configuration has something there."""
-        kind = self._joined["config", field.name].c.type
+        kind = self._joined[field.scope, field.name].c.type
         return and_(kind.is_not(None), kind != "null")
 
     def _compare(self, field: Field, sign: Operator, value: Value) -> ColumnElement[bool]:
-        if field.scope == "config":
-            return self._compare_config(field, sign, value)
+        if field.scope in VALUE_SCOPES:
+            return self._compare_given(field, sign, value)
         column = self._find_column(field)
         if field.scope == "run" and RUN_FIELDS[field.name] == "time":
             return and_(column.is_not(None), _compare_time(column, sign, str(value)))
@@ -201,8 +230,8 @@ class SearchConditions:
             value = float(value)
         return and_(column.is_not(None), _COMPARE[sign](column, value))
 
-    def _compare_config(self, field: Field, sign: Operator, value: Value) -> ColumnElement[bool]:
-        columns = self._joined["config", field.name].c
+    def _compare_given(self, field: Field, sign: Operator, value: Value) -> ColumnElement[bool]:
+        columns = self._joined[field.scope, field.name].c
         kind = "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
         column = columns.text if kind == "text" else columns.number
         plain = value if isinstance(value, str) else float(value)
@@ -219,8 +248,8 @@ class SearchConditions:
     def _contains(self, field: Field, part: str) -> ColumnElement[bool]:
         if field.scope == "metric":
             return false()
-        if field.scope == "config":
-            columns = self._joined["config", field.name].c
+        if field.scope in VALUE_SCOPES:
+            columns = self._joined[field.scope, field.name].c
             column: ColumnElement[Any] = columns.text
             is_text = and_(columns.type.is_not(None), columns.type == "text", column.is_not(None))
         else:
@@ -237,8 +266,8 @@ class SearchConditions:
 
     def _list_terms(self, order: OrderBy) -> list[ColumnElement[Any]]:
         field = order.field
-        if field.scope == "config":
-            columns = self._joined["config", field.name].c
+        if field.scope in VALUE_SCOPES:
+            columns = self._joined[field.scope, field.name].c
             kind = case(
                 (columns.type == "bool", 0),
                 (and_(columns.type == "number", columns.number.is_not(None)), 1),
@@ -250,6 +279,8 @@ class SearchConditions:
     def _find_column(self, field: Field) -> ColumnElement[Any]:
         if field.scope == "metric":
             return self._joined["metric", field.name].c[_STATISTICS[field.statistic]]
+        if field.scope == "fingerprint":
+            return self._joined["fingerprint", field.name].c.digest
         match field.name:
             case "created" | "updated" | "ended" | "archived":
                 return _run.c[f"{field.name}_us"]

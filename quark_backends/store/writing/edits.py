@@ -25,7 +25,7 @@ def store_edit(connection: StoreConnection, run_id: str, edit: RunEdit, by: str)
         The database's error: It is busy, full or out of reach.
     """
     BatchIngest(connection).write_made(
-        lambda: make_edit(_lock_run(connection, run_id).run, edit, by=by)
+        lambda: make_edit(_lock_run(connection, run_id), edit, by=by)
     )
 
 

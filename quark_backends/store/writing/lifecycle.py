@@ -21,7 +21,7 @@ from quark_backends.store.writing.summaries import (
     write_tags,
 )
 from quark_core.backends.contract import Batch
-from quark_core.backends.edits import apply_edit, apply_stop
+from quark_core.backends.edits import apply_edit, apply_stop, edit_fields
 from quark_core.delivery.attempt_starts import SETTLED
 from quark_core.errors import BackendRejected
 from quark_core.records import EventRecord, LifecycleRecord, parse_time
@@ -74,7 +74,6 @@ def apply_lifecycle(
     if row is None:
         raise BackendRejected(f"run {record.run_id} was never started in this store")
     run_pk, attempt, tags, process, stop, group_paths, fields = row
-    now_us = time.time_ns() // 1000
     if record.action == "tag":
         merged = sorted({*json.loads(tags), data["tag"]})
         _update(connection, run_pk, tags=json.dumps(merged), updated_us=record.time_us)
@@ -89,16 +88,31 @@ def apply_lifecycle(
         values = change_fields(json.loads(fields or "{}"), data)
         _update(connection, run_pk, fields=_dump(values), updated_us=record.time_us)
         write_fields(connection, run_pk, values)
-    elif record.attempt != attempt:
-        return None
-    elif record.action == "heartbeat":
+    elif record.attempt == attempt:
+        _apply_to_attempt(connection, run_pk, record, process, stop)
+    return None
+
+
+def _apply_to_attempt(
+    connection: StoreConnection,
+    run_pk: int,
+    record: LifecycleRecord,
+    process: str,
+    stop: str | None,
+) -> None:
+    """Apply what the newest attempt of a run says of itself."""
+    data: Mapping[str, Any] = record.data or {}
+    now_us = time.time_ns() // 1000
+    if record.action == "heartbeat":
         # The store's own clock: hosts disagree about the time.
+        _update(connection, run_pk, heartbeat_us=now_us)
         told = read_progress(data)
-        if told is None:
-            _update(connection, run_pk, heartbeat_us=now_us)
-        else:
-            progress = msgspec.json.encode(told).decode()
-            _update(connection, run_pk, heartbeat_us=now_us, progress=progress)
+        if told is not None:
+            # A rank may say it once more after the run has ended.
+            connection.execute(
+                "UPDATE run SET progress = ? WHERE pk = ? AND status = 'running'",
+                (msgspec.json.encode(told).decode(), run_pk),
+            )
     elif record.action == "environment":
         _update(
             connection,
@@ -135,14 +149,14 @@ def apply_lifecycle(
         changed = apply_stop(known, record)
         if changed != known:
             _update(connection, run_pk, stop=msgspec.json.encode(changed).decode())
-    return None
 
 
 def _apply_edit(connection: StoreConnection, run_pk: int, record: LifecycleRecord) -> None:
     """Change what is said of a run."""
     row = connection.execute(f"{RUN_QUERY} WHERE run.pk = ?", (run_pk,)).fetchone()
-    before = to_stored_run(row).run
-    after = apply_edit(before, record)
+    known = to_stored_run(row)
+    before, after = known.run, apply_edit(known.run, record)
+    fields = edit_fields(known.fields, record)
     archived_at = after.archived_at
     _update(
         connection,
@@ -150,11 +164,17 @@ def _apply_edit(connection: StoreConnection, run_pk: int, record: LifecycleRecor
         name=after.name,
         notes=after.notes,
         tags=json.dumps(list(after.tags)),
+        group_paths=_dump(after.groups),
+        fields=_dump(fields),
         archived_us=None if archived_at is None else parse_time(archived_at),
         updated_us=record.time_us,
     )
     if after.tags != before.tags:
         write_tags(connection, run_pk, list(after.tags))
+    if after.groups != before.groups:
+        write_groups(connection, run_pk, after.groups)
+    if fields != known.fields:
+        write_fields(connection, run_pk, fields)
 
 
 def _start(

@@ -13,20 +13,20 @@ from quark_core.analysis.comparison.metrics import Pairing, compare_metrics
 from quark_core.analysis.comparison.phases import compare_phases
 from quark_core.analysis.comparison.results import RunComparisonResult
 from quark_core.analysis.comparison.sides import (
-    ComparedRun,
     describe_side,
     find_storage_dir,
     list_targets,
     load_side,
 )
 from quark_core.analysis.comparison.summary import list_notes, summarize
+from quark_core.backends.contract import StoredRun
 from quark_core.errors import SchemaValidationError
 from quark_core.presentation import note_runs
 from quark_core.records import format_time
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 from quark_core.records.times import now_us
 
-__all__ = ["ComparisonEngine"]
+__all__ = ["ComparisonEngine", "pair_runs"]
 
 
 class ComparisonEngine:
@@ -110,7 +110,9 @@ def _compare(
     storage_dir = find_storage_dir(primary_targets, reference_targets)
     primary = load_side(primary_targets, storage_dir)
     reference = load_side(reference_targets, storage_dir)
-    pairing = _pair(primary, reference, config)
+    same = {run.run_id for run in primary} == {run.run_id for run in reference}
+    stored = [run.stored for run in primary], [run.stored for run in reference]
+    pairing = Pairing(None, same) if config.pairing == "never" else pair_runs(*stored)
     data = [run.data for run in primary], [run.data for run in reference]
     changes = compare_settings([run.stored for run in primary], [run.stored for run in reference])
     metric_diffs = compare_metrics(*data, pairing, config)
@@ -145,16 +147,12 @@ def _compare(
     return result
 
 
-def _pair(
-    primary: Sequence[ComparedRun],
-    reference: Sequence[ComparedRun],
-    config: ComparisonEngineConfig,
-) -> Pairing:
+def pair_runs(primary: Sequence[StoredRun], reference: Sequence[StoredRun]) -> Pairing:
     """Pair the runs by seed where each side has each of the same seeds once."""
-    same = {run.run_id for run in primary} == {run.run_id for run in reference}
-    if config.pairing == "never" or len(primary) < 2 or len(primary) != len(reference):
+    same = {run.run.id for run in primary} == {run.run.id for run in reference}
+    if len(primary) < 2 or len(primary) != len(reference):
         return Pairing(None, same)
-    one, two = ([find_seed(run.stored) for run in side] for side in (primary, reference))
+    one, two = ([find_seed(run) for run in side] for side in (primary, reference))
     if None in one or len(set(one)) < len(one) or sorted(map(str, one)) != sorted(map(str, two)):
         return Pairing(None, same)
     return Pairing(tuple(two.index(seed) for seed in one), same)

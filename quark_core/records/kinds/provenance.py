@@ -13,10 +13,16 @@ __all__ = [
     "AggregateRecord",
     "FingerprintRecord",
     "FingerprintSubject",
+    "KeptAs",
     "SOURCES_KEY",
+    "TimingClock",
 ]
 
 AggregateKeep = Literal["stat", "ring", "value", "series"]
+"""How values may be asked to be kept; a series is metrics, and no aggregate."""
+
+KeptAs = Literal["stat", "ring", "value", "timer"]
+TimingClock = Literal["wall_clock", "cuda_events"]
 FingerprintSubject = Literal["code", "data", "output", "environment"]
 
 SOURCES_KEY = "sources"
@@ -27,27 +33,31 @@ class AggregateRecord(StreamRecord, frozen=True, gc=False):
     """Many values of one key, summed up over a window of time.
 
     Windows of one key add up: counts, means, squared deviations and buckets of several windows,
-    ranks and attempts give those of all their values.
+    ranks and attempts give those of all their values. `quark_core.runs.aggregates` does that.
 
     Attributes:
         key: What was measured.
-        keep: How it was asked to be kept.
+        keep: How it was asked to be kept; `timer` is `stat` of the seconds of blocks.
         unit: Unit of the values, such as `s`, or None.
         started_us: When the window began, in microseconds since the epoch; it ends at `time_us`.
-        first_step, last_step: The steps that the window spans, or None where none was known.
+        first_step, step: The steps that the window spans, or None where none was known. Like
+            any record with a step it is hidden by a later attempt that begins at or before it.
         count: How many finite values came.
         mean: Their mean, or None without any.
         m2: Sum of their squared deviations from it, or None.
         low, high: The smallest and the largest of them, or None.
-        first, last: The first one ever of the key in this process, and the newest, or None. Of
-            a timer the first is kept apart and is in no other figure.
+        first: The first value ever of the key in this process, in the window that has it, else
+            None. Of a timer it is kept apart and is in no other figure.
+        last: The newest one, or None.
         non_finite: How many values were NaN or infinite; they are in no figure.
         failed: Of a timer, how many blocks were left by an exception; they are in no figure.
+        clock: Of a timer, what all its times were measured by: `wall_clock`, or `cuda_events`
+            where the device was asked. Else None.
         buckets: Index of a bucket, as text, -> how many values fell into it, or None. Bucket i
-            has magnitudes from 2**(i/8) on to below 2**((i+1)/8); `-i` with a leading `n` is
-            for values below zero, `zero` for zeros.
-        values: The newest values, of a ring, or the value.
-        places: Where the values of a ring were measured, as steps, where they are known.
+            has magnitudes from 2**(i/8) on to below 2**((i+1)/8); the same with a leading `n` is
+            for values below zero, `zero` for zeros. For a stat and a timer.
+        values: The newest values of a ring, oldest first, or the value.
+        places: Where the values of a ring were measured, as steps; none where one is not known.
     """
 
     key: str
@@ -55,7 +65,7 @@ class AggregateRecord(StreamRecord, frozen=True, gc=False):
     unit: str | None = None
     started_us: int = 0
     first_step: int | None = None
-    last_step: int | None = None
+    step: int | None = None
     count: int = 0
     mean: float | None = None
     m2: float | None = None
@@ -65,6 +75,7 @@ class AggregateRecord(StreamRecord, frozen=True, gc=False):
     last: float | None = None
     non_finite: int = 0
     failed: int = 0
+    clock: str | None = None
     buckets: JsonObject | None = None
     values: tuple[float, ...] = ()
     places: tuple[int, ...] = ()
@@ -75,8 +86,8 @@ class AggregateRecord(StreamRecord, frozen=True, gc=False):
     HAS_FIGURES: ClassVar[bool] = False
     RULES: ClassVar[FieldRules] = FieldRules(
         names=("key",),
-        words={"keep": get_args(AggregateKeep)},
-        plain=("unit",),
+        words={"keep": get_args(KeptAs)},
+        plain=("unit", "clock"),
         labelled=("buckets",),
     )
 

@@ -15,6 +15,7 @@ COMMANDS = [
     ("artifacts", "x"),
     ("analyze", "x"),
     ("compare", "x", "y"),
+    ("why", "x", "y"),
     ("export", "x", "-f", "csv"),
     ("rm", "x"),
     ("report", "x"),

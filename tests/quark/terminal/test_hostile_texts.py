@@ -59,6 +59,7 @@ WALKED = {
     "sources": ["sources RUN", "sources RUN --json", "sources RUN --diff OTHER"],
     "stop": ["stop RUN --reason EVIL", "stop nothing"],
     "sync": ["sync ROOT --dry-run", "sync ROOT --json", "sync ROOT"],
+    "why": ["why RUN OTHER -d ROOT", "why RUN OTHER -d ROOT --json"],
 }
 ELSEWHERE = {
     "backends new": "writes files of its own text",

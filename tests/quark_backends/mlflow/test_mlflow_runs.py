@@ -284,3 +284,19 @@ def test_without_a_server_the_mirror_says_what_to_set(tmp_path, project, monkeyp
         metrics.log("m", 1.0, step=0)
         assert isinstance(metrics.read()[0], MetricRecord)
     assert "set MLFLOW_TRACKING_URI" in caplog.text
+
+
+@pytest.mark.long
+def test_groups_fields_and_digests_are_tags(tmp_path, server, project, find_runs):
+    config = {"lr": 0.1, "seed": 1}
+    with start(tmp_path, server, project, config=config, group=["b", "paper/fig3"]) as session:
+        session.annotate(gpu="V100", accuracy=0.98, gone=1)
+        session.add_to_group("a")
+        session.remove_from_group("b")
+    stored = quark.search_runs(storage_dir=tmp_path)[0].stored
+    (run,) = find_runs(project)
+    assert run.data.tags["quark.groups"] == "a, paper/fig3"
+    assert run.data.tags["quark.field.gpu"] == "V100"
+    assert run.data.tags["quark.field.accuracy"] == "0.98"
+    assert run.data.tags["quark.config_digest"] == stored.digests.config
+    assert run.data.tags["quark.structure_digest"] == stored.digests.structure

@@ -311,3 +311,18 @@ def test_training_never_imports_wandb(tmp_path):
     assert json.loads(done.stdout.replace("'", '"')) == []
     # Whatever W&B keeps lies below the run's own folder.
     assert sorted(path.name for path in tmp_path.iterdir()) == [".quark", "job.py"]
+
+
+@pytest.mark.long
+def test_the_first_group_is_the_group_and_all_of_them_are_tags(start, read_mirror):
+    with start(config={"lr": 0.1}, group=["paper/fig3", "b"]) as session:
+        session.annotate(gpu="V100", accuracy=0.98)
+        session.add_to_group("late")
+    mirrored = read_mirror(session.run_path)
+    run = mirrored.of("run")[-1]
+    assert run.run_group == "b"
+    assert set(run.tags) == {"group:b", "group:late", "group:paper/fig3"}
+    said = mirrored.config["quark_run"]
+    assert said["groups"] == ["b", "late", "paper/fig3"]
+    assert (said["fields"]["gpu"], said["fields"]["accuracy"]) == ("V100", 0.98)
+    assert set(mirrored.config["quark_digests"]) == {"config_digest", "structure_digest"}

@@ -7,6 +7,7 @@ environment, and are in no group.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -19,7 +20,7 @@ down_revision = "0004"
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
-_RUN = {
+_RUN: dict[str, sa.types.TypeEngine[Any]] = {
     "group_paths": _TEXT,
     "fields": _TEXT,
     "config_digest": _TEXT,

@@ -1,0 +1,57 @@
+"""What mirrors say of where a run belongs: groups, fields and digests of its settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from quark_core.records import LifecycleRecord, StreamRecord
+from quark_core.records.belonging import change_fields, change_groups
+from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
+from quark_core.records.run_digests import digest_config, digest_structure
+
+__all__ = ["change_belonging", "find_code_digest", "list_digests", "list_notes"]
+
+
+def change_belonging(run: Mapping[str, Any], record: LifecycleRecord) -> dict[str, Any]:
+    """What changes of a run, as its start has told of it, by a record `group` or `fields`.
+
+    Args:
+        run: The part `run` of its start, with what changed since.
+        record: The record.
+    """
+    data: Mapping[str, Any] = record.data or {}
+    if record.action == "group":
+        return {"groups": change_groups(run.get("groups") or (), data)}
+    if record.action == "fields":
+        return {"fields": change_fields(run.get("fields") or {}, data)}
+    return {}
+
+
+def list_notes(run: Mapping[str, Any]) -> dict[str, str]:
+    """Name and text of what is noted of a run: `groups`, and `field.NAME` of each field."""
+    fields: Mapping[str, Any] = run.get("fields") or {}
+    groups: Sequence[str] = run.get("groups") or ()
+    notes = {f"field.{name}": _spell(value) for name, value in fields.items()}
+    return {**({"groups": ", ".join(groups)} if groups else {}), **notes}
+
+
+def list_digests(config: Mapping[str, Any]) -> dict[str, str]:
+    """Name and digest of a configuration and of its structure; none of an empty one."""
+    if not config:
+        return {}
+    return {"config_digest": digest_config(config), "structure_digest": digest_structure(config)}
+
+
+def find_code_digest(records: Iterable[StreamRecord]) -> str | None:
+    """The newest digest of a run's sources among some records, or None."""
+    found = None
+    for record in records:
+        if isinstance(record, FingerprintRecord) and record.subject == "code":
+            found = record.digest if record.key == SOURCES_KEY else found
+    return found
+
+
+def _spell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

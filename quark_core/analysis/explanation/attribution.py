@@ -1,0 +1,344 @@
+"""What a project's history says of a difference: pairs of runs, and a regression on all runs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from quark_core.analysis.comparison.statistics import student_quantile
+from quark_core.analysis.explanation.differences import Difference
+from quark_core.analysis.explanation.history import PastRun
+from quark_core.analysis.explanation.results import ABSENT, Effect, NoiseFloor
+from quark_core.analysis.explanation.traits import Place, encode_value
+
+__all__ = ["LEAST_HISTORY", "Attribution", "measure_pairs", "regress", "sign_traits"]
+
+Floats = NDArray[np.float64]
+
+LEAST_HISTORY = 20
+"""Runs below which a regression stays silent."""
+
+_LEVEL = 0.95
+_RESAMPLES = 200
+_MOST_COLUMNS = 300
+_MOST_LEVELS = 40
+_FEW_NUMBERS = 4
+_PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_OUTLIER = 6.0  # in spreads of the middle half: what is beyond counts as that far away
+_LEFT_OUT = frozenset({"seed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """What the regression says.
+
+    Attributes:
+        effects: Difference -> its effect, with the share of resamples in which it is the largest
+            in the direction of the change.
+        together: Difference -> others that always changed with it.
+        count: Runs that it rests on.
+    """
+
+    effects: Mapping[Place, Effect]
+    together: Mapping[Place, tuple[Place, ...]]
+    count: int
+
+
+def measure_pairs(
+    history: Sequence[PastRun], difference: Difference, floor: NoiseFloor | None
+) -> Effect | None:
+    """What a change did between runs that differ in it alone, seeds aside; None without any."""
+    values = encode_value(difference.before), encode_value(difference.after)
+    if values[0] == values[1] or not difference.is_clean:
+        return None
+    groups: dict[bytes, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for run in history:
+        if not run.is_whole or run.value is None:
+            continue
+        own = encode_value(run.traits.values.get(difference.key, ABSENT))
+        if own in values:
+            rest = sign_traits(run, difference.key)
+            groups[rest][values.index(own)].append(run.value)
+    both = [(np.array(one), np.array(two)) for one, two in groups.values() if one and two]
+    if not both:
+        return None
+    gaps = np.array([float(two.mean() - one.mean()) for one, two in both])
+    weights = np.array([1.0 / (1.0 / len(one) + 1.0 / len(two)) for one, two in both])
+    mean = float((gaps * weights).sum() / weights.sum())
+    count = sum(min(len(one), len(two)) for one, two in both)
+    low, high = _bound(mean, both, weights, floor)
+    return Effect("pairs", mean, low, high, _LEVEL, count)
+
+
+def _bound(
+    mean: float,
+    both: Sequence[tuple[Floats, Floats]],
+    weights: Floats,
+    floor: NoiseFloor | None,
+) -> tuple[float | None, float | None]:
+    """The interval: by the spread within the groups, with the noise floor's where it is known."""
+    squares = sum(float(((side - side.mean()) ** 2).sum()) for pair in both for side in pair)
+    degrees = sum(len(side) - 1 for pair in both for side in pair)
+    if len(both) > 1:
+        gaps = np.array([float(two.mean() - one.mean()) for one, two in both])
+        squares += float((weights * (gaps - mean) ** 2).sum())
+        degrees += len(both) - 1
+    if floor is not None:
+        squares += floor.deviation**2 * floor.degrees
+        degrees += floor.degrees
+    if degrees < 1:
+        return None, None
+    error = math.sqrt(squares / degrees / float(weights.sum()))
+    half = student_quantile(0.5 + _LEVEL / 2.0, degrees) * error
+    return mean - half, mean + half
+
+
+def sign_traits(run: PastRun, place: Place) -> bytes:
+    """A text of all traits of a run but one and its seeds."""
+    rest = [
+        (kind, name, encode_value(value))
+        for (kind, name), value in run.traits.values.items()
+        if kind not in _LEFT_OUT and (kind, name) != place
+    ]
+    return repr(sorted(rest)).encode()
+
+
+def regress(
+    history: Sequence[PastRun], differences: Sequence[Difference], change: float
+) -> Attribution | None:
+    """A ridge regression of the metric on all that varied; None where history is too short.
+
+    Args:
+        history: Runs of the project, those that are compared left out.
+        differences: What differs.
+        change: By how much the metric changed.
+    """
+    runs = [run for run in history if run.is_whole]
+    if len(runs) < LEAST_HISTORY or not differences or not change:
+        return None
+    table = _Table(runs)
+    candidates = [each for each in differences if table.knows(each)]
+    if not candidates:
+        return None
+    together = {
+        one.key: tuple(
+            two.key for two in candidates if two is not one and table.are_alike(one.key, two.key)
+        )
+        for one in candidates
+    }
+    design = table.make_design([each.key for each in candidates])
+    y = _tame(np.array([run.value for run in runs], dtype=np.float64))
+    shifts = np.array([design.shift(each) for each in candidates])
+    drawn = _resample(design.columns, y, shifts)
+    own = shifts @ _solve(design.columns, y, np.ones(len(y)), _choose_penalty(design.columns, y))
+    effects = _sum_up(candidates, together, own, drawn, change, len(runs))
+    return Attribution(effects, together, len(runs))
+
+
+def _sum_up(
+    candidates: Sequence[Difference],
+    together: Mapping[Place, tuple[Place, ...]],
+    own: Floats,
+    drawn: Floats,
+    change: float,
+    count: int,
+) -> dict[Place, Effect]:
+    """What always changed together counts as one: as the largest of it in each resample."""
+    towards = drawn * math.copysign(1.0, change)
+    largest = towards.argmax(axis=1)
+    wins = towards.max(axis=1) > 0.0
+    effects = {}
+    for index, each in enumerate(candidates):
+        members = [
+            other
+            for other, candidate in enumerate(candidates)
+            if other == index or candidate.key in together[each.key]
+        ]
+        agreement = float((np.isin(largest, members) & wins).mean())
+        total = drawn[:, members].sum(axis=1)
+        low, high = np.quantile(total, [0.5 - _LEVEL / 2.0, 0.5 + _LEVEL / 2.0])
+        effects[each.key] = Effect(
+            "history",
+            float(own[members].sum()),
+            float(low),
+            float(high),
+            _LEVEL,
+            count,
+            agreement,
+        )
+    return effects
+
+
+def _resample(columns: Floats, y: Floats, shifts: Floats) -> Floats:
+    """The effects of each difference in each resample of the runs."""
+    seed = xxhash.xxh3_64_intdigest(y.tobytes())
+    generator = np.random.default_rng(seed)
+    penalty = _choose_penalty(columns, y)
+    count = len(y)
+    out = np.empty((_RESAMPLES, len(shifts)))
+    for row in range(_RESAMPLES):
+        weights = np.bincount(generator.integers(0, count, count), minlength=count)
+        out[row] = shifts @ _solve(columns, y, weights.astype(np.float64), penalty)
+    return out
+
+
+def _solve(columns: Floats, y: Floats, weights: Floats, penalty: float) -> Floats:
+    """Coefficients of a weighted ridge regression with an intercept."""
+    total = float(weights.sum())
+    centre = weights @ columns / total
+    level = float(weights @ y) / total
+    centred = (columns - centre) * np.sqrt(weights)[:, None]
+    target = (y - level) * np.sqrt(weights)
+    if centred.shape[1] <= centred.shape[0]:
+        gram = centred.T @ centred
+        gram.flat[:: len(gram) + 1] += penalty
+        return np.asarray(np.linalg.solve(gram, centred.T @ target), dtype=np.float64)
+    kernel = centred @ centred.T
+    kernel.flat[:: len(kernel) + 1] += penalty
+    return np.asarray(centred.T @ np.linalg.solve(kernel, target), dtype=np.float64)
+
+
+def _choose_penalty(columns: Floats, y: Floats) -> float:
+    """The penalty that foretells runs best that it has not seen, each left out once."""
+    centred = columns - columns.mean(axis=0)
+    target = y - y.mean()
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    projected = u.T @ target
+    best, least = _PENALTIES[0], math.inf
+    for penalty in _PENALTIES:
+        shrink = s**2 / (s**2 + penalty)
+        leverage = (u**2 * shrink).sum(axis=1) + 1.0 / len(y)
+        residuals = (target - u @ (shrink * projected)) / np.maximum(1.0 - leverage, 1e-6)
+        error = float((residuals**2).mean())
+        if error < least:
+            best, least = penalty, error
+    return best
+
+
+def _tame(y: Floats) -> Floats:
+    """Values with what lies far out brought in: one run that blew up is not all of history."""
+    low, middle, high = np.quantile(y, [0.25, 0.5, 0.75])
+    spread = high - low
+    if spread <= 0.0:
+        return y
+    tamed: Floats = np.clip(y, middle - _OUTLIER * spread, middle + _OUTLIER * spread)
+    return tamed
+
+
+class _Design:
+    """Columns, and which of them belong to which trait."""
+
+    def __init__(self, columns: Floats, coders: Mapping[Place, tuple[slice, _Coder]]) -> None:
+        self.columns = columns
+        self._coders = coders
+
+    def shift(self, difference: Difference) -> Floats:
+        """By how much each column changes from before to after."""
+        out = np.zeros(self.columns.shape[1])
+        where, coder = self._coders[difference.key]
+        out[where] = coder.code(difference.after) - coder.code(difference.before)
+        return out
+
+
+class _Coder:
+    """One trait as columns: numbers linearly and by rank, all else and few numbers by value."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._levels = sorted({encode_value(value) for value in values})
+        numbers = [value for value in values if value != ABSENT]
+        self._numbers: Floats | None = None
+        if len(numbers) == len(values) and all(map(_is_number, numbers)):
+            self._numbers = np.unique(np.array(numbers, dtype=np.float64))
+            self._low = float(self._numbers[0])
+            self._width = float(self._numbers[-1] - self._numbers[0]) or 1.0
+            if len(self._levels) > _FEW_NUMBERS:
+                self._levels = []
+
+    @property
+    def width(self) -> int:
+        """How many columns."""
+        return len(self._levels) + (0 if self._numbers is None else 2)
+
+    def code(self, value: Any) -> Floats:
+        """The columns of one value."""
+        text = encode_value(value)
+        own = [float(text == level) for level in self._levels]
+        if self._numbers is None:
+            return np.array(own)
+        linear = (float(value) - self._low) / self._width
+        rank = np.searchsorted(self._numbers, float(value)) / max(1, len(self._numbers) - 1)
+        return np.array([linear, float(rank), *own])
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+class _Table:
+    """The traits of runs, by trait."""
+
+    def __init__(self, runs: Sequence[PastRun]) -> None:
+        self._count = len(runs)
+        places = sorted({place for run in runs for place in run.traits.values})
+        self._values = {
+            place: [run.traits.values.get(place, ABSENT) for run in runs]
+            for place in places
+            if place[0] not in _LEFT_OUT
+        }
+        self._texts = {
+            place: [encode_value(value) for value in values]
+            for place, values in self._values.items()
+        }
+
+    def knows(self, difference: Difference) -> bool:
+        """Whether history has seen both of its values."""
+        seen = set(self._texts.get(difference.key, ()))
+        sides = {encode_value(difference.before), encode_value(difference.after)}
+        return difference.is_clean and sides <= seen
+
+    def are_alike(self, one: Place, two: Place) -> bool:
+        """Whether the two always changed together."""
+        first, second = self._texts[one], self._texts[two]
+        pairs = len(set(zip(first, second, strict=True)))
+        return pairs == len(set(first)) == len(set(second))
+
+    def make_design(self, wanted: Sequence[Place]) -> _Design:
+        """Columns of what varied, the wanted ones first, as many as there is room for."""
+        varied = {
+            place: len(set(texts)) for place, texts in self._texts.items() if len(set(texts)) > 1
+        }
+        order = [*wanted, *sorted(varied.keys() - set(wanted), key=lambda place: varied[place])]
+        blocks: list[Floats] = []
+        coders: dict[Place, tuple[slice, _Coder]] = {}
+        seen: set[tuple[int, ...]] = set()
+        used = 0
+        for place in order:
+            coder = _Coder(self._values[place])
+            is_wanted = place in wanted
+            if not is_wanted and (
+                coder.width > min(_MOST_LEVELS, self._count // 2)
+                or used + coder.width > _MOST_COLUMNS
+            ):
+                continue
+            pattern = _find_pattern(self._texts[place])
+            if not is_wanted and pattern in seen:
+                continue
+            seen.add(pattern)
+            blocks.append(np.array([coder.code(value) for value in self._values[place]]))
+            coders[place] = slice(used, used + coder.width), coder
+            used += coder.width
+        return _Design(np.concatenate(blocks, axis=1), coders)
+
+
+def _find_pattern(texts: Sequence[bytes]) -> tuple[int, ...]:
+    """Which runs have the same, whatever it is."""
+    numbers: dict[bytes, int] = {}
+    return tuple(numbers.setdefault(text, len(numbers)) for text in texts)

@@ -1,0 +1,149 @@
+"""The runs that are explained: found, opened, and what their records say of what they had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from quark_core.analysis.comparison.changes import find_seed
+from quark_core.analysis.comparison.results import RunReference
+from quark_core.analysis.explanation.traits import RunTraits, describe_traits
+from quark_core.analysis.outputs import open_analysis
+from quark_core.analysis.run_data import RunData
+from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.errors import SessionStoreError
+from quark_core.records.kinds.provenance import FingerprintRecord
+from quark_core.records.query import Query
+from quark_core.records.runs import RunContext
+from quark_core.runs.open_run import open_runs
+from quark_core.runs.opening import open_for_reading
+from quark_core.runs.reading import read_rows
+from quark_core.sessions.config_reads import CONFIG_READS
+from quark_core.sessions.session import TrainingSession
+
+__all__ = ["ExplainedRun", "describe_side", "load_runs"]
+
+_MOST_FINGERPRINTS = 5_000
+
+
+@dataclass(frozen=True)
+class ExplainedRun:
+    """One run of a side.
+
+    Attributes:
+        stored: The run as its store knows it.
+        data: Its curves.
+        reader: Where its records are read.
+        context: Its context.
+    """
+
+    stored: StoredRun
+    data: RunData
+    reader: SupportsRead
+    context: RunContext
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        return self.data.run_id
+
+    @cached_property
+    def traits(self) -> RunTraits:
+        """What it was made of."""
+        return describe_traits(self.stored)
+
+    @cached_property
+    def fingerprints(self) -> tuple[FingerprintRecord, ...]:
+        """What it noted of code, data, outputs and environment, the newest of it."""
+        query = Query(limit=_MOST_FINGERPRINTS)
+        found = read_rows(self.reader, self.run_id, FingerprintRecord.KIND, query).to_records()
+        return tuple(record for record in found if isinstance(record, FingerprintRecord))
+
+    @cached_property
+    def read_keys(self) -> Mapping[str, bool] | None:
+        """Key of the configuration -> whether it was read; None where nobody knows.
+
+        Of a launch of several processes, and of a run that was resumed, one process's reads
+        are not all of them.
+        """
+        said = [
+            record
+            for record in self.fingerprints
+            if (record.subject, record.key) == ("environment", CONFIG_READS)
+        ]
+        world_size = self.traits.values.get(("launch", "launch.world_size"), 1)
+        if len(said) != 1 or self.stored.run.attempt or world_size != 1:
+            return None
+        metadata: Mapping[str, Any] = said[0].metadata or {}
+        read, known = metadata.get("read"), metadata.get("known")
+        if not isinstance(read, Sequence) or not isinstance(known, Sequence):
+            return None
+        return {str(key): key in read for key in known}
+
+
+def load_runs(targets: Sequence[object], root: Path | None) -> list[ExplainedRun]:
+    """The runs of a side, each once however often it is named.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        SessionStoreError: The store cannot be read.
+    """
+    found: dict[str, ExplainedRun] = {}
+    for target in targets:
+        run = _load(target, root)
+        found.setdefault(run.run_id, run)
+    return list(found.values())
+
+
+def _load(target: object, root: Path | None) -> ExplainedRun:
+    if isinstance(target, str):
+        known = open_runs.find(target)
+        if known is None:
+            read = open_for_reading(target, root)
+            # The beginning of an id may mean a run of this process.
+            known = open_runs.find(read.context.run_id) or read
+        target = TrainingSession(known)
+    assert isinstance(target, (TrainingSession, RunContext))
+    analysis = open_analysis(target)
+    data = analysis.load()
+    if isinstance(target, TrainingSession):
+        run = target.open_run
+    else:
+        own = open_runs.find(data.run_id)
+        run = own or open_for_reading(data.run_id, analysis.context.storage_dir)
+    if run.reader is None:
+        raise SessionStoreError(f"run {data.run_id}: nothing of it can be read back")
+    stored = run.reader.load_run(data.run_id)
+    return ExplainedRun(stored, data, run.reader, analysis.context)
+
+
+def describe_side(runs: Sequence[ExplainedRun]) -> RunReference:
+    """One side as the result shows it."""
+    members = tuple(_refer(run) for run in runs)
+    if len(members) == 1:
+        return members[0]
+    return replace(members[0], run_count=len(members), members=members)
+
+
+def _refer(run: ExplainedRun) -> RunReference:
+    record = run.stored.run
+    return RunReference(
+        run_id=run.run_id,
+        run_count=1,
+        project_name=record.project_name,
+        name=record.name,
+        status=record.status,
+        state=run.stored.state,
+        tags=record.tags,
+        git_commit=record.git_commit,
+        created_at=record.created_at,
+        ended_at=record.ended_at,
+        seed=find_seed(run.stored),
+        last_step=run.data.last_step,
+        analysis="none",
+    )

@@ -1,0 +1,147 @@
+"""`quark runs --group`, `--group-by`, `--columns`, and what `quark show` says of belonging."""
+
+import json
+
+import pytest
+
+import quark
+
+
+@pytest.fixture
+def sweep(tmp_path, log_run):
+    """Two configurations of two seeds each, and one run that is in no group."""
+    number = 0
+    for lr, group in ((0.1, "paper/fig3"), (0.01, "paper/fig4")):
+        for seed in (1, 2):
+            number += 1
+            log_run(
+                tmp_path,
+                f"run{number}",
+                config={"lr": lr, "width": 64, "seed": seed},
+                group=[group, f"seeds/{seed}"],
+                values={"loss": [1.0, lr + seed / 100]},
+            )
+    log_run(tmp_path, "plain", config={"other": 1})
+    return tmp_path
+
+
+def read(invoke, root, *arguments):
+    result = invoke("runs", "-d", root, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_group_holds_what_lies_below_it(invoke, sweep):
+    assert {run["id"] for run in read(invoke, sweep, "--group", "paper")} == {
+        "run1", "run2", "run3", "run4",
+    }  # fmt: skip
+    assert {run["id"] for run in read(invoke, sweep, "--group", "paper/fig3")} == {"run1", "run2"}
+    assert read(invoke, sweep, "--group", "pap") == []
+    assert len(read(invoke, sweep, "--group", "paper", "-n", "3")) == 3
+
+
+def test_runs_in_json_have_groups_fields_and_digests(invoke, sweep):
+    (run,) = [run for run in read(invoke, sweep) if run["id"] == "run1"]
+    assert run["groups"] == ["paper/fig3", "seeds/1"]
+    assert run["fields"] == {}
+    assert len(run["digests"]["config"]) == 32
+
+
+def test_seeds_of_one_configuration_are_put_together(invoke, sweep):
+    groups = read(invoke, sweep, "--group", "paper", "--group-by", "config")
+    assert [(g["label"], g["count"], g["measured"]) for g in groups] == [
+        ("lr=0.01", 2, 2),
+        ("lr=0.1", 2, 2),
+    ]
+    assert groups[1]["mean"] == pytest.approx(0.115)
+    assert groups[1]["deviation"] == pytest.approx(0.0070710678)
+    assert (groups[1]["low"], groups[1]["high"]) == pytest.approx((0.11, 0.12))
+    table = invoke("runs", "-d", sweep, "--group-by", "config").stdout
+    assert "0.115 ± 0.0070711" in table
+    assert "lr=0.1 " in table
+
+
+def test_runs_are_grouped_by_path_field_setting_and_structure(invoke, sweep):
+    by_group = read(invoke, sweep, "--group-by", "group")
+    assert [(g["key"], g["count"]) for g in by_group] == [
+        ("paper/fig4", 2), ("seeds/2", 2), ("seeds/1", 2), ("paper/fig3", 2), (None, 1),
+    ]  # fmt: skip
+    by_width = read(invoke, sweep, "--group-by", "config.width")
+    assert [(g["key"], g["count"]) for g in by_width] == [("64", 4), (None, 1)]
+    by_structure = read(invoke, sweep, "--group-by", "structure")
+    assert sorted(g["count"] for g in by_structure) == [1, 4]
+    by_field = read(invoke, sweep, "--group-by", "field.gpu")
+    assert [(g["key"], g["count"]) for g in by_field] == [(None, 5)]
+
+
+def test_another_figure_is_summed_up_where_that_is_asked_for(invoke, sweep):
+    groups = read(
+        invoke, sweep, "--group", "paper", "--group-by", "config", "--metric", "max(loss)"
+    )
+    assert [(g["metric"], g["mean"]) for g in groups] == [("max(loss)", 1.0)] * 2
+    groups = read(invoke, sweep, "--group-by", "group", "--metric", "config.lr")
+    assert groups[0]["mean"] == pytest.approx(0.01)
+
+
+def test_a_group_of_one_run_has_no_deviation(invoke, sweep):
+    (group,) = read(invoke, sweep, "--where", "id == 'run1'", "--group-by", "config")
+    assert (group["count"], group["deviation"]) == (1, None)
+
+
+def test_what_runs_cannot_be_grouped_by_is_refused(invoke, sweep):
+    for arguments in (
+        ("--group-by", "name"), ("--group-by", "field."), ("--group", "a//b"),
+        ("--group-by", "config", "--metric", "max("), ("--columns", "max("),
+    ):  # fmt: skip
+        result = invoke("runs", "-d", sweep, *arguments)
+        assert result.exit_code == 2, arguments
+        assert arguments[-2] in result.stderr
+
+
+def test_no_more_groups_are_shown_than_were_asked_for(invoke, sweep):
+    result = invoke("runs", "-d", sweep, "--group-by", "group", "-n", "2")
+    assert "There are 5 groups" in result.stdout
+    assert "seeds/1" not in result.stdout
+
+
+def test_columns_are_shown_besides(invoke, sweep):
+    shown = invoke(
+        "runs", "-d", sweep, "--columns", "max(loss)", "--columns", "config.width"
+    ).stdout
+    assert "max(loss)" in shown
+    assert "config.width" in shown
+
+
+def test_hostile_groups_and_fields_do_not_steer_the_terminal(invoke, tmp_path, start):
+    with start(tmp_path, "evil") as session:
+        session.annotate({"[red]x": "\x1b[31mred\nline", "plain": "[bold]b"})
+    shown = invoke("show", "-d", tmp_path, "evil").stdout
+    assert "\x1b" not in shown
+    assert "[red]x" in shown
+    assert "[bold]b" in shown
+    grouped = invoke("runs", "-d", tmp_path, "--group-by", "field.[red]x").stdout
+    assert "\x1b" not in grouped
+
+
+def test_show_says_groups_version_revision_and_fields(invoke, tmp_path):
+    with quark.start_run(
+        project="p", config={"a": 1}, group="paper/fig3", version="v7", if_done="again",
+        storage_dir=tmp_path,
+    ) as session:  # fmt: skip
+        session.annotate(gpu="V100", accuracy=0.98)
+    shown = invoke("show", "-d", tmp_path, session.id).stdout
+    for words in ("groups", "paper/fig3", "version", "v7", "revision", "gpu", "V100", "0.98"):
+        assert words in shown
+    assert "uid" not in shown
+    told = json.loads(invoke("show", "-d", tmp_path, session.id, "--json").stdout)
+    assert told["fields"]["revision"] == 1
+    assert told["run"]["groups"] == ["paper/fig3"]
+
+
+def test_paths_of_groups_are_completed(sweep, monkeypatch):
+    from quark.cli.completion import complete_groups
+    from quark.cli.runs import runs
+
+    context = runs.make_context("runs", ["-d", str(sweep)])
+    found = [item.value for item in complete_groups(context, None, "pap")]
+    assert found == ["paper", "paper/fig3", "paper/fig4"]
