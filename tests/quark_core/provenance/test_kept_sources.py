@@ -87,16 +87,15 @@ def test_a_source_goes_with_the_last_run_that_has_it(project):
     assert project.read(third)["train.py"].is_exact
 
 
-def test_gc_removes_what_only_the_removed_run_had(project, tmp_path):
+def test_gc_removes_what_only_the_removed_run_had(project):
     project.write_training()
     first = project.train()
     project.write_training("z = 1")
     second = project.train()
+    command = shutil.which("quark", path=os.path.dirname(sys.executable))
     for words in (["rm", first, "--yes"], ["gc", "--yes"]):
-        project.run("-m", "quark.cli.main", *words, "-d", project.store, check=False)
         subprocess.run(
-            [shutil.which("quark", path=os.path.dirname(sys.executable)), *words]
-            + ["-d", str(project.store)],
+            [command, *words, "-d", str(project.store)],
             check=True,
             capture_output=True,
         )
@@ -175,7 +174,8 @@ def test_each_attempt_has_sources_of_its_own(project):
         "again.py",
         f"""
         import quark
-        with quark.resume_run(run_id={run_id!r}, reopen=True, storage_dir={str(project.store)!r}) as session:
+        store = {str(project.store)!r}
+        with quark.resume_run(run_id={run_id!r}, reopen=True, storage_dir=store) as session:
             print(session.run_id)
         """,
     )
@@ -243,7 +243,9 @@ def test_a_script_of_another_folder_has_its_own_root(project, tmp_path):
 def test_packages_from_elsewhere_are_named_as_unknown(project, tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "toolbox.py").write_text("")
-    project.write_training(f"import sys; sys.path.append({str(tmp_path / 'shared')!r})\nimport toolbox")
+    project.write_training(
+        f"import sys; sys.path.append({str(tmp_path / 'shared')!r})\nimport toolbox"
+    )
     assert project.read(project.train()).outside == ("toolbox",)
 
 
@@ -321,7 +323,9 @@ def test_a_disk_that_takes_no_payload_costs_one_warning(project):
 
 def test_a_process_that_is_killed_leaves_a_store_that_the_next_one_uses(project):
     project.write("model.py", "x = 1\n" * 10_000)
-    project.write_training("import model", body="print('begun', flush=True); import time; time.sleep(60)")
+    project.write_training(
+        "import model", body="print('begun', flush=True); import time; time.sleep(60)"
+    )
     environ = {**os.environ, "QUARK_SOURCES": "keep"}
     for wait_s in (0.0, 0.02, 0.1):
         child = subprocess.Popen(
@@ -349,7 +353,9 @@ def test_forked_children_leave_it_to_their_parent(project):
 
 
 def test_no_list_of_artifacts_shows_them(project):
-    project.write_training(body="quark.ArtifactStore(session).log_file('train.py', name='mine')")
+    project.write_training(
+        body="store = quark.ArtifactStore(session); store.log_file('train.py', name='mine')"
+    )
     session = quark.open_run(project.train(), project.store)
     store = quark.ArtifactStore(session)
     assert [record.artifact_key for record in store.read()] == ["mine"]
