@@ -151,8 +151,9 @@ class MadeOf:
 
             packages = find_packages(self._ending.is_set)
             known = self._values
-            now = {**known, **describe_machine(), "switches": describe_switches()}
-            # What was looked at in a hurry, at the end, takes nothing away.
+            now = {**known, **describe_machine()}
+            if switches := describe_switches():
+                now["switches"] = switches
             imported = sorted({*known["imported"], *packages.imported})
             versions = {name: packages.versions.get(name) for name in packages.imported}
             now["imported"] = imported
