@@ -382,8 +382,8 @@ def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, 
     from quark_core.records.query import Query
 
     found = reader.read(run_id, ArtifactRecord.KIND, Query(limit=_ARTIFACTS_READ))
-    shown = found.take([name != KEPT_SOURCES for name in found["artifact_type"].tolist()])  # type: ignore[arg-type]
-    return shown.keep_newest(_ARTIFACTS).to_records()  # type: ignore[return-value]
+    shown = [record for record in found.to_records() if record.artifact_type != KEPT_SOURCES]  # type: ignore[attr-defined]
+    return tuple(shown[-_ARTIFACTS:])  # type: ignore[arg-type]
 
 
 def _describe_hardware(record: SystemTelemetryRecord) -> str:
