@@ -32,6 +32,7 @@ COMMANDS = [
     ("edit", "x", "--name", "y"),
     ("logs", "x"),
     ("samples", "x"),
+    ("groups",),
 ]
 # It opens the store when it is first asked for something, and says so to whoever asks.
 OPENS_LATER = {"mcp"}
