@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from quark_core.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
     from quark_core.analysis.similar_runs import SimilarRun as SimilarRun
     from quark_core.analysis.similar_runs import find_similar_runs as find_similar_runs
+    from quark_core.analysis.trace_statistics import TraceStatistics as TraceStatistics
+    from quark_core.analysis.trace_statistics import TraceVersion as TraceVersion
+    from quark_core.analysis.trace_statistics import trace_statistics as trace_statistics
     from quark_core.backends.delivery_report import DeliveryReport as DeliveryReport
     from quark_core.backends.delivery_report import LaneReport as LaneReport
     from quark_core.backends.migration import migrate_store as migrate_store
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
     from quark_core.errors import SessionStoreError as SessionStoreError
     from quark_core.errors import StopRequested as StopRequested
     from quark_core.errors import TrainingHalted as TrainingHalted
+    from quark_core.provenance.kept_sources import KeptSource as KeptSource
+    from quark_core.provenance.kept_sources import KeptSources as KeptSources
     from quark_core.ranks.statistics import RankStatistics as RankStatistics
     from quark_core.records import AlertRecord as AlertRecord
     from quark_core.records import ArtifactLinkRecord as ArtifactLinkRecord
@@ -114,8 +119,10 @@ if TYPE_CHECKING:
     from quark_core.sessions.shortcuts import add_tag as add_tag
     from quark_core.sessions.shortcuts import end_run as end_run
     from quark_core.sessions.shortcuts import open_run as open_run
+    from quark_core.sessions.shortcuts import read_sources as read_sources
     from quark_core.sessions.shortcuts import resume_run as resume_run
     from quark_core.sessions.shortcuts import start_run as start_run
+    from quark_core.sessions.shortcuts import watch_data as watch_data
     from quark_core.version import __version__ as __version__
     from quark_core.writers.artifact_background import PendingArtifact as PendingArtifact
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
@@ -128,6 +135,7 @@ if TYPE_CHECKING:
     from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
     from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
+    from quark_core.writers.tracing import trace as trace
     from quark_core.writers.used_artifacts import UsedArtifact as UsedArtifact
     from quark_torch.instruments.attention_entropy import AttentionEntropy as AttentionEntropy
     from quark_torch.instruments.instrument import Instrument as Instrument
@@ -182,6 +190,8 @@ _HOMES = {
     "HookEngineConfig": "quark_torch.layers.config",
     "HookScheduleConfig": "quark_torch.schedule",
     "InvalidRunStateError": "quark_core.errors",
+    "KeptSource": "quark_core.provenance.kept_sources",
+    "KeptSources": "quark_core.provenance.kept_sources",
     "LaneReport": "quark_core.backends.delivery_report",
     "LayerFilterConfig": "quark_torch.layer_filter",
     "LayerSummaryRecord": "quark_core.records",
@@ -255,6 +265,7 @@ _HOMES = {
     "monitor": "quark_core.analysis.monitor",
     "open_run": "quark_core.sessions.shortcuts",
     "project": "quark_core.runs.projects",
+    "read_sources": "quark_core.sessions.shortcuts",
     "register_backend": "quark.tracker.setup",
     "report": "quark.page.report",
     "resume_run": "quark_core.sessions.shortcuts",
@@ -271,6 +282,9 @@ _HOMES = {
     "Routing": "quark_torch.instruments.router_load",
     "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
+    "trace": "quark_core.writers.tracing",
+    "trace_statistics": "quark_core.analysis.trace_statistics",
+    "watch_data": "quark_core.sessions.shortcuts",
 }
 
 __all__ = sorted(_HOMES)

@@ -43,8 +43,10 @@ _COMMANDS = {
     "samples": "List and search the text samples of a run.",
     "serve": "Serve runs to many users and machines.",
     "show": "Show one run.",
+    "sources": "Show, compare or restore the code of a run.",
     "stop": "Ask a training to stop.",
     "sync": "Deliver what waits in journals.",
+    "traces": "Show the versions of traced functions in a project.",
     "ui": "Look at runs in the browser.",
     "why": "Say why the result of a run is not that of another.",
 }

@@ -103,6 +103,7 @@ def print_run(
         after: Only metrics whose keys come after this.
         console: Where to; stdout by default.
     """
+    from quark.cli.aggregate_view import print_aggregates
     from quark.cli.run_view import print_contents, print_ranks, summarize_metrics
     from quark.cli.texts import Console
     from quark_core.runs.projects import find_inherited
@@ -129,6 +130,7 @@ def print_run(
     else:
         console.print("No metrics yet.")
     print_contents(console, reader, run_id)
+    print_aggregates(console, reader, run_id)
     paces = measure_paces(reader, summary)
     if paces is not None:
         print_ranks(console, paces)
@@ -152,6 +154,7 @@ def _read_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
 
 def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
     from quark.cli.run_view import describe_contents, summarize_metrics
+    from quark_core.runs.aggregates import read_summaries
     from quark_core.runs.projects import find_inherited
     from quark_core.runs.rank_paces import measure_paces
     from quark_core.runs.searching import summarize_run
@@ -167,6 +170,7 @@ def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
             "inherited": {"fields": dict(inherited.fields), "tags": list(inherited.tags)},
             "metrics": [metric.to_dict() for metric in metrics],
             **describe_contents(reader, run_id),
+            "aggregates": read_summaries(reader, run_id).to_dict(),
             "ranks": [] if paces is None else [rank.to_dict() for rank in paces.ranks],
             "events": [r.to_dict() for r in _read_events(reader, run_id, logs).to_records()],
         }
@@ -195,6 +199,10 @@ def _summary_panel(
         commit += f" ({git['branch']})" if git.get("branch") else ""
         commit += " with local changes" if git.get("dirty") else ""
     state = describe_state(stored.state)
+    if stored.progress is not None and stored.state == "running":
+        from quark_core.records.times import now_us
+
+        state.append(f" ({stored.progress.describe(now_us())})", style="dim")
     if stored.lost_reason:
         state.append(f" ({_describe_loss(stored, last_metric_at)})", style="dim")
     grid = Table.grid(padding=(0, 2))

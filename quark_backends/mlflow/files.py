@@ -43,6 +43,7 @@ from quark_core.errors import BackendUnavailable
 from quark_core.records import ArtifactRecord, EventRecord, LifecycleRecord, MetricRecord
 from quark_core.records.artifact_layout import (
     ARTIFACT_STORAGE_LAYOUT,
+    KEPT_SOURCES,
     is_sha256,
     object_path,
     split_path,
@@ -206,6 +207,8 @@ class MirrorFiles:
         taken = self._taken
         shown = Shown()
         for record in records:
+            if record.artifact_type == KEPT_SOURCES:
+                continue
             described = record.to_dict()
             if not is_sha256(record.sha256):
                 self._refuse(record.id or "", "its record names a payload by no hash")

@@ -20,6 +20,7 @@ from quark_core.records import (
     PhaseRecord,
     StreamRecord,
 )
+from quark_core.records.artifact_layout import KEPT_SOURCES
 from quark_core.records.json_object import encode_json, normalize_json
 from quark_core.records.kinds.samples import SampleRecord
 
@@ -146,7 +147,7 @@ def _list_texts(record: StreamRecord) -> Iterator[tuple[str, str]]:
         yield f"samples/{record.set_name}", _as_block(values)
     elif isinstance(record, PhaseRecord):
         yield "phases", f"{record.display_name}\n\n{record.summary}"
-    elif isinstance(record, ArtifactRecord):
+    elif isinstance(record, ArtifactRecord) and record.artifact_type != KEPT_SOURCES:
         yield f"artifacts/{record.artifact_key}", _as_block(record.to_dict())
     elif isinstance(record, LifecycleRecord) and record.action != "heartbeat":
         yield f"run/{record.action}", _as_block(record.data or {})

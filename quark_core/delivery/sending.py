@@ -7,8 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.contract import Backend, Batch, Payload, SupportsArtifacts
+from quark_core.backends.contract import (
+    Backend,
+    Batch,
+    Payload,
+    SupportsArtifacts,
+    SupportsPrimary,
+)
 from quark_core.records import ArtifactRecord
+from quark_core.records.artifact_layout import KEPT_SOURCES
 
 __all__ = [
     "FindPayload",
@@ -72,6 +79,8 @@ def send_payloads(backend: Backend, batches: Sequence[Batch], find: Sequence[Fin
     if not isinstance(backend, SupportsArtifacts):
         return
     for run_id, record in list_payloads(batches):
+        if record.artifact_type == KEPT_SOURCES and not isinstance(backend, SupportsPrimary):
+            continue  # a mirror may be anybody's, who has no business with the code
         path = next((path for look in find if (path := look(record.sha256)) is not None), None)
         if path is None:
             _log.warning(

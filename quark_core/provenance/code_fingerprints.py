@@ -34,6 +34,7 @@ __all__ = [
     "ModuleFingerprint",
     "fingerprint_module",
     "fingerprint_modules",
+    "fingerprint_tree",
 ]
 
 MODULE_UNIT: Final = "<module>"
@@ -75,7 +76,7 @@ class ModuleFingerprint(msgspec.Struct, frozen=True):
         level: syntax, or bytes where the text could not be read: then there are no units.
         units: The rest first, then functions and classes as they stand in the text.
         imports: What the module imports, anywhere in it.
-        names: What the module's own statements bind, sorted.
+        variables: Names that the module's own statements store into, sorted.
         reason: Why the text could not be read, or None.
     """
 
@@ -83,7 +84,7 @@ class ModuleFingerprint(msgspec.Struct, frozen=True):
     level: str
     units: tuple[CodeUnit, ...] = ()
     imports: tuple[ImportedName, ...] = ()
-    names: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     reason: str | None = None
 
     def find(self, name: str) -> CodeUnit | None:
@@ -109,6 +110,11 @@ def fingerprint_module(source: str | bytes) -> ModuleFingerprint:
         return ModuleFingerprint(
             digest=digest_bytes(b"bytes", _to_bytes(source)), level=LEVEL_BYTES, reason=str(error)
         )
+    return fingerprint_tree(tree)
+
+
+def fingerprint_tree(tree: ast.Module) -> ModuleFingerprint:
+    """Say what a module that is read already is made of; the tree is the caller's."""
     return _Splitter(tree).split(tree)
 
 
@@ -168,7 +174,7 @@ class _Splitter:
             level=LEVEL_SYNTAX,
             units=tuple(units),
             imports=list_imports(tree),
-            names=tuple(sorted(form.scopes.module.bound)),
+            variables=tuple(sorted(form.scopes.variables)),
         )
 
 

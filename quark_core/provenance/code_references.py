@@ -4,7 +4,7 @@ References are texts, so that they can be kept beside a fingerprint:
 
 - `a`, `a.b.c`: a name that is looked up, and what is looked up in it.
 - `.b`: an attribute of something that nobody knows.
-- `a()`, `.b()`, `()`: that it is called.
+- `a()`, `a.b()`, `.b()`, `()`: that it is called.
 - `.__add__`: what the syntax calls by itself.
 """
 
@@ -146,7 +146,7 @@ def _note_call(node: ast.Call, found: set[str]) -> None:
                 if isinstance(value, ast.Constant) and isinstance(value.value, str)
             )
     elif isinstance(called, ast.Attribute):
-        found.add(f".{called.attr}()")
+        found.add(f"{_write_chain(called)}()")
     else:
         found.add("()")
 

@@ -13,8 +13,8 @@ import hashlib
 import io
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import msgspec
@@ -122,9 +122,9 @@ class KeptSource:
         return self.data is not None and self.reason is None
 
 
-@dataclass(frozen=True, slots=True)
-class KeptSources:
-    """What one attempt of a run was made of.
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptSources(Mapping[str, KeptSource]):
+    """What one attempt of a run was made of: a mapping of paths to files.
 
     Attributes:
         run_id: The run.
@@ -137,6 +137,7 @@ class KeptSources:
         outside: Top-level packages from neither the root nor an environment: not known.
         changed: Paths of files that were altered while the attempt went on; what is kept is
             what was there first.
+        left_out: Path, or what else names it -> why nothing is known of it.
     """
 
     run_id: str
@@ -148,10 +149,23 @@ class KeptSources:
     files: tuple[KeptSource, ...]
     outside: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, path: str) -> KeptSource | None:
         """The file of a path, or None."""
         return next((file for file in self.files if file.path == path), None)
+
+    def __getitem__(self, path: str) -> KeptSource:
+        found = self.find(path)
+        if found is None:
+            raise KeyError(path)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (file.path for file in self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
 
 
 def digest_sources(files: Iterable[tuple[str, str]]) -> str:
@@ -221,8 +235,9 @@ def read_sources(
         main=known["main"] if isinstance(known.get("main"), str) else None,
         entry=str(known.get("entry", "")),
         files=tuple(_read_file(entry, packs) for entry in entries),
-        outside=tuple(map(str, known.get("outside") or ())),
-        changed=tuple(map(str, known.get("changed") or ())),
+        outside=_list_texts(known.get("outside")),
+        changed=_list_texts(known.get("changed")),
+        left_out=_read_reasons(known.get("left_out")),
     )
 
 
@@ -256,6 +271,16 @@ def read_packages(reader: SupportsRead, run_id: str) -> tuple[str, ...]:
     digest = installed.get("digest") if isinstance(installed, dict) else None
     text = _read_text(reader, run_id, digest)
     return () if text is None else tuple(text.splitlines())
+
+
+def _list_texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
+def _read_reasons(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(name): str(reason) for name, reason in value.items()}
 
 
 def _read_text(reader: SupportsRead, run_id: str, digest: object) -> str | None:

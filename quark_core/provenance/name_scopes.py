@@ -104,6 +104,8 @@ class Scopes:
         # Names that are the package, and names that are its decorator.
         self.quark_names: set[str] = set()
         self.trace_names: set[str] = set()
+        # Names that the module's own statements store into: no functions, classes, imports.
+        self.variables: set[str] = set()
         # Whether the module reads its own docstring, as docopt has it: then it is logic.
         self.reads_docstring = False
 
@@ -207,6 +209,8 @@ class _Finder:
                 self.scopes.reads_docstring = True
         else:
             self.bind(node.id, scope)
+            if scope.parent is None:
+                self.scopes.variables.add(node.id)
 
     def visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
         self.bind(node.name, scope)

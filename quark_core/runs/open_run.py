@@ -87,6 +87,7 @@ class OpenRun:
         step: The step of calls that give none, set by `session.step`, or None.
         notifier: Tells people what goes wrong, or None.
         last_error: The exception that ends the run, in one line without secrets, or None.
+        fingerprints: What finds out what data and outputs were, once it was asked to.
         missed_metrics: Keys that were read in vain, of which is said once what is near.
         non_finite: Metric key -> count of values in a row that were not finite.
         aggregates: What sums up values and times in this process, or None.
@@ -139,6 +140,7 @@ class OpenRun:
         self.payload_directory: Path | None = None
         self.reopen: Callable[[OpenRun, Origin], None] | None = None
         self.writers: weakref.WeakSet[BoundWriter] = weakref.WeakSet()
+        self.fingerprints: BoundWriter | None = None
         self._failure: BaseException | None = None
         self._halt: Exception | None = None
         self._halt_text: str | None = None

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark_core.config.redaction import redact_text
-from quark_core.errors import InvalidRunStateError, SchemaValidationError
+from quark_core.errors import ArtifactNotFoundError, InvalidRunStateError, SchemaValidationError
 from quark_core.records import EventRecord, RunStatus
+from quark_core.records.query import check_index
 from quark_core.records.runs import RunContext
 from quark_core.runs import opening
 from quark_core.runs.open_run import open_runs
 from quark_core.sessions.session import TrainingSession
 
-__all__ = ["add_log", "add_tag", "end_run", "open_run", "resume_run", "start_run"]
+if TYPE_CHECKING:
+    from quark_core.provenance.kept_sources import KeptSources
+    from quark_core.writers.watched_data import SampleIds, WatchedData
+
+__all__ = [
+    "add_log",
+    "add_tag",
+    "end_run",
+    "open_run",
+    "read_sources",
+    "resume_run",
+    "start_run",
+    "watch_data",
+]
 
 
 start_run = TrainingSession.start_run
@@ -72,6 +86,45 @@ def open_run(
     return TrainingSession(opening.open_for_reading(run_id, storage_dir))
 
 
+def read_sources(
+    run: str | TrainingSession,
+    storage_dir: str | Path | None = None,
+    *,
+    backend: str | None = None,
+    attempt: int | None = None,
+) -> KeptSources:
+    """The code that a run was made of, as it was when the run had it.
+
+    Args:
+        run: The run, by its id or the beginning of that; or a session. Of one that is open
+            here, what its background thread has kept so far.
+        storage_dir, backend: Where it is, as of `open_run`.
+        attempt: Which attempt of a run that was resumed; the newest one by default.
+
+    Returns:
+        A mapping of paths, relative to the project's root, to files with `text`, `sha256`,
+        `size_bytes` and `reason`, which says why there is no text.
+
+    Raises:
+        ArtifactNotFoundError: Nothing is known of its sources: it was run with
+            QUARK_SOURCES=off, or by a version of Quark that kept none.
+        RunNotFoundError: The store has no such run.
+        SchemaValidationError: `run` is neither an id nor a session; as of `open_run`.
+        SessionStoreError: There is no store, or it cannot be read.
+    """
+    from quark_core.provenance.kept_sources import read_sources as read_them
+
+    if not isinstance(run, str | TrainingSession):
+        raise SchemaValidationError(f"run must be an id or a session, not {type(run).__name__}")
+    is_id = isinstance(run, str)
+    opened = (open_run(run, storage_dir, backend=backend) if is_id else run).open_run  # type: ignore[arg-type, union-attr]
+    if opened.reader is None or opened.context.run_id is None:
+        raise ArtifactNotFoundError("the run keeps nothing, its sources neither")
+    if opened.stream.active:
+        opened.flush()
+    return read_them(opened.reader, opened.context.run_id, attempt=check_index(attempt, "attempt"))
+
+
 def end_run(session: TrainingSession | None = None, status: RunStatus = "completed") -> RunContext:
     """End a session's run; without a session, that of the one opened last.
 
@@ -105,6 +158,35 @@ def add_log(
     """
     chosen, text = _split_target(session, message, "message")
     return _choose_session(chosen, "add_log").add_log(text, **arguments)
+
+
+def watch_data(
+    loader: Any,
+    name: str = "train",
+    *,
+    sample_ids: SampleIds = None,
+    session: TrainingSession | None = None,
+) -> WatchedData:
+    """The same loader, whose samples are noted as they come: which ones, and in which order.
+
+    What it yields is what the loader yields, and what the loader raises passes through; length
+    and attributes are the loader's. Each pass through it becomes one fingerprint of the run, also
+    one that was left early. Of each sample 4 kB, or 16 places of a larger one, are hashed, and
+    batches 0 to 3 and those at powers of two as a whole, where the loop takes them. Batches with
+    tensors on a device are only counted, since looking at them would wait for the device.
+
+    Args:
+        loader: A DataLoader, or anything to iterate over.
+        name: Key of the fingerprints.
+        sample_ids: A key of the batches, or a function of a batch, that gives one id for each
+            sample; then ids are digested in place of contents.
+        session: The run; by default that of the session opened last.
+
+    Raises:
+        SchemaValidationError: A bad argument.
+        InvalidRunStateError: No session is open.
+    """
+    return _choose_session(session, "watch_data").watch_data(loader, name, sample_ids=sample_ids)
 
 
 def _split_target(

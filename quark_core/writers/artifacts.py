@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 from quark_core.artifacts.payloads import EXTENSIONS, choose_format, encode_payload
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import check_artifact_type, encode_artifact_key
+from quark_core.records.artifact_layout import (
+    KEPT_SOURCES,
+    check_artifact_type,
+    encode_artifact_key,
+)
 from quark_core.records.names import MAX_NAME_LENGTH
 from quark_core.records.query import Query, ReadBounds, check_index, spell_out
 from quark_core.writers import artifact_reading as reading
@@ -19,6 +24,9 @@ from quark_core.writers.artifact_intake import RetentionHook
 from quark_core.writers.artifact_links import check_aliases
 from quark_core.writers.artifact_media import MediaArtifacts
 from quark_core.writers.artifact_recordings import RecordingArtifacts
+
+if TYPE_CHECKING:
+    from quark_core.records.columns import Columns
 
 __all__ = ["ArtifactStore", "RetentionHook"]
 
@@ -222,6 +230,8 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
             all_attempts=all_attempts,
         )
         columns = self._run.read(self.KIND, query)
+        if artifact_type is None and artifact_types is None and artifact_id is None:
+            columns = self._without_sources(columns, query)
         if artifact_id is not None:
             # An id is made of these two, and is no column of its own.
             writer, _, sequence = str(artifact_id).rpartition(f"-{self.KIND}-")
@@ -230,6 +240,22 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
             mask = (columns["writer_id"] == writer) & (columns["sequence"] == number)
             columns = columns.take(mask.astype(bool)).keep_newest(newest)
         return columns.to_records()  # type: ignore[return-value]
+
+    def _without_sources(self, columns: Columns, query: Query) -> Columns:
+        """What people have stored: the run's own code is read by `quark.read_sources`."""
+        import numpy as np
+
+        types = columns["artifact_type"].tolist()
+        shown = np.asarray([name != KEPT_SOURCES for name in types], dtype=bool)
+        if shown.all():
+            return columns
+        if query.limit is None or columns.count < query.limit:
+            return columns.take(shown)
+        # The newest of all are not those that are shown.
+        whole = replace(query, limit=None)
+        return self._without_sources(self._run.read(self.KIND, whole), whole).keep_newest(
+            query.limit
+        )
 
     def load(self, artifact: str | ArtifactRecord) -> Any:
         """The payload of an artifact, as it was stored; its hash is checked.

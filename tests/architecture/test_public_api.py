@@ -44,6 +44,8 @@ BEYOND = [
     "ExposureSummary",
     "HardBatchFinding",
     "Instrument",
+    "KeptSource",
+    "KeptSources",
     "LaneReport",
     "LoggingHandler",
     "LossSummary",
@@ -87,6 +89,7 @@ BEYOND = [
     "monitor",
     "open_run",
     "project",
+    "read_sources",
     "register_backend",
     "report",
     "search_runs",
@@ -95,6 +98,7 @@ BEYOND = [
     "stop_run",
     "tracked",
     "watch",
+    "watch_data",
 ]
 
 

@@ -25,6 +25,8 @@ from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
+from quark_core.runs.aggregates import read_summaries
+from quark_core.runs.artifact_versions import HIDDEN_TYPES
 
 if TYPE_CHECKING:
     from quark.page.api.analyses import AnalysisDesk
@@ -50,6 +52,7 @@ _METRIC_FIELDS = (
     "last_step",
     "epochs",
 )
+_TIMER_WINDOWS, _MOST_TIMERS = 5_000, 40
 _CONTENTS = (
     LayerSummaryRecord.KIND,
     ParameterSummaryRecord.KIND,
@@ -61,6 +64,8 @@ _CONTENTS = (
     SampleRecord.KIND,
     ConsoleRecord.KIND,
 )
+# Among so many is one that people have logged, or there is none: a run keeps few of its own.
+_SOME_ARTIFACTS = 1000
 _DIGITS = re.compile(r"(\d+)")
 _FIRST = {"train": 0, "val": 1, "system": 3, "quark": 3}
 _ELSEWHERE = 2
@@ -99,7 +104,14 @@ def tell_run(
         "analysis": _tell_analysis(source, desk, run_id, analysis),
         "delivery": _describe_delivery(source, run_id),
         "progress": describe_progress(source, summary),
+        "timers": _list_timers(source, run_id),
     }
+
+
+def _list_timers(source: PageSource, run_id: str) -> list[dict[str, Any]]:
+    """Where the time of the newest windows went, what took the most first."""
+    rows = read_summaries(source.reader, run_id, windows=_TIMER_WINDOWS).timers
+    return [each.to_dict() for each in rows[:_MOST_TIMERS]]
 
 
 def tell_analysis(
@@ -270,7 +282,10 @@ def _count_some(source: PageSource, run_id: str, kind: str) -> int | None:
     from quark_core.runs.reading import read_rows
 
     try:
-        return read_rows(source.reader, run_id, kind, Query(limit=1)).count
+        if kind != ArtifactRecord.KIND:
+            return read_rows(source.reader, run_id, kind, Query(limit=1)).count
+        types = read_rows(source.reader, run_id, kind, Query(limit=_SOME_ARTIFACTS))
+        return int(any(name not in HIDDEN_TYPES for name in types["artifact_type"].tolist()))
     except QuarkError:
         return None
 

@@ -26,6 +26,8 @@ COMMANDS = [
     ("backup", "copy"),
     ("ui", "--no-open"),
     ("follow", "x"),
+    ("sources", "x"),
+    ("traces", "x"),
     ("stop", "x"),
     ("edit", "x", "--name", "y"),
     ("logs", "x"),

@@ -62,6 +62,8 @@ WALKED = {
     ],
     "samples": ["samples RUN", "samples RUN --full", "samples RUN --json"],
     "show": ["show RUN", "show RUN --json", "show EVIL", "show nothing"],
+    "traces": ["traces EVIL", "traces EVIL EVIL --json", "traces nothing"],
+    "sources": ["sources RUN", "sources RUN --json", "sources RUN --diff OTHER"],
     "stop": ["stop RUN --reason EVIL", "stop nothing"],
     "sync": ["sync ROOT --dry-run", "sync ROOT --json", "sync ROOT"],
     "why": ["why RUN OTHER -d ROOT", "why RUN OTHER -d ROOT --json"],

@@ -136,7 +136,7 @@ def add_passes(source: str, choose: random.Random) -> str:
 def add_parentheses(source: str, choose: random.Random) -> str:
     """Parentheses around calls, attributes and sums that need none."""
     tree = ast.parse(source)
-    kept = set()
+    kept: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             kept.update(map(id, ast.walk(node)))
@@ -145,10 +145,10 @@ def add_parentheses(source: str, choose: random.Random) -> str:
         if (
             isinstance(node, ast.Call | ast.BinOp | ast.Compare | ast.BoolOp)
             and id(node) not in kept
+            and choose.random() < 0.5
         ):
-            if choose.random() < 0.5:
-                edits.append((node.lineno, node.col_offset, b"(("))
-                edits.append((node.end_lineno or 0, node.end_col_offset or 0, b"))"))
+            edits.append((node.lineno, node.col_offset, b"(("))
+            edits.append((node.end_lineno or 0, node.end_col_offset or 0, b"))"))
     # Where one ends and the next begins, the end comes first.
     edits.sort(key=lambda edit: (edit[0], edit[1], edit[2] == b"(("), reverse=True)
     lines = source.encode().splitlines(keepends=True)
@@ -245,7 +245,7 @@ class _Renamer(ast.NodeVisitor):
         for child in ast.iter_child_nodes(node):
             self.visit(child)
 
-    def _open(self, node: ast.AST, name: str) -> _Renamer | None:
+    def _open(self, node: ast.AST, name: str) -> _Renamer:
         line = min(
             [node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))]  # type: ignore[attr-defined]
         )

@@ -8,12 +8,22 @@ functions without a decorator, `pass`, imports that stand together) is never a p
 from __future__ import annotations
 
 import ast
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
 __all__ = ["EDITS", "edit"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_INNER_SCOPES = (
+    *_FUNCTIONS,
+    ast.Lambda,
+    ast.ClassDef,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
 _OTHER_OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -76,8 +86,8 @@ def _walk(tree: ast.AST) -> Iterator[ast.AST]:
             inside = in_function or isinstance(node, _FUNCTIONS)
             children = value if isinstance(value, list) else [value]
             for child in children:
-                if isinstance(child, ast.AST) and not _means_nothing(child):
-                    pending.append((child, inside))
+                means = isinstance(child, ast.AST) and not _means_nothing(child)
+                pending += [(child, inside)] if means else []
 
 
 def _means_nothing(node: ast.AST) -> bool:
@@ -208,7 +218,7 @@ def move_statement(tree: ast.AST, _choose: random.Random) -> _Places:
             if not _means_nothing(each)
             and not (isinstance(each, ast.AnnAssign) and each.value is None)
         ]
-        for one, two in zip(lasting, lasting[1:], strict=False):
+        for one, two in itertools.pairwise(lasting):
             if _is_import(block[one]) or _is_import(block[two]):
                 continue
             if ast.dump(block[one]) == ast.dump(block[two]):
@@ -265,12 +275,26 @@ def take_other_local(tree: ast.AST, choose: random.Random) -> _Places:
     for function in _walk(tree):
         if not isinstance(function, _FUNCTIONS):
             continue
-        own = [node for node in _walk(function) if isinstance(node, ast.Name)]
+        own = list(_find_own_names(function))
         stored = sorted({node.id for node in own if isinstance(node.ctx, ast.Store)})
         for node in own:
             others = [name for name in stored if name != node.id]
             if node.id in stored and others:
                 yield _set(node, "id", choose.choice(others))
+
+
+def _find_own_names(function: ast.AST) -> Iterator[ast.Name]:
+    """The names in a function that are looked up in it, and in no scope inside of it."""
+    pending: list[ast.AST] = list(function.body)  # type: ignore[attr-defined]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Name):
+            yield node
+        if isinstance(node, ast.AnnAssign):
+            # Without a value it says nothing, whatever it names.
+            pending += [node.target, node.value] if node.value is not None else []
+        elif not isinstance(node, _INNER_SCOPES):
+            pending += ast.iter_child_nodes(node)
 
 
 def swap_locals(tree: ast.AST, _choose: random.Random) -> _Places:
@@ -286,7 +310,7 @@ def swap_locals(tree: ast.AST, _choose: random.Random) -> _Places:
                 for node in _walk(statement)
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
             ]
-            for one, two in zip(used, used[1:], strict=False):
+            for one, two in itertools.pairwise(used):
                 if one.id != two.id:
 
                     def swap(one: ast.Name = one, two: ast.Name = two) -> None:
@@ -340,10 +364,10 @@ def change_global(tree: ast.AST, _choose: random.Random) -> _Places:
 def swap_elements(tree: ast.AST, _choose: random.Random) -> _Places:
     """Of a tuple that is read: targets that change places may be other names, no more."""
     for node in _walk(tree):
-        read = isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load)
-        if read and len(node.elts) > 1:
-            if ast.dump(node.elts[0]) != ast.dump(node.elts[1]):
-                yield _set(node, "elts", [node.elts[1], node.elts[0], *node.elts[2:]])
+        if not isinstance(node, ast.Tuple) or not isinstance(node.ctx, ast.Load):
+            continue
+        if len(node.elts) > 1 and ast.dump(node.elts[0]) != ast.dump(node.elts[1]):
+            yield _set(node, "elts", [node.elts[1], node.elts[0], *node.elts[2:]])
 
 
 def change_import(tree: ast.AST, _choose: random.Random) -> _Places:

@@ -1,0 +1,271 @@
+"""`quark sources`: the code that a run was made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.completion import complete_runs
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import json_option, print_json, storage_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quark_core.provenance.kept_sources import KeptSource, KeptSources
+    from quark_core.provenance.source_diffs import SourceDiff
+
+__all__ = ["sources"]
+
+_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+_SHOWN_DIGITS = 12
+
+
+@click.command()
+@click.argument("run", shell_complete=complete_runs)
+@click.argument("path", required=False)
+@click.option(
+    "--diff",
+    "other",
+    metavar="OTHER",
+    help="What the sources of this run differ in from those of RUN.",
+    shell_complete=complete_runs,
+)
+@click.option(
+    "--restore",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the files into this directory, which must be new or empty.",
+)
+@click.option("--attempt", type=click.IntRange(0), help="Of this attempt [default: the newest].")
+@click.option("--git-diff", "wants_git", is_flag=True, help="What git's tracked files differed in.")
+@storage_option
+@backend_option
+@json_option
+def sources(
+    run: str,
+    path: str | None,
+    other: str | None,
+    restore: Path | None,
+    attempt: int | None,
+    wants_git: bool,
+    storage_dir: Path | None,
+    backend: str | None,
+    as_json: bool,
+) -> None:
+    """List the code that RUN (an id, the beginning of it, or a name) was made of.
+
+    With PATH that file is printed; with --diff what another run had in its place, with
+    --restore the files are written out. What a run keeps of its code, and how to switch that
+    off: docs/how-to/see-what-a-run-was-made-of.md.
+    """
+    from quark_core.provenance.kept_sources import read_git_changes, read_sources
+
+    if sum((path is not None and other is None, restore is not None, wants_git)) > 1 or (
+        other is not None and (restore is not None or wants_git)
+    ):
+        raise click.UsageError("give one of PATH, --diff, --restore and --git-diff")
+    source = RunSource(storage_dir, backend)
+    run_id = str(source.find(run).run.id)
+    if wants_git:
+        _print_text(read_git_changes(source.reader, run_id, attempt=attempt) or "")
+        return
+    wants_texts = path is not None or other is not None or restore is not None
+    kept = read_sources(source.reader, run_id, attempt=attempt, texts=wants_texts)
+    if other is not None:
+        other_id = str(source.find(other).run.id)
+        _print_diff(kept, read_sources(source.reader, other_id), path, as_json=as_json)
+    elif restore is not None:
+        _restore(kept, restore, as_json=as_json)
+    elif path is not None:
+        _print_file(kept, path, as_json=as_json)
+    elif as_json:
+        print_json(_describe(kept))
+    else:
+        from quark_core.provenance.kept_sources import list_attempts
+
+        _print_list(kept, list_attempts(source.reader, run_id))
+
+
+def _describe(kept: KeptSources) -> dict[str, Any]:
+    return {
+        "run_id": kept.run_id,
+        "attempt": kept.attempt,
+        "digest": kept.digest,
+        "root": kept.root,
+        "main": kept.main,
+        "entry": kept.entry,
+        "outside": list(kept.outside),
+        "changed": list(kept.changed),
+        "left_out": dict(kept.left_out),
+        "files": [_describe_file(file) for file in kept.files],
+    }
+
+
+def _describe_file(file: KeptSource | None) -> dict[str, Any] | None:
+    if file is None:
+        return None
+    return {
+        "path": file.path,
+        "sha256": file.sha256,
+        "size_bytes": file.size_bytes,
+        "reason": file.reason,
+    }
+
+
+def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
+    from rich import box
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    from quark.cli.texts import Console, Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("file", overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("sha256", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for file in kept.files:
+        notes = [file.reason] if file.reason else []
+        notes += ["the main script"] if file.path == kept.main else []
+        notes += ["altered while it ran"] if file.path in kept.changed else []
+        table.add_row(
+            Text(file.path),
+            decimal(file.size_bytes),
+            file.sha256[:_SHOWN_DIGITS],
+            Text("; ".join(notes)),
+        )
+    console = Console()
+    console.print(table)
+    for name, reason in kept.left_out.items():
+        console.print(Text(f"not kept: {name}: {reason}"))
+    if kept.outside:
+        console.print(Text(f"imported from elsewhere, not kept: {', '.join(kept.outside)}"))
+    total = decimal(sum(file.size_bytes for file in kept.files))
+    console.print(Text(f"{len(kept.files)} files, {total}, digest {kept.digest[:_SHOWN_DIGITS]}"))
+    console.print(
+        Text(f"They lay in {kept.root}; attempt {kept.attempt} was begun as {kept.entry}.")
+    )
+    if len(attempts) > 1:
+        told = ", ".join(map(str, attempts))
+        console.print(Text(f"Attempts {told} have sources; --attempt N shows those of another."))
+
+
+def _print_file(kept: KeptSources, path: str, *, as_json: bool) -> None:
+    file = kept.find(path)
+    if file is None:
+        raise click.ClickException(f"{path} is none of the run's {len(kept.files)} files")
+    if as_json:
+        print_json({**(_describe_file(file) or {}), "text": file.text})
+    elif file.text is None:
+        raise click.ClickException(f"{path}: {file.reason}")
+    else:
+        _print_text(file.text)
+
+
+def _print_text(text: str) -> None:
+    from quark_core.system.terminal_text import clean_text
+
+    click.echo(clean_text(text), nl=not text.endswith("\n"))
+
+
+def _print_diff(
+    before: KeptSources, after: KeptSources, path: str | None, *, as_json: bool
+) -> None:
+    from quark_core.provenance.source_diffs import diff_sources
+
+    found = [diff for diff in diff_sources(before, after) if path in (None, diff.path)]
+    if as_json:
+        print_json(
+            {
+                "run_id": before.run_id,
+                "other_run_id": after.run_id,
+                "equal": before.digest == after.digest,
+                "files": [
+                    {
+                        "path": diff.path,
+                        "kind": diff.kind,
+                        "before": _describe_file(diff.before),
+                        "after": _describe_file(diff.after),
+                        "diff": list(diff.lines),
+                    }
+                    for diff in found
+                ],
+            }
+        )
+        return
+    for diff in found:
+        _print_file_diff(diff)
+    count = len({*before, *after}) - len(found)
+    click.echo(
+        f"{len(found)} files differ, {count} are the same."
+        if found
+        else f"The sources are the same: {len(before)} files."
+    )
+
+
+def _print_file_diff(diff: SourceDiff) -> None:
+    from quark_core.system.terminal_text import clean_line
+
+    old = "" if diff.kind != "moved" or diff.before is None else f" from {diff.before.path}"
+    click.secho(clean_line(f"{diff.kind} {diff.path}{old}"), bold=True)
+    for line in diff.lines:
+        click.secho(clean_line(line), fg=_STYLES.get(line[:1]))
+    if not diff.lines and diff.kind != "moved":
+        reasons = {file.reason for file in (diff.before, diff.after) if file and file.reason}
+        click.echo(clean_line(f"  no lines to show: {'; '.join(sorted(reasons))}"))
+
+
+def _place(path: str) -> tuple[str, ...] | None:
+    """Folders and name of a file; None for one that no honest store has: see `OutputFolder`."""
+    from quark_core.artifacts.output_folder import make_file_name
+    from quark_core.records.artifact_layout import split_path
+
+    parts = split_path(path)
+    # What is hidden, such as `.git/config`, may be run by who looks at the folder.
+    return None if parts is None or any(make_file_name(part) != part for part in parts) else parts
+
+
+def _restore(kept: KeptSources, folder: Path, *, as_json: bool) -> None:
+    from quark_core.artifacts.output_folder import OutputFolder
+    from quark_core.system.terminal_text import clean_line
+
+    try:
+        if folder.is_symlink() or (folder.exists() and any(folder.iterdir())):
+            raise click.ClickException(f"{folder} is not empty: give a new directory")
+    except OSError as error:
+        raise click.ClickException(f"{folder}: {error.strerror or error}") from error
+    out = OutputFolder(folder)
+    written: list[KeptSource] = []
+    altered: list[KeptSource] = []
+    missing: list[KeptSource] = []
+    for file in kept.files:
+        parts = _place(file.path)
+        if file.data is None or parts is None:
+            missing.append(file)
+            continue
+        try:
+            with out.write(parts) as target:
+                target.write(file.data)
+        except OSError as error:
+            raise click.ClickException(
+                f"{folder.joinpath(*parts)} cannot be written: {error.strerror or error}"
+            ) from error
+        (written if file.is_exact else altered).append(file)
+    if as_json:
+        print_json(
+            {
+                "folder": str(folder),
+                "written": [file.path for file in written],
+                "altered": [file.path for file in altered],
+                "missing": [file.path for file in missing],
+            }
+        )
+        return
+    click.echo(f"{len(written) + len(altered)} of {len(kept.files)} files are in {folder}")
+    for file in altered:
+        click.echo(clean_line(f"{file.path}: {file.reason}; it is not what ran"), err=True)
+    for file in missing:
+        reason = file.reason or "its name is none that is written"
+        click.echo(clean_line(f"{file.path} is not there: {reason}"), err=True)

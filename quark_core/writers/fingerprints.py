@@ -1,0 +1,342 @@
+"""FingerprintWriter: what data and outputs were, found out beside training."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from quark_core.config import settings
+from quark_core.errors import SchemaValidationError
+from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.provenance import FingerprintRecord
+from quark_core.records.names import check_name
+from quark_core.records.query import check_index
+from quark_core.records.times import now_us
+from quark_core.runs.open_run import OpenRun
+
+if TYPE_CHECKING:
+    from quark_core.provenance.data_fingerprints import DataFingerprint
+
+__all__ = ["FingerprintWriter", "PendingFingerprint", "find_writer"]
+
+_log = logging.getLogger("quark")
+
+_MOST_WAITING = 64
+_LOOK_S = 0.02
+# What gets on is waited for at the run's end, but not for ever.
+_END_WAIT_S = 30.0
+_LEVELS = ("sample", "full")
+
+
+class PendingFingerprint:
+    """A fingerprint that is being found out; what `fingerprint` and `fingerprint_data` return.
+
+    Attributes:
+        key: Its key.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._done = threading.Event()
+        self._record: FingerprintRecord | None = None
+        self._reason = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is found out, or never will be."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> FingerprintRecord | None:
+        """The record, once it is found out; None where there is none, which `reason` tells.
+
+        Args:
+            timeout_s: How long to wait; as long as it takes by default.
+
+        Raises:
+            TimeoutError: It is not found out yet; it goes on.
+        """
+        if not self._done.wait(timeout_s):
+            raise TimeoutError(f"fingerprint {self.key!r} is not found out within {timeout_s} s")
+        return self._record
+
+    @property
+    def reason(self) -> str:
+        """Why there is no record; empty as long as there may be one."""
+        return self._reason
+
+    def settle(self, record: FingerprintRecord | None, reason: str = "") -> None:
+        """It is found out, or never will be."""
+        self._record, self._reason = record, reason
+        self._done.set()
+
+    def __repr__(self) -> str:
+        state = self._record.digest if self._record else self._reason or "on its way"
+        return f"PendingFingerprint({self.key!r}, {state})"
+
+
+class _Cancelled(Exception):
+    """The run has ended, and what is left is not waited for."""
+
+
+class FingerprintWriter:
+    """Writes fingerprints into a run; one for each run and process, made by `find_writer`.
+
+    Whatever fails costs a warning once, never a step.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._queue: queue.Queue[tuple[PendingFingerprint, Callable[[], None]]] = queue.Queue()
+        self._waiting = 0
+        self._progress = 0
+        self._is_over = False
+        self._dropped = 0
+        self._warned: set[str] = set()
+        # Weak, so that a pass that was left early ends where it is left.
+        self.streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        run.writers.add(self)
+
+    def bind(self) -> None:
+        """Take up the run's stream, which was replaced: in a forked child nothing waits."""
+        self._lock = threading.Lock()
+        self._pid = self._waiting = self._dropped = 0
+        self.streams = weakref.WeakSet()
+
+    def settle(self) -> None:
+        """Before the run ends: write what streams have seen, and wait for what gets on."""
+        for stream in list(self.streams):
+            stream.end()
+        limit_s = settings.exit_timeout_s()
+        begun = since = time.monotonic()
+        seen = self._progress
+        while self._waiting > 0 and self._pid == os.getpid():
+            now = time.monotonic()
+            if self._progress != seen:
+                seen, since = self._progress, now
+            if now - since > limit_s or now - begun > max(limit_s, _END_WAIT_S):
+                self.warn(
+                    "late",
+                    f"{self._waiting} fingerprints are not found out at the run's end, and are "
+                    'left out; level="sample" takes less time',
+                )
+                break
+            time.sleep(_LOOK_S)
+        self._is_over = True
+        if self._dropped:
+            self.warn("dropped", f"{self._dropped} fingerprints came too fast and are left out")
+
+    def fingerprint(
+        self, key: object, value: Any, step: int | None, level: str
+    ) -> PendingFingerprint:
+        """See `TrainingSession.fingerprint`."""
+        name = check_name(key, "key")
+        step = check_index(step, "step")
+        _check_level(level)
+        if self._run.refusal is not None:
+            self._run.refuse("fingerprint")
+        pending = PendingFingerprint(name)
+        if not self._run.stream.active:
+            pending.settle(None, "this process keeps no records")
+            return pending
+        step = self._run.step if step is None else step
+        try:
+            self._take_output(pending, value, step, level)
+        except Exception as error:  # noqa: BLE001 - a step must not fail for this
+            self._fail(pending, "output", error)
+        return pending
+
+    def _take_output(
+        self, pending: PendingFingerprint, value: Any, step: int | None, level: Any
+    ) -> None:
+        from quark_core.provenance.device_values import detach_device_values, has_device_values
+        from quark_core.provenance.output_sketch import sketch_output
+
+        if not has_device_values(value):
+            # Hashing it costs what copying it would, and nobody can change it meanwhile.
+            found = sketch_output(value, level=level)
+            self._put(
+                pending, "output", found.digest, found.level, step, found.sketch, found.unseen
+            )
+            return
+        bring_over = detach_device_values(value)
+        if bring_over is None:
+            text = f"fingerprint {pending.key!r}: it is too large to be copied on its device"
+            pending.settle(None, text)
+            self.warn(f"large {pending.key}", text)
+            return
+
+        def work() -> None:
+            found = sketch_output(bring_over(), level=level)
+            self._put(
+                pending, "output", found.digest, found.level, step, found.sketch, found.unseen
+            )
+
+        self._submit(pending, work)
+
+    def fingerprint_data(self, key: object, source: object, level: str) -> PendingFingerprint:
+        """See `TrainingSession.fingerprint_data`."""
+        from quark_core.provenance.data_fingerprints import plan_fingerprint
+
+        name = check_name(key, "key")
+        _check_level(level)
+        if self._run.refusal is not None:
+            self._run.refuse("fingerprint_data")
+        pending = PendingFingerprint(name)
+        if not self._run.stream.active or not self._run.leads:
+            pending.settle(None, "another process of the run does it")
+            return pending
+        chosen: Any = level
+        find_out = plan_fingerprint(source, chosen, self._advance)
+
+        def work() -> None:
+            found: DataFingerprint = find_out()
+            self._put_data(pending, found)
+
+        self._submit(pending, work)
+        return pending
+
+    def _put_data(self, pending: PendingFingerprint, found: DataFingerprint) -> None:
+        record = self.write(
+            "data", pending.key, found.digest, found.level, None, found.sketch, found.metadata
+        )
+        for trouble in ("unreadable", "changed", "not_the_same_twice", "failed"):
+            if trouble in found.metadata:
+                about = found.metadata.get("error") or found.metadata[trouble]
+                words = trouble.replace("_", " ")
+                self.warn(
+                    f"{pending.key} {trouble}",
+                    f"fingerprint of data {pending.key!r}: {words} ({about!s:.200}); "
+                    f"its level is {found.level!r}",
+                )
+        pending.settle(record)
+
+    def _put(
+        self,
+        pending: PendingFingerprint,
+        subject: Literal["data", "output"],
+        digest: str,
+        level: str,
+        step: int | None,
+        sketch: Mapping[str, Any] | None,
+        unseen: tuple[str, ...],
+    ) -> None:
+        metadata = {"unseen": list(unseen)} if unseen else None
+        pending.settle(self.write(subject, pending.key, digest, level, step, sketch, metadata))
+
+    def write(
+        self,
+        subject: str,
+        key: str,
+        digest: str,
+        level: str,
+        step: int | None = None,
+        sketch: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> FingerprintRecord:
+        """Put a fingerprint into the run's stream."""
+        run = self._run
+        if self._is_over:
+            raise _Cancelled
+        origin, channel = run.origin, run.stream.channel(FingerprintRecord.KIND)
+        record = FingerprintRecord(
+            origin.run_id,
+            origin.writer_id,
+            origin.attempt,
+            origin.rank,
+            channel.take_sequence(),
+            now_us(),
+            subject,
+            key,
+            digest,
+            level,
+            step,
+            None if sketch is None else JsonObject(sketch),
+            None if metadata is None else JsonObject(metadata),
+        )
+        channel.put(record)
+        return record
+
+    def write_stream(self, key: str, digest: str, level: str, metadata: Mapping[str, Any]) -> None:
+        """Put into the run what a pass through data has seen; nothing after the run's end."""
+        if not self._is_over and not self._run.is_over:
+            self.write("data", key, digest, level, self._run.step, None, metadata)
+
+    def warn(self, about: str, text: str) -> None:
+        """Say something once: on the log, and in the run."""
+        if about in self._warned:
+            return
+        self._warned.add(about)
+        _log.warning("%s", text)
+        if not self._run.is_over:
+            self._run.emit_event(
+                "fingerprint_failed", "warning", payload=JsonObject({"message": text})
+            )
+
+    def _submit(self, pending: PendingFingerprint, work: Callable[[], None]) -> None:
+        with self._lock:
+            if self._pid != os.getpid():
+                # The first one, or a forked child, which has none of its parent's threads.
+                self._pid, self._queue = os.getpid(), queue.Queue()
+                threading.Thread(
+                    target=self._serve, args=(self._queue,), name="quark-fingerprints", daemon=True
+                ).start()
+            if self._waiting >= _MOST_WAITING:
+                self._dropped += 1
+                pending.settle(None, f"{_MOST_WAITING} fingerprints wait already")
+                return
+            self._waiting += 1
+        self._queue.put((pending, work))
+
+    def _serve(self, works: queue.Queue[tuple[PendingFingerprint, Callable[[], None]]]) -> None:
+        while True:
+            pending, work = works.get()
+            try:
+                self._advance()
+                work()
+            except _Cancelled:
+                pending.settle(None, "the run has ended before it was found out")
+            except Exception as error:  # noqa: BLE001 - whoever waits is told
+                self._fail(pending, "data", error)
+            finally:
+                if not pending.done:
+                    pending.settle(None, "it could not be found out")
+                with self._lock:
+                    self._waiting -= 1
+            del pending, work
+
+    def _advance(self) -> None:
+        self._progress += 1
+        if self._is_over:
+            raise _Cancelled
+
+    def _fail(self, pending: PendingFingerprint, subject: str, error: BaseException) -> None:
+        text = f"fingerprint {pending.key!r} failed: {type(error).__name__}: {error!s:.300}"
+        self.warn(f"{subject} {pending.key}", text)
+        pending.settle(None, text)
+
+
+def _check_level(level: object) -> None:
+    if level not in _LEVELS:
+        raise SchemaValidationError(f"level must be one of {', '.join(_LEVELS)}, got {level!r:.60}")
+
+
+_making = threading.Lock()
+
+
+def find_writer(run: OpenRun) -> FingerprintWriter:
+    """The writer of a run in this process; made at the first call."""
+    with _making:
+        for writer in run.writers:
+            if isinstance(writer, FingerprintWriter):
+                return writer
+        made = FingerprintWriter(run)
+        run.fingerprints = made
+        return made
