@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from quark_core.backends.belonging import StoredGroup
-
     from quark_core.backends.contract import SupportsRead
     from quark_core.records.expression import Field
 

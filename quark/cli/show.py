@@ -15,6 +15,8 @@ from quark.cli.store_access import json_option, print_json, storage_option
 from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from quark.cli.run_view import MetricSummary
@@ -104,6 +106,7 @@ def print_run(
     from quark.cli.aggregate_view import print_aggregates
     from quark.cli.run_view import print_contents, print_ranks, summarize_metrics
     from quark.cli.texts import Console
+    from quark_core.runs.projects import find_inherited
     from quark_core.runs.rank_paces import measure_paces
     from quark_core.runs.searching import summarize_run
 
@@ -111,10 +114,11 @@ def print_run(
     run_id = str(stored.run.id)
     summary = summarize_run(reader, run_id)
     summaries = summarize_metrics(reader, summary, after=after, limit=metrics)
-    console.print(_summary_panel(stored, summary.last_metric_at))
+    inherited = find_inherited(reader, stored)
+    console.print(_summary_panel(stored, summary.last_metric_at, inherited.tags))
     if stored.config is not None and stored.config.values:
         console.print(_values_table("config", dict(stored.config.values)))
-    if noted := {k: v for k, v in stored.fields.items() if k not in _FACTS}:
+    if noted := {k: v for k, v in inherited.fields.items() if k not in _FACTS}:
         console.print(_values_table("field", noted))
     if summaries:
         console.print(_metrics_table(summaries))
@@ -151,6 +155,7 @@ def _read_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
 def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
     from quark.cli.run_view import describe_contents, summarize_metrics
     from quark_core.runs.aggregates import read_summaries
+    from quark_core.runs.projects import find_inherited
     from quark_core.runs.rank_paces import measure_paces
     from quark_core.runs.searching import summarize_run
 
@@ -158,9 +163,11 @@ def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
     summary = summarize_run(reader, run_id)
     metrics = summarize_metrics(reader, summary)
     paces = measure_paces(reader, summary)
+    inherited = find_inherited(reader, stored)
     print_json(
         {
             **stored.to_dict(),
+            "inherited": {"fields": dict(inherited.fields), "tags": list(inherited.tags)},
             "metrics": [metric.to_dict() for metric in metrics],
             **describe_contents(reader, run_id),
             "aggregates": read_summaries(reader, run_id).to_dict(),
@@ -170,7 +177,9 @@ def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
     )
 
 
-def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableType:
+def _summary_panel(
+    stored: StoredRun, last_metric_at: str | None, tags: Sequence[str]
+) -> RenderableType:
     from rich.panel import Panel
     from rich.table import Table
 
@@ -208,7 +217,7 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
         ("status", state),
         ("started", f"{_shorten_time(run.created_at)}, {verb} {duration}"),
         ("name", run.name),
-        ("tags", ", ".join(run.tags)),
+        ("tags", ", ".join(tags)),
         ("groups", ", ".join(run.groups)),
         ("version", _tell(stored.fields.get(VERSION_FIELD))),
         ("revision", _tell(stored.fields.get(REVISION_FIELD))),

@@ -80,6 +80,8 @@ def tell_run(
         RunNotFoundError: There is no such run.
         SessionStoreError: The store cannot be read.
     """
+    from quark_core.runs.projects import find_inherited
+
     summary = source.summarize(run_id)
     stored = summary.stored
     environment: Mapping[str, Any] = (
@@ -94,7 +96,7 @@ def tell_run(
         "ranks": _list_ranks(source, summary),
         "config": {} if stored.config is None else dict(stored.config.values),
         "config_notes": [] if stored.config is None else list(stored.config.notes),
-        "fields": dict(stored.fields),
+        "fields": dict(find_inherited(source.reader, stored).fields),
         "environment": environment,
         "metrics": {"fields": _METRIC_FIELDS, "rows": _list_metrics(summary)},
         "contents": contents,
