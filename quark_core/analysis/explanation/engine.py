@@ -16,6 +16,7 @@ from quark_core.analysis.comparison.metrics import compare_metrics
 from quark_core.analysis.comparison.results import MetricDiff
 from quark_core.analysis.comparison.sides import find_storage_dir, list_targets
 from quark_core.analysis.explanation.attribution import measure_pairs, regress
+from quark_core.analysis.explanation.checks import plan_checks
 from quark_core.analysis.explanation.code_differences import compare_code
 from quark_core.analysis.explanation.data_differences import (
     compare_data,
@@ -194,7 +195,7 @@ class _Explanation:
             else tuple(replace(cause, standing="unlikely") for cause in causes),
             ruled_out=differences.ruled_out,
             unknown=differences.unknown,
-            checks=(),
+            checks=plan_checks(causes, self._name_sides()) if accuses else (),
             history_count=len(history.others),
             notes=tuple(self._list_notes(() if hidden is None else (hidden,))),
         )
@@ -281,6 +282,11 @@ class _Explanation:
         one, two = self._before[0], self._after[0]
         parting = find_parting((one.reader, one.run_id), (two.reader, two.run_id))
         return include_outputs(parting, self._before, self._after)
+
+    def _name_sides(self) -> str:
+        return " ".join(
+            ",".join(run.run_id for run in side) for side in (self._before, self._after)
+        )
 
     def _list_notes(self, notes: Sequence[str]) -> list[str]:
         out = list(notes)

@@ -80,3 +80,38 @@ def test_a_key_without_effect_leaves_every_bit_as_it_was(training):
     assert found.verdict == "no_difference"
     assert found.first_difference.manner == "identical"
     assert found.causes == ()
+
+
+@pytest.mark.long
+def test_counterfactual_runs_of_kept_sources_settle_it(changed, invoke_why):
+    changed.change("model.py", "min(rate, 10.0)", "min(rate, 0.001)")
+    run = changed.run("--log-every", "70", "--width", "7")
+    said = invoke_why(changed.seeds[0], run, "--check", "2", "-m", "val/loss")
+    assert "Nothing was run" in said
+    said = invoke_why(changed.seeds[0], run, "--check", "2", "--yes", "-m", "val/loss")
+    probable = [line for line in said.splitlines() if line.startswith("Probably")]
+    assert "model.py: clip" in probable[-1]
+    assert "differ in this alone" in " ".join(said.split("\n\n")[-1].split())
+    (group,) = {
+        path
+        for found in quark.search_runs(storage_dir=changed.store)
+        for path in found.stored.run.groups
+    }
+    assert group == f"why/{changed.seeds[0]}-{run}"
+
+
+@pytest.fixture
+def invoke_why(training):
+    """Runs `quark why` over the training's store in this process."""
+    from click.testing import CliRunner
+
+    from quark.cli.main import cli
+
+    def call(*arguments):
+        given = ["why", *map(str, arguments), "-d", str(training.store)]
+        done = CliRunner().invoke(cli, given, env={"COLUMNS": "200", "QUARK_SOURCES": "keep"},
+                                  catch_exceptions=False)  # fmt: skip
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return call
