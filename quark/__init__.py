@@ -282,6 +282,8 @@ _HOMES = {
     "Routing": "quark_torch.instruments.router_load",
     "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
+    "TraceStatistics": "quark_core.analysis.trace_statistics",
+    "TraceVersion": "quark_core.analysis.trace_statistics",
     "trace": "quark_core.writers.tracing",
     "trace_statistics": "quark_core.analysis.trace_statistics",
     "watch_data": "quark_core.sessions.shortcuts",

@@ -6,6 +6,10 @@ import pytest
 
 import quark
 from quark_core.errors import RunNotFoundError, SchemaValidationError
+from quark_core.provenance.traced_functions import LEVEL_BYTECODE, TRACE_MARK
+from quark_core.records.base import start_fields
+from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.provenance import FingerprintRecord
 
 
 def make(root, config, values=(), project="p", **arguments):
@@ -134,14 +138,15 @@ def test_a_run_without_a_configuration_is_similar_to_nothing(tmp_path):
 
 
 def log_traces(root, traces):
-    from quark_core.records.base import start_fields
-    from quark_core.records.kinds.provenance import FingerprintRecord
-
+    """A run with traced functions, as `quark.trace` leaves them: they are those of a process."""
     with quark.start_run(project="p", storage_dir=root) as session:
         session.write(
-            FingerprintRecord(*start_fields(None), "code", key, digest)
-            for key, digest in traces.items()
-        )
+            FingerprintRecord(
+                *start_fields(None), "code", name, digest, LEVEL_BYTECODE,
+                metadata=JsonObject({TRACE_MARK: True, "module": "m", "qualname": name}),
+            )
+            for name, digest in traces.items()
+        )  # fmt: skip
     return session.id
 
 
