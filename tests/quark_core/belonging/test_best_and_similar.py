@@ -1,6 +1,9 @@
 """The best run by a metric, and runs that are like another one."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -157,3 +160,26 @@ def test_runs_with_more_equal_traces_are_nearer(root):
     log_traces(root, {"step": "c" * 32})
     found = quark.find_similar_runs(own, by="trace", storage_dir=root)
     assert ids(found) == [(same, 0.0), (far, 0.67)]
+
+
+SCRIPT = """
+import quark, helper
+with quark.start_run(project="p", storage_dir="runs"):
+    pass
+"""
+
+
+@pytest.mark.long
+def test_runs_with_more_equal_source_files_are_nearer(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("")
+    made = []
+    for helper, train in (("A = 1", ""), ("A = 2", ""), ("A = 3", "# other"), ("A = 2", "")):
+        (tmp_path / "helper.py").write_text(f"{helper}\n")
+        (tmp_path / "train.py").write_text(SCRIPT + train)
+        environment = {**os.environ, "QUARK_SOURCES": "keep"}
+        subprocess.run(
+            [sys.executable, "train.py"], cwd=tmp_path, env=environment, check=True, timeout=120
+        )
+        made.append(quark.search_runs(storage_dir=tmp_path / "runs", limit=1)[0].run_id)
+    found = quark.find_similar_runs(made[3], by="code", storage_dir=tmp_path / "runs")
+    assert ids(found) == [(made[1], 0.0), (made[0], 0.67)]
