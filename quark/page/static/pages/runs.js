@@ -112,7 +112,7 @@ function describeColumns(found, texts) {
     const name = column.name ?? column.text;
     const isLast = column.scope === "metric" && column.statistic === "last";
     const title = isLast ? name : column.text;
-    return { text: column.text, title, order: column.text === "tags" ? "" : column.text, isNumber: column.scope === "metric" };
+    return { text: column.text, title, order: ["tags", "groups"].includes(column.text) ? "" : column.text, isNumber: column.scope === "metric" };
   });
 }
 
