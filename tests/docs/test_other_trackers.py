@@ -15,7 +15,7 @@ from blocks import DOCS
 from test_blocks import clean_environment
 
 GUIDE = DOCS / "how-to" / "come-from-another-tracker.md"
-TRACKERS = ("W&B", "MLflow", "TensorBoard", "Aim", "Neptune", "Comet", "ClearML")
+TRACKERS = ("W&B", "MLflow", "TensorBoard", "Aim", "Neptune", "Comet", "ClearML", "Track and tqdm")
 TIMEOUT_S = 200
 
 # What both sides of a row may name.
