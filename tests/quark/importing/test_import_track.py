@@ -89,7 +89,7 @@ def test_statistics_are_what_track_itself_says_of_them(store, take, trials):
     assert (stat.count, stat.mean, stat.low, stat.high, stat.last) == (13, 7.0, 0.0, 13.0, 13.0)
     assert stat.m2 == pytest.approx(sum((value - 7.0) ** 2 for value in range(1, 14)))
     forward = found["chrono/forward"]
-    assert (forward.count, forward.unit, forward.keep) == (4, "s", "stat")
+    assert (forward.count, forward.unit, forward.keep) == (4, "s", "timer")
     assert forward.mean == pytest.approx(0.001926720142364502)
     assert math.sqrt(forward.m2 / forward.count) == pytest.approx(0.0004479767214849171)
     assert found["chrono/runtime"].mean == trials[0]["chronos"]["runtime"]

@@ -79,11 +79,13 @@ ELSEWHERE = {
         f"import {tool}": "prints by what `import csv` prints by"
         for tool in (
             "aim",
+            "ato",
             "clearml",
             "comet",
             "mlflow",
             "neptune",
             "tensorboard",
+            "track",
             "trackio",
             "wandb",
         )
