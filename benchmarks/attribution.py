@@ -162,7 +162,6 @@ def ask(rng: np.random.Generator, runs: int, counts: Mapping[str, Count]) -> boo
             "completed",
             None,
             None,
-            None,
         )
         for index, config in enumerate(history)
     ]

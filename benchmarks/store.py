@@ -1,4 +1,4 @@
-"""What the store costs and gives: ingest, reading, disk, lists of runs, pages, kills, growth.
+"""What the store costs and gives: ingest, reading, disk, runs, pages, kills, growth.
 
     python benchmarks/store.py [PART ...] [--quick] [--json FILE]
 
@@ -27,12 +27,14 @@ from storage.layers import measure_layers
 from storage.page_reads import measure_page_reads
 from storage.run_list import measure_run_list
 from storage.series import measure_series
+from storage.similar_runs import measure_similar_runs
 
 PARTS: dict[str, Callable[..., Any]] = {
     "ingest": measure_ingest,
     "series": measure_series,
     "disk": measure_disk,
     "runs": measure_run_list,
+    "similar": measure_similar_runs,
     "layers": measure_layers,
     "backlog": measure_backlog,
     "page": measure_page_reads,

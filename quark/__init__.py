@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from quark_core.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
     from quark_core.analysis.similar_runs import SimilarRun as SimilarRun
     from quark_core.analysis.similar_runs import find_similar_runs as find_similar_runs
+    from quark_core.analysis.trace_statistics import TraceStatistics as TraceStatistics
+    from quark_core.analysis.trace_statistics import TraceVersion as TraceVersion
+    from quark_core.analysis.trace_statistics import trace_statistics as trace_statistics
     from quark_core.backends.delivery_report import DeliveryReport as DeliveryReport
     from quark_core.backends.delivery_report import LaneReport as LaneReport
     from quark_core.backends.migration import migrate_store as migrate_store
@@ -90,6 +93,9 @@ if TYPE_CHECKING:
     from quark_core.records.schema import dump_record as dump_record
     from quark_core.records.schema import validate_record as validate_record
     from quark_core.runs.artifact_versions import ArtifactVersion as ArtifactVersion
+    from quark_core.runs.projects import RunGroup as RunGroup
+    from quark_core.runs.projects import RunProject as RunProject
+    from quark_core.runs.projects import project as project
     from quark_core.runs.reading import series as series
     from quark_core.runs.run_editing import edit_run as edit_run
     from quark_core.runs.run_editing import stop_run as stop_run
@@ -129,6 +135,7 @@ if TYPE_CHECKING:
     from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
     from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
+    from quark_core.writers.tracing import trace as trace
     from quark_core.writers.used_artifacts import UsedArtifact as UsedArtifact
     from quark_torch.instruments.attention_entropy import AttentionEntropy as AttentionEntropy
     from quark_torch.instruments.instrument import Instrument as Instrument
@@ -208,6 +215,7 @@ _HOMES = {
     "PhaseAnalyzerConfig": "quark_core.analysis.config",
     "PhaseAnalyzerThresholds": "quark_core.analysis.config",
     "PhaseRecord": "quark_core.records",
+    "RunProject": "quark_core.runs.projects",
     "ProjectRecord": "quark_core.records",
     "QuarkError": "quark_core.errors",
     "RankStatistics": "quark_core.ranks.statistics",
@@ -216,6 +224,7 @@ _HOMES = {
     "RunComparisonResult": "quark_core.analysis.comparison.results",
     "RunContext": "quark_core.records.runs",
     "RunNotFoundError": "quark_core.errors",
+    "RunGroup": "quark_core.runs.projects",
     "RunRecord": "quark_core.records",
     "RunReport": "quark.page.report",
     "RunSummary": "quark_core.backends.run_summary",
@@ -255,6 +264,7 @@ _HOMES = {
     "migrate_store": "quark_core.backends.migration",
     "monitor": "quark_core.analysis.monitor",
     "open_run": "quark_core.sessions.shortcuts",
+    "project": "quark_core.runs.projects",
     "read_sources": "quark_core.sessions.shortcuts",
     "register_backend": "quark.tracker.setup",
     "report": "quark.page.report",
@@ -272,6 +282,10 @@ _HOMES = {
     "Routing": "quark_torch.instruments.router_load",
     "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
+    "TraceStatistics": "quark_core.analysis.trace_statistics",
+    "TraceVersion": "quark_core.analysis.trace_statistics",
+    "trace": "quark_core.writers.tracing",
+    "trace_statistics": "quark_core.analysis.trace_statistics",
     "watch_data": "quark_core.sessions.shortcuts",
 }
 

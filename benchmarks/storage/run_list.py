@@ -17,7 +17,7 @@ from quark_core.runs.searching import build_page_search, build_search
 from storage.figures import Figure, print_figures, time_call
 from storage.stores import START_US
 
-__all__ = ["measure_run_list"]
+__all__ = ["fill_runs", "measure_run_list"]
 
 _METRICS = 50
 _PAGE = 100
@@ -49,7 +49,7 @@ def measure_run_list(*, quick: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         layout = ensure_store(Path(name))
         connection = connect(layout)
-        _fill(connection, runs)
+        fill_runs(connection, runs)
         connection.close()
         finder = RunFinder(lambda: connect(layout, read_only=True))
         for what, arguments in _SEARCHES.items():
@@ -92,12 +92,15 @@ def _measure_pages(finder: RunFinder, times: int) -> list[Figure]:
     return [*shown, Figure("names for completion, ms", taken_s * 1000, at_most=_GOAL_PAGE_MS)]
 
 
-def _fill(connection: sqlite3.Connection, runs: int) -> None:
+def fill_runs(connection: sqlite3.Connection, runs: int) -> None:
     """Rows as sessions leave them; a real start of each run would take minutes."""
     generator = np.random.default_rng(0)
     execute, executemany = connection.execute, connection.executemany
     execute("BEGIN IMMEDIATE")
-    execute("INSERT INTO project VALUES ('p0', 'vision', '/runs', 0, 0)")
+    execute(
+        "INSERT INTO project (id, name, root_path, created_us, updated_us)"
+        " VALUES ('p0', 'vision', '/runs', 0, 0)"
+    )
     executemany(
         "INSERT INTO name (pk, text) VALUES (?, ?)", [(pk, key) for pk, key in enumerate(_KEYS, 1)]
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from quark.cli.completion import complete_runs, complete_tags
+from quark.cli.completion import complete_groups, complete_runs, complete_tags
 from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
@@ -33,6 +34,34 @@ __all__ = ["edit"]
     help="Remove this tag; repeat for several.",
 )
 @click.option(
+    "-g",
+    "--group",
+    metavar="PATH",
+    multiple=True,
+    shell_complete=complete_groups,
+    help="Put it into this group; repeat for several.",
+)
+@click.option(
+    "--ungroup",
+    metavar="PATH",
+    multiple=True,
+    shell_complete=complete_groups,
+    help="Take it out of this group; repeat for several.",
+)
+@click.option(
+    "-f",
+    "--field",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Note this field; the value is read as JSON, else as text. Repeat for several.",
+)
+@click.option(
+    "--unfield",
+    metavar="NAME",
+    multiple=True,
+    help="Take this field away; repeat for several.",
+)
+@click.option(
     "--archive/--restore",
     "archived",
     default=None,
@@ -46,10 +75,14 @@ def edit(
     notes: str | None,
     tag: tuple[str, ...],
     untag: tuple[str, ...],
+    group: tuple[str, ...],
+    ungroup: tuple[str, ...],
+    field: tuple[str, ...],
+    unfield: tuple[str, ...],
     archived: bool | None,
     as_json: bool,
 ) -> None:
-    """Change the name, notes and tags of RUN (its id, the beginning of it, or its name).
+    """Change what is said of RUN (its id, the beginning of it, or its name).
 
     Who changed what, and what was before, is among the run's events. An archived run
     keeps everything (`quark rm` is what removes one): `quark runs --archived` lists it.
@@ -57,10 +90,12 @@ def edit(
     """
     from quark_core.runs.run_editing import edit_run
 
-    if name is None and notes is None and not tag and not untag and archived is None:
+    if {name, notes, archived} == {None} and not any((tag, untag, group, ungroup, field, unfield)):
         raise click.UsageError(
-            "nothing to change: give --name, --notes, --tag, --untag, --archive or --restore"
+            "nothing to change: give --name, --notes, --tag, --untag, --group, --ungroup, --field, "
+            "--unfield, --archive or --restore"
         )
+    fields = _read_fields(field)
     store = open_store(storage_dir)
     run_id = str(find_run(store, run).run.id)
     try:
@@ -71,6 +106,10 @@ def edit(
             add_tags=tag,
             remove_tags=untag,
             archived=archived,
+            add_groups=group,
+            remove_groups=ungroup,
+            fields=fields,
+            remove_fields=unfield,
             storage_dir=resolve_storage_dir(storage_dir),
         )
     except SchemaValidationError as error:
@@ -84,6 +123,24 @@ def edit(
         ("name", record.name),
         ("notes", record.notes),
         ("tags", ", ".join(record.tags)),
+        ("groups", ", ".join(record.groups)),
+        ("fields", ", ".join([*fields, *(f"{name} removed" for name in unfield)])),
         ("archived", record.archived_at),
     ):
         click.echo(clean_line(f"{label:<9} {value or '-'}"))
+
+
+def _read_fields(given: tuple[str, ...]) -> dict[str, Any]:
+    """Names and values of `NAME=VALUE`; a value that is no JSON is a text."""
+    import json
+
+    fields: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--field must be NAME=VALUE, got {text[:60]!r}")
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            fields[name] = value
+    return fields

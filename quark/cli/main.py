@@ -30,6 +30,7 @@ _COMMANDS = {
     "export": "Write a run to files.",
     "follow": "Follow a run in the terminal while it goes on.",
     "gc": "Remove what is in the trash for good.",
+    "groups": "List the groups that runs are in, or say what one is.",
     "import": "Take in runs of TensorBoard, W&B, MLflow and others.",
     "keys": "Make, list, rotate and revoke keys of a persistence service.",
     "logs": "Print what a run has printed, also while it goes on.",
@@ -45,6 +46,7 @@ _COMMANDS = {
     "sources": "Show, compare or restore the code of a run.",
     "stop": "Ask a training to stop.",
     "sync": "Deliver what waits in journals.",
+    "traces": "Show the versions of traced functions in a project.",
     "ui": "Look at runs in the browser.",
     "why": "Say why the result of a run is not that of another.",
 }

@@ -20,6 +20,7 @@ from quark.cli.texts import (
     find_duration_s,
 )
 from quark_core.records.names import decode_name
+from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
@@ -36,6 +37,7 @@ MANY_RUNS = 200
 _BLOCK_ROWS = 100
 _NOT_FINITE = "not finite"
 _MAX_CELL = 40
+_DIGEST_CHARACTERS = 8
 _GAP = 2
 _NARROW = 9
 # What goes first where a terminal has no room for what was asked for.
@@ -160,6 +162,8 @@ def find_loss(run: RunSummary) -> MetricSummary | None:
 
 def _describe_status(stored: StoredRun) -> Text:
     text = describe_state(stored.state)
+    if stored.progress is not None and stored.state == "running":
+        text.append(f" {stored.progress.describe(now_us())}", style="dim")
     if stored.run.archived_at is not None:
         text.append(" (archived)", style="dim")
     return text
@@ -196,7 +200,7 @@ def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_C
                 _label(field),
                 [Text(_describe_field(field, run)) for run in runs],
                 right=field.scope == "metric" or field.name in ("attempt", "step"),
-                flexible=field.scope == "config" or field.name == "notes",
+                flexible=field.scope in ("config", "field") or field.name in ("groups", "notes"),
             )
         )
     if any(each.run.fork_step is not None for each in stored):
@@ -224,9 +228,9 @@ def _measure(columns: Sequence[_Column]) -> int:
 
 
 def _label(field: Field) -> str:
-    if field.scope == "config":
+    if field.scope in ("config", "field"):
         # Over two lines, since keys are long and values are short.
-        return f"config.{'' if len(field.name) <= _NARROW else chr(10)}{field.name}"
+        return f"{field.scope}.{'' if len(field.name) <= _NARROW else chr(10)}{field.name}"
     name = decode_name(field.name) if field.scope == "metric" else field.name
     return name if field.statistic == "last" else f"{field.statistic}({name})"
 
@@ -241,6 +245,11 @@ def _describe_field(field: Field, run: RunSummary) -> str:
         found = (run.metrics.get(name) for name in spell_name(field))
         return _describe_metric(next(filter(None, found), None), field.statistic)
     value: Any = find_value(field, run)
+    if field.scope == "run" and value is not None:
+        if field.name == "groups":
+            return ", ".join(value)
+        if field.name.endswith("_digest"):
+            return str(value)[:_DIGEST_CHARACTERS]
     if (
         value is not None
         and field.scope == "run"

@@ -130,15 +130,15 @@ def runs(
             where=where,
             order_by=sort,
             # One more than is shown tells whether there are more; groups are of all runs.
-            limit=limit + 1 if group_by is None and group is None else None,
+            limit=limit + 1 if group_by is None else None,
             archived=archived,
             where_argument="--where",
             order_argument="--sort",
         )
-        asked = [*search.fields, *_parse_columns(columns)]
+        asked = list(dict.fromkeys([*search.fields, *_parse_columns(columns)]))
         grouping = None if group_by is None else _Grouping(group_by, metric)
         store = RunSource(storage_dir, backend).reader
-        found = _keep_group(find_runs(store, _add_filters(search, status, tag)), group)
+        found = find_runs(store, _add_filters(search, status, tag, group))
     except SchemaValidationError as error:
         raise _SearchMistake(str(error)) from None
     if grouping is not None and found:
@@ -220,22 +220,18 @@ class _Grouping:
             console.print(f"There are {len(groups)} groups; --limit shows more.", style="dim")
 
 
-def _keep_group(runs: list[RunSummary], group: str | None) -> list[RunSummary]:
-    """Those of some runs that are in a group or below it."""
-    if group is None:
-        return runs
-    from quark_core.config.belonging import check_group_path, is_below
-
-    path = check_group_path(group, "--group")
-    return [run for run in runs if any(is_below(each, path) for each in run.stored.run.groups)]
-
-
-def _add_filters(search: RunSearch, status: str | None, tags: Sequence[str]) -> RunSearch:
+def _add_filters(
+    search: RunSearch, status: str | None, tags: Sequence[str], group: str | None
+) -> RunSearch:
     from dataclasses import replace
 
-    from quark_core.records.expression import And, Comparison, Expression, Field, HasTag
+    from quark_core.config.belonging import check_group_path
+    from quark_core.records.expression import And, Comparison, Expression, Field, HasTag, InGroup
 
+    path = None if group is None else check_group_path(group, "--group")
     terms: list[Expression] = [HasTag(tag) for tag in tags]
+    if path is not None:
+        terms.append(InGroup(path, below=True))
     if status is not None:
         terms.append(Comparison(Field("run", "state"), "==", status))
     if search.where is not None:
@@ -244,6 +240,7 @@ def _add_filters(search: RunSearch, status: str | None, tags: Sequence[str]) -> 
     if source is not None:
         # A store that is asked over a network is asked in words.
         words = [f"{_quote(tag)} in tags" for tag in tags]
+        words += [] if path is None else [f"{_quote(path)} in groups"]
         words += [] if status is None else [f"state == {_quote(status)}"]
         words += [f"({source.where})" if words else source.where] if source.where else []
         source = replace(source, where=" and ".join(words) or None)

@@ -15,6 +15,7 @@ from quark.cli.run_source import RunSource
 from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
+    from quark_core.analysis.explanation.results import ChangeExplanation
     from quark_core.sessions.session import TrainingSession
 
 __all__ = ["why"]
@@ -25,6 +26,15 @@ __all__ = ["why"]
 @click.argument("after", metavar="[RUN]", required=False, shell_complete=complete_runs)
 @storage_option
 @click.option("-m", "--metric", metavar="KEY", default=None, help="The metric that it is about.")
+@click.option(
+    "--check",
+    "check_runs",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    default=None,
+    help="Say which runs would settle it, N of each; with --yes run them.",
+)
+@click.option("-y", "--yes", "confirmed", is_flag=True, help="With --check: run them, here.")
 @click.option("--fail-on-worse", is_flag=True, help="Exit with status 3 where it is worse.")
 @json_option
 def why(
@@ -32,6 +42,8 @@ def why(
     after: str | None,
     storage_dir: Path | None,
     metric: str | None,
+    check_runs: int | None,
+    confirmed: bool,
     fail_on_worse: bool,
     as_json: bool,
 ) -> None:
@@ -41,7 +53,10 @@ def why(
     that completed with a result as good as that of half of them.
     Each is an id, the beginning of one, or a name; several by comma are a group,
     such as the seeds of one configuration: quark why a1,a2,a3 b1,b2,b3.
-    Nothing is stored.
+    Nothing is stored. --check N says which runs would settle it: the first side
+    again, with one difference of the second. With --yes they are run one after the
+    other, out of the sources that the first run has kept, and the answer is given
+    anew with them as evidence.
 
     \b
     Exit status:
@@ -56,14 +71,27 @@ def why(
     first = _open_side(source, before)
     second = None if after is None else _open_side(source, after)
     result = explain_change(first, second, metric)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        from quark.cli.why_view import print_explanation
+    _print(result, as_json=as_json)
+    if check_runs is not None:
+        if as_json or len(first) > 1 or second is None or len(second) > 1:
+            raise click.UsageError("--check takes one run on each side, and no --json")
+        from quark.cli.why_check import check_causes
 
-        print_explanation(result)
+        if check_causes(result, first[0], second[0], check_runs, confirmed=confirmed):
+            click.echo()
+            result = explain_change(first, second, metric)
+            _print(result, as_json=False)
     if fail_on_worse and result.verdict == "worse":
         sys.exit(FAILED_CHECK)
+
+
+def _print(result: ChangeExplanation, *, as_json: bool) -> None:
+    if as_json:
+        print_json(result.to_dict())
+        return
+    from quark.cli.why_view import print_explanation
+
+    print_explanation(result)
 
 
 def _open_side(source: RunSource, text: str) -> list[TrainingSession]:

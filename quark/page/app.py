@@ -394,6 +394,10 @@ def _verdict(page: PageApplication, _: Request, parameters: Parameters) -> Respo
     return _send_json(page.comparisons.tell(parameters))
 
 
+def _explanation(page: PageApplication, _: Request, parameters: Parameters) -> Response:
+    return _send_json(page.comparisons.explain(parameters))
+
+
 def _group_curves(page: PageApplication, _: Request, parameters: Parameters) -> Response | None:
     return _send_pack(pack_group_curves(page.source, parameters))
 
@@ -517,6 +521,7 @@ _ANSWERS: dict[str, Answer] = {
     "/api/sparks": _sparks,
     "/api/compare": _sides,
     "/api/compare/verdict": _verdict,
+    "/api/compare/why": _explanation,
     "/api/compare/curves": _group_curves,
     "/api/runs/{run_id}": _run,
     "/api/runs/{run_id}/analysis": _analysis,

@@ -71,7 +71,7 @@ class RunFile:
             return
         elif record.action == "tag":
             known["tags"] = sorted({*known["tags"], data["tag"]})
-        elif record.action in ("group", "fields"):
+        elif record.action in ("group", "fields", "edit"):
             known.update(change_belonging(known, record))
         elif record.attempt != known["attempt"]:
             return

@@ -34,6 +34,7 @@ from quark_core.errors import BackendUnavailable, SessionStoreError
 if TYPE_CHECKING:
     from quark_backends.store.reading.reader import StoreReader
     from quark_backends.store.reading.search import RunFinder
+    from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
     from quark_core.backends.curves import (
         Cursor,
         CurveQuery,
@@ -365,6 +366,37 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         """See `SupportsEdits`."""
         with self._readers.take() as reader:
             return reader.find_stop(run_id)
+
+    def list_groups(self, project: str | None = None) -> list[StoredGroup]:
+        """See `SupportsBelonging`."""
+        with self._readers.take() as reader:
+            return reader.list_groups(project)
+
+    def load_project(self, project: str) -> StoredProject:
+        """See `SupportsBelonging`."""
+        with self._readers.take() as reader:
+            return reader.load_project(project)
+
+    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
+        """See `SupportsBelonging`."""
+        from quark_backends.store.writing.belonging import store_project_edit
+        from quark_backends.store.writing.edits import editing
+
+        with closing(self._connect_editor()) as connection, editing(connection):
+            store_project_edit(connection, project, edit)
+        _log.info("project %r was updated by %s", project, by)
+        return self.load_project(project)
+
+    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
+        """See `SupportsBelonging`."""
+        from quark_backends.store.writing.belonging import store_group_edit
+        from quark_backends.store.writing.edits import editing
+
+        with closing(self._connect_editor()) as connection, editing(connection):
+            store_group_edit(connection, project, path, edit)
+        _log.info("group %r of project %r was updated by %s", path, project, by)
+        with self._readers.take() as reader:
+            return reader.load_group(project, path)
 
     def _connect_editor(self) -> SqliteConnection:
         if self._read_only:

@@ -35,6 +35,14 @@ from quark_backends.store.reading.reader import StoreReader, find_run
 from quark_backends.store.upkeep.trash import JournalTrash
 from quark_backends.store.writing.fork_figures import rebuild_forks
 from quark_backends.store.writing.payloads import KeepsPayloads
+from quark_core.backends.belonging import (
+    BelongingEdit,
+    StoredGroup,
+    StoredProject,
+    list_groups_by_reading,
+    refuse_belonging,
+    unknown_project,
+)
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.backends.edits import RunEdit, make_edit, make_stop
 from quark_core.delivery.journal import SEGMENT_BYTES
@@ -354,6 +362,28 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
         run_pk = find_run(self._connect(), run_id)
         files = GenerationFiles(self._layout.run_path(run_id))
         files.play(self._connect(), run_pk, self._generations)
+
+    def list_groups(self, project: str | None = None) -> list[StoredGroup]:
+        """See `SupportsBelonging`."""
+        return list_groups_by_reading(self, project)
+
+    def load_project(self, project: str) -> StoredProject:
+        """See `SupportsBelonging`."""
+        runs = self.list_runs(project=project)
+        if not runs:
+            raise unknown_project(project)
+        newest_at = max(stored.run.created_at for stored in runs)
+        return StoredProject(project=project, runs=len(runs), newest_at=newest_at)
+
+    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
+        """Refused: nothing is kept here but what runs say of themselves."""
+        del project, edit, by
+        raise refuse_belonging(f"the store {self._storage_dir}, which is journals alone,")
+
+    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
+        """Refused: nothing is kept here but what runs say of themselves."""
+        del project, path, edit, by
+        raise refuse_belonging(f"the store {self._storage_dir}, which is journals alone,")
 
     def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
         """See `SupportsEdits`; of two at this very moment neither may know of the other."""

@@ -56,6 +56,7 @@ quark_register_backends = declare(
                 Capability.REMOVAL,
                 Capability.CHANGES,
                 Capability.EDITS,
+                Capability.BELONGING,
             }
         ),
         migrate=_migrate,

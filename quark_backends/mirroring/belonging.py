@@ -11,11 +11,18 @@ from quark_core.records.belonging import change_fields, change_groups
 from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
 from quark_core.records.run_digests import digest_config, digest_structure
 
-__all__ = ["change_belonging", "find_code_digest", "list_digests", "list_notes"]
+__all__ = [
+    "change_belonging",
+    "change_by_edit",
+    "find_code_digest",
+    "list_data_digests",
+    "list_digests",
+    "list_notes",
+]
 
 
 def change_belonging(run: Mapping[str, Any], record: LifecycleRecord) -> dict[str, Any]:
-    """What changes of a run, as its start has told of it, by a record `group` or `fields`.
+    """What changes of a run, as its start has told of it, by a `group`, `fields` or `edit`.
 
     Args:
         run: The part `run` of its start, with what changed since.
@@ -26,7 +33,25 @@ def change_belonging(run: Mapping[str, Any], record: LifecycleRecord) -> dict[st
         return {"groups": change_groups(run.get("groups") or (), data)}
     if record.action == "fields":
         return {"fields": change_fields(run.get("fields") or {}, data)}
-    return {}
+    return change_by_edit(run, data.get("changes") or {}) if record.action == "edit" else {}
+
+
+def change_by_edit(run: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The same by what somebody has edited of a run.
+
+    Args:
+        run: As in `change_belonging`.
+        changes: What the edit says.
+    """
+    changed: dict[str, Any] = {}
+    groups, fields = changes.get("groups"), changes.get("fields")
+    if groups:
+        said = {"add": groups.get("added"), "remove": groups.get("removed")}
+        changed["groups"] = change_groups(run.get("groups") or (), said)
+    if fields:
+        said = {"set": fields.get("set"), "remove": fields.get("removed")}
+        changed["fields"] = change_fields(run.get("fields") or {}, said)
+    return changed
 
 
 def list_notes(run: Mapping[str, Any]) -> dict[str, str]:
@@ -42,6 +67,15 @@ def list_digests(config: Mapping[str, Any]) -> dict[str, str]:
     if not config:
         return {}
     return {"config_digest": digest_config(config), "structure_digest": digest_structure(config)}
+
+
+def list_data_digests(records: Iterable[StreamRecord]) -> dict[str, str]:
+    """Key -> level and digest of the newest fingerprint of data, such as `full 3fa1…`."""
+    return {
+        record.key: f"{record.level} {record.digest}"
+        for record in records
+        if isinstance(record, FingerprintRecord) and record.subject == "data"
+    }
 
 
 def find_code_digest(records: Iterable[StreamRecord]) -> str | None:

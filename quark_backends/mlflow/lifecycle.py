@@ -14,7 +14,9 @@ from typing import Any
 
 from quark_backends.mirroring.belonging import (
     change_belonging,
+    change_by_edit,
     find_code_digest,
+    list_data_digests,
     list_digests,
     list_notes,
 )
@@ -205,8 +207,11 @@ class Lifecycle:
         self.set_tags({f"quark.{name}": text for name, text in list_digests(config).items()})
 
     def tell_code(self, records: Sequence[StreamRecord]) -> None:
-        """Say in a tag which sources the run has, where fingerprints tell it."""
+        """Say in tags which sources and data the run has, where fingerprints tell it."""
         self.set_tags({"quark.code_digest": find_code_digest(records)})
+        self.set_named_tags(
+            {f"quark.data.{key}": said for key, said in list_data_digests(records).items()}
+        )
 
     def note_infinities(self, found: Mapping[str, Mapping[str, int]]) -> None:
         """Say in a tag at which step a metric first became infinite, which MLflow shows as NaN.
@@ -359,6 +364,10 @@ class Lifecycle:
             self.set_tags({_NOTES: notes})
             if not notes:
                 self.drop_tags([_NOTES])
+        belongs = change_by_edit((self._run.known.start or {}).get("run", {}), changes)
+        if belongs:
+            self._run.keep_description(belongs)
+            self._tell_belonging(removes=True)
 
     def _find_parent_tag(self) -> dict[str, str | None]:
         """The parent, which may have been mirrored after this run was."""

@@ -294,7 +294,7 @@ class RunStory:
             self._process = data.get("process")
         elif record.action == "tag":
             self._tags.add(data["tag"])
-        elif record.action in ("group", "fields"):
+        elif record.action in ("group", "fields", "edit"):
             self._run.update(change_belonging(self._run, record))
         elif record.attempt != self._attempt:
             return

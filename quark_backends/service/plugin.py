@@ -27,6 +27,7 @@ SERVICE = BackendDefinition(
             Capability.REMOVAL,
             Capability.CHANGES,
             Capability.EDITS,
+            Capability.BELONGING,
         }
     ),
     schemes=("quark", "http", "https"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from quark_backends.store.reading.generations import store_generation, write_generation
 from quark_backends.store.reading.reader_pool import ReaderPool
 from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
+from quark_backends.store.writing.belonging import store_group_edit, store_project_edit
 from quark_backends.store.writing.edits import editing, store_edit, store_stop
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_core.errors import BackendUnavailable, SessionStoreError
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from quark_backends.store.databases.postgres import PostgresDatabase
     from quark_backends.store.reading.search import RunFinder
     from quark_backends.store.upkeep.trash import StoreTrash
+    from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
     from quark_core.backends.contract import Batch, Generation, StoredRun
     from quark_core.backends.curves import (
         Cursor,
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RunStore"]
 
+_log = logging.getLogger("quark")
+
 
 class _Writing(Protocol):
     """How a database is written to."""
@@ -61,6 +66,9 @@ class _Writing(Protocol):
 
     def request_stop(self, run_id: str, by: str, reason: str | None, /) -> StopRequest:
         """See `SupportsEdits.request_stop`."""
+
+    def change(self, apply: Callable[[StoreConnection], None], /) -> None:
+        """Run a function that changes the store in one transaction of its own."""
 
     def close(self) -> None:
         """Give up what is open."""
@@ -211,6 +219,31 @@ class RunStore:
     def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
         """See `SupportsEdits`."""
         return self._writing.request_stop(run_id, by, reason)
+
+    def list_groups(
+        self, project: str | None = None, store_name: str | None = None
+    ) -> list[StoredGroup]:
+        """See `SupportsBelonging`; of the runs of one storage root's label."""
+        with self._readers.take() as reader:
+            return reader.list_groups(project, store_name)
+
+    def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
+        """See `SupportsBelonging`; of the runs of one storage root's label."""
+        with self._readers.take() as reader:
+            return reader.load_project(project, store_name)
+
+    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
+        """See `SupportsBelonging`."""
+        self._writing.change(lambda connection: store_project_edit(connection, project, edit))
+        _log.info("project %r was updated by %s", project, by)
+        return self.load_project(project)
+
+    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
+        """See `SupportsBelonging`."""
+        self._writing.change(lambda connection: store_group_edit(connection, project, path, edit))
+        _log.info("group %r of project %r was updated by %s", path, project, by)
+        with self._readers.take() as reader:
+            return reader.load_group(project, path)
 
     def find_stop(self, run_id: str) -> StopRequest | None:
         """See `SupportsEdits`."""
@@ -365,6 +398,9 @@ class _NoWriting:
     def request_stop(self, _run_id: str, _by: str, _reason: str | None, /) -> StopRequest:
         raise BackendUnavailable("the store was opened for reading only")
 
+    def change(self, _apply: Callable[[StoreConnection], None], /) -> None:
+        raise BackendUnavailable("the store was opened for reading only")
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -397,6 +433,10 @@ class _SqliteWriting:
         with self._gate.write(), closing(self._connect()) as connection, editing(connection):
             return store_stop(connection, run_id, by, reason)
 
+    def change(self, apply: Callable[[StoreConnection], None]) -> None:
+        with self._gate.write(), closing(self._connect()) as connection, editing(connection):
+            apply(connection)
+
     def close(self) -> None:
         with self._gate.write():
             if self._connection is not None:
@@ -426,6 +466,9 @@ class _PostgresWriting:
 
     def request_stop(self, run_id: str, by: str, reason: str | None) -> StopRequest:
         return self._database.run(lambda connection: store_stop(connection, run_id, by, reason))
+
+    def change(self, apply: Callable[[StoreConnection], None]) -> None:
+        self._database.run(apply)
 
     def _write(self, connection: StoreConnection, batches: Sequence[Batch]) -> None:
         ingest = BatchIngest(connection, self._database.known_names, self.let_go)

@@ -10,7 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quark_backends.mirroring.belonging import change_belonging, list_digests
+from quark_backends.mirroring.belonging import (
+    change_belonging,
+    change_by_edit,
+    list_data_digests,
+    list_digests,
+)
 from quark_backends.mirroring.curves import ALERT_LEVELS
 from quark_backends.mirroring.saved_state import digest_batch, is_new, load_state, save_state
 from quark_backends.wandb.attachments import Attachments
@@ -321,6 +326,9 @@ class WandbMirror:
 
     def _send_rest(self, batch: Batch, records: Sequence[StreamRecord]) -> None:
         self._attachments.collect(records)
+        if data := list_data_digests(records):
+            told = {f"quark_data/{key}": said for key, said in data.items()}
+            self._run.config.update(told, allow_val_change=True)
         if batch.kind == EventRecord.KIND:
             events = [record for record in records if isinstance(record, EventRecord)]
             counts = self._state.counts
@@ -444,7 +452,10 @@ class WandbMirror:
             gone = set(changes["tags"].get("removed", ()))
             tags = [*run.get("tags", ()), *state.tags, *changes["tags"].get("added", ())]
             run["tags"], state.tags = [tag for tag in tags if tag not in gone], []
-        state.start = {**state.start, "run": run}
+        belongs = change_by_edit(run, changes)
+        state.start = {**state.start, "run": {**run, **belongs}}
+        if belongs:
+            self._tell_run()
         if changes.get("tags"):
             self._run.tags = tuple(describe_start(self._opening, state)["tags"])
 

@@ -16,8 +16,7 @@ from quark_core.backends.contract import StoredRun, SupportsPrimary
 from quark_core.backends.run_summary import RunSummary
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import QuarkError, SchemaValidationError
-from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.query import Query, check_index
+from quark_core.records.query import check_index
 from quark_core.records.run_digests import is_seed
 from quark_core.records.runs import RunContext
 from quark_core.runs.composition import open_reader
@@ -201,13 +200,14 @@ def _spell(value: Any) -> Hashable:
 
 def _list_traces(reader: SupportsPrimary, run_id: str) -> Iterable[tuple[str, str]]:
     """Name and digest of each traced function of a run."""
+    from quark_core.provenance.traces import read_traces
+
     try:
-        rows = reader.read(run_id, FingerprintRecord.KIND, Query())
+        traces = read_traces(reader, run_id)
     except QuarkError:
         return
-    for subject, key, digest in zip(rows["subject"], rows["key"], rows["digest"], strict=True):
-        if subject == "code" and key != "sources":
-            yield str(key), str(digest)
+    for name, trace in traces.items():
+        yield name, f"{trace.level} {trace.digest}"
 
 
 class _Sources:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 
+from quark_core.backends.belonging import SupportsBelonging
 from quark_core.backends.contract import (
     Backend,
     BackendDefinition,
@@ -69,6 +70,7 @@ PROTOCOLS: Mapping[Capability, type] = {
     Capability.REMOVAL: SupportsRemoval,
     Capability.CHANGES: SupportsChanges,
     Capability.EDITS: SupportsEdits,
+    Capability.BELONGING: SupportsBelonging,
 }
 """What a backend has that declares a capability."""
 

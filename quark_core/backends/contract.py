@@ -123,6 +123,8 @@ class Capability(StrEnum):
     """Implements `SupportsChanges`: windows of many curves, and what came since a cursor."""
     EDITS = "edits"
     """Implements `backends.edits.SupportsEdits`: edits what is said of runs, asks them to stop."""
+    BELONGING = "belonging"
+    """Implements `backends.belonging.SupportsBelonging`: describes projects and groups."""
 
 
 class RankPolicy(StrEnum):

@@ -38,6 +38,7 @@ from quark_core.hosting.messages import (
 from quark_core.hosting.opener import describe_opener
 
 if TYPE_CHECKING:
+    from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
     from quark_core.backends.contract import Generation, RunLocation, StoredRun
     from quark_core.backends.curves import (
         Cursor,
@@ -307,6 +308,26 @@ class _Edits(_HostedBackend):
         return cast("StopRequest | None", self._read("find_stop", run_id))
 
 
+class _Belonging(_HostedBackend):
+    def list_groups(self, project: str | None = None) -> list[StoredGroup]:
+        """See `SupportsBelonging`."""
+        return cast("list[StoredGroup]", self._read("list_groups", project))
+
+    def load_project(self, project: str) -> StoredProject:
+        """See `SupportsBelonging`."""
+        return cast("StoredProject", self._read("load_project", project))
+
+    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
+        """See `SupportsBelonging`."""
+        call = CallMethod("update_project", dump_value(((project, edit), {"by": by})))
+        return cast("StoredProject", self._ask(call))
+
+    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
+        """See `SupportsBelonging`."""
+        call = CallMethod("update_group", dump_value(((project, path, edit), {"by": by})))
+        return cast("StoredGroup", self._ask(call))
+
+
 class _Generations(_HostedBackend):
     def write_generation(self, generation: Generation) -> int:
         """See `SupportsGenerations`."""
@@ -330,6 +351,7 @@ _PARTS: Mapping[Capability, type[_HostedBackend]] = {
     Capability.GRID: _Grid,
     Capability.GENERATIONS: _Generations,
     Capability.EDITS: _Edits,
+    Capability.BELONGING: _Belonging,
     Capability.ARTIFACTS: _Artifacts,
 }
 

@@ -18,7 +18,14 @@ from quark_core.provenance.code_fingerprints import (
 )
 from quark_core.provenance.normal_form import LEVEL_SYNTAX
 
-__all__ = ["ChangeKind", "CodeChange", "SourceText", "compare_modules", "compare_sources"]
+__all__ = [
+    "ChangeKind",
+    "CodeChange",
+    "SourceText",
+    "compare_modules",
+    "compare_sources",
+    "count_changed_lines",
+]
 
 ChangeKind = Literal[
     "changed", "added", "removed", "renamed", "moved", "reordered", "cosmetic", "bytes", "unknown"
@@ -371,6 +378,11 @@ def _count_text_lines(one: list[str], two: list[str]) -> int:
         if word != "equal":
             changed += max(last - first, end - start)
     return changed
+
+
+def count_changed_lines(before: str, after: str) -> int:
+    """How many lines of two texts differ, comments, docstrings and layout left out."""
+    return _count_text_lines(_make_plain(before.splitlines()), _make_plain(after.splitlines()))
 
 
 def _take_lines(text: str, module: ModuleFingerprint, unit: CodeUnit) -> list[str]:

@@ -34,6 +34,7 @@ __all__ = [
     "ModuleFingerprint",
     "fingerprint_module",
     "fingerprint_modules",
+    "fingerprint_tree",
 ]
 
 MODULE_UNIT: Final = "<module>"
@@ -109,6 +110,11 @@ def fingerprint_module(source: str | bytes) -> ModuleFingerprint:
         return ModuleFingerprint(
             digest=digest_bytes(b"bytes", _to_bytes(source)), level=LEVEL_BYTES, reason=str(error)
         )
+    return fingerprint_tree(tree)
+
+
+def fingerprint_tree(tree: ast.Module) -> ModuleFingerprint:
+    """Say what a module that is read already is made of; the tree is the caller's."""
     return _Splitter(tree).split(tree)
 
 

@@ -76,16 +76,20 @@ def digest_bytes(*parts: bytes) -> str:
     return whole.hexdigest()
 
 
-def digest_source(source: str | bytes) -> tuple[str, str]:
+def digest_source(source: str | bytes | ast.Module) -> tuple[str, str]:
     """Digest of a whole module's normal form, and the level that it has.
+
+    Args:
+        source: Its text, or what the text was read to.
 
     Returns:
         The digest with `syntax`, or with `bytes` where the text cannot be read.
     """
     try:
-        tree = parse_source(source)
+        tree = source if isinstance(source, ast.Module) else parse_source(source)
     except UnreadableSourceError:
         raw = source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source
+        assert isinstance(raw, bytes)
         return digest_bytes(b"bytes", raw), LEVEL_BYTES
     form = NormalForm(tree)
     return digest_bytes(b"".join(form.write_whole(tree))), LEVEL_SYNTAX

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import xxhash
 
-from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
 from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 from quark_core.delivery.lane_files import Lease
 from quark_core.errors import QuarkError, SchemaValidationError
@@ -105,11 +105,34 @@ def _find_runs(
     reader: SupportsRead, project: str, config: ConfigSnapshot, version: str | None
 ) -> list[StoredRun]:
     uid = _make_uid(config)
-    return [
-        run
-        for run in reader.list_runs(project=project)
-        if run.run.archived_at is None and _find_uid(run, version) == uid
-    ]
+    found = _find_candidates(reader, project, config, uid)
+    return [run for run in found if run.run.archived_at is None and _find_uid(run, version) == uid]
+
+
+def _find_candidates(
+    reader: SupportsRead, project: str, config: ConfigSnapshot, uid: str
+) -> list[StoredRun]:
+    """Runs that were started as this one, or have its settings now; newest first."""
+    from quark_core.runs.searching import build_search, find_runs
+
+    if not isinstance(reader, SupportsSearch):
+        return list(reader.list_runs(project=project))
+    found: dict[str, StoredRun] = {}
+    digest = digest_config(config.values)
+    wheres = [f"config_digest == '{digest}'" if config.values else "config_digest == null"]
+    for where in (*wheres, f"field.{UID_FIELD} == '{uid}'"):
+        try:
+            runs = find_runs(reader, build_search(project=project, where=where))
+        except SchemaValidationError as error:
+            if where not in wheres:
+                continue  # no run has the field
+            # A service of an older version, which cannot search for digests.
+            _log.debug("runs are not searched by digests: %s", error)
+            return list(reader.list_runs(project=project))
+        found.update((run.run_id, run.stored) for run in runs)
+    return sorted(
+        found.values(), key=lambda run: (run.run.created_at, run.run.id or ""), reverse=True
+    )
 
 
 def _find_uid(run: StoredRun, version: str | None) -> str:

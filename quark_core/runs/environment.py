@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quark_core.provenance.installed_packages import InstalledPackages
 
 __all__ = [
+    "WELL_KNOWN_PACKAGES",
     "GitState",
     "capture_environment",
     "complete_environment",
@@ -31,6 +32,9 @@ _PACKAGES = """
     pytorch-lightning deepspeed timm torchmetrics mlflow wandb xgboost lightgbm triton hydra-core
     omegaconf
 """.split()
+WELL_KNOWN_PACKAGES = frozenset(_PACKAGES)
+"""Packages whose versions are recorded wherever they are installed, imported or not."""
+
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",

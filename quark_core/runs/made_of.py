@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -60,6 +61,7 @@ class MadeOf:
         self._keeper: SourceKeeper | None = None
         self._mode: SourceMode = "off"
         self._values: dict[str, Any] | None = None
+        self._traced: set[object] = set()
 
     def start(self) -> threading.Thread | None:
         """Begin; returns the thread of the first look, or None where there is none to spare."""
@@ -87,9 +89,11 @@ class MadeOf:
         for thread in (self._first, self._later):
             if thread is not None and thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
+        self._note_traced()
 
     def _look_first(self) -> None:
         run = self._run
+        self._note_traced()
         try:
             with importing():
                 from quark_core.provenance.installed_packages import find_packages
@@ -126,10 +130,32 @@ class MadeOf:
                 self._ending.wait(max(0.0, self._started + look_s - time.monotonic()))
             if self._run.is_over:
                 return
+            self._note_traced()
             self._look_at_sources()
             self._look_at_environment()
             if self._ending.is_set():
                 return
+
+    def _note_traced(self) -> None:
+        """Record the functions under `quark.trace` that came since the last look."""
+        found = sys.modules.get("quark_core.provenance.traced_functions")
+        if found is None or self._run.is_over or not self._run.stream.active:
+            return
+        for traced in found.list_traced():
+            if traced in self._traced:
+                continue
+            self._traced.add(traced)
+            try:
+                # Whoever asks for digests alone wants no text of the code to be kept.
+                with_text = choose_mode(self._run)[0] != "digest"
+                described = found.describe_function(traced, with_text=with_text)
+                if described is not None:
+                    digest, level, metadata = described
+                    _Place(self._run).emit_fingerprint(
+                        "code", traced.name, digest, level, JsonObject(metadata)
+                    )
+            except Exception as error:  # noqa: BLE001 - whatever a function may be
+                _log.warning("the function %r is not traced: %s", traced.name, error)
 
     def _look_at_sources(self) -> None:
         keeper = self._keeper

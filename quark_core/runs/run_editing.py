@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import getpass
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from quark_core.backends.edits import RunEdit, SupportsEdits, check_edit, check_reason
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
 from quark_core.config.arguments import check_label, check_run_id, check_tags, resolve_storage_dir
+from quark_core.config.belonging import check_field_names, check_fields, check_groups
 from quark_core.errors import SchemaValidationError, SessionStoreError, StoreUnauthorizedError
 from quark_core.records import RunRecord
 from quark_core.records.runs import RunContext, StopRequest
@@ -32,6 +34,10 @@ def edit_run(
     add_tags: Iterable[str] | None = None,
     remove_tags: Iterable[str] | None = None,
     archived: bool | None = None,
+    add_groups: str | Iterable[str] | None = None,
+    remove_groups: str | Iterable[str] | None = None,
+    fields: Mapping[str, Any] | None = None,
+    remove_fields: Iterable[str] | None = None,
     storage_dir: str | Path | None = None,
 ) -> RunRecord:
     """Change what is said of a run, while it trains or after its end.
@@ -47,6 +53,9 @@ def edit_run(
         add_tags, remove_tags: Tags; one that is there already, or is not there, is no mistake.
         archived: True leaves the run out of searches and lists that do not ask for archived
             runs; everything of it stays, and can be read. False takes it back.
+        add_groups, remove_groups: Paths of groups, such as "paper/fig3", one or several.
+        fields: Fields to note, by name, as `session.annotate` does.
+        remove_fields: Names of fields to take away.
         storage_dir: Storage root; the working directory by default.
 
     Returns:
@@ -66,6 +75,10 @@ def edit_run(
             add_tags=check_tags(add_tags),
             remove_tags=check_tags(remove_tags),
             archived=archived,
+            add_groups=check_groups(add_groups, "add_groups"),
+            remove_groups=check_groups(remove_groups, "remove_groups"),
+            set_fields={} if fields is None else dict(check_fields(fields)),
+            remove_fields=check_field_names(remove_fields, "remove_fields"),
         )
     )
     with open_editor(root, run_id, "edits") as editor:

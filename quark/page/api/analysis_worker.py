@@ -35,6 +35,7 @@ _log = logging.getLogger("quark")
 _LOADED = (
     "quark_core.analysis.comparison.engine",
     "quark_core.analysis.diagnosis",
+    "quark_core.analysis.explanation.engine",
     "quark_core.analysis.outputs",
     "quark_core.analysis.phases",
 )

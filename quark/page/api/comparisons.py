@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +64,25 @@ class ComparisonDesk:
             SchemaValidationError: A bad parameter, or not two sides.
             RunNotFoundError: There is no such run.
         """
+        return self._tell(parameters, lambda sides: _pair(sides, target=_read_target(parameters)))
+
+    def explain(self, parameters: Parameters) -> dict[str, Any]:
+        """Why the first side is not as the second is, or that it computes; `metric=KEY` names one.
+
+        Raises:
+            SchemaValidationError: A bad parameter, or not two sides.
+            RunNotFoundError: There is no such run.
+        """
+        metric = parameters.get_text("metric")
+        return self._tell(parameters, lambda sides: _pair(sides, explains=True, metric=metric))
+
+    def _tell(
+        self, parameters: Parameters, make_pair: Callable[[Sequence[Side]], ComparedPair]
+    ) -> dict[str, Any]:
         sides = read_sides(self._source, parameters)
         if len(sides) != 2:
             raise SchemaValidationError(f"side must name two sides, got {len(sides)}")
-        pair = ComparedPair(sides[0].ids, sides[1].ids, _read_target(parameters))
-        asked = _Asked(pair, _mark(sides))
+        asked = _Asked(make_pair(sides), _mark(sides))
         with self._lock:
             found = self._found.get(asked)
             if found is not None:
@@ -84,7 +98,9 @@ class ComparisonDesk:
     def _compare(self, asked: _Asked, analyzer: RunAnalyzer) -> None:
         """On the thread of the analyses."""
         try:
-            result = _bound(analyzer.compare(asked.pair))
+            result = analyzer.compare(asked.pair)
+            if not asked.pair.explains:
+                result = _bound(result)
             found = {"state": "computed", "result": result, "note": None}
         except QuarkError as error:
             found = {"state": "failed", "result": None, "note": str(error)}
@@ -97,6 +113,10 @@ class ComparisonDesk:
             while len(self._found) > _MOST_KEPT:
                 self._found.popitem(last=False)
             self._waiting.discard(asked)
+
+
+def _pair(sides: Sequence[Side], **options: Any) -> ComparedPair:
+    return ComparedPair(sides[0].ids, sides[1].ids, **options)
 
 
 def _read_target(parameters: Parameters) -> tuple[str, str, float] | None:

@@ -86,11 +86,16 @@ class ComparedPair:
     Attributes:
         primary, reference: The ids of the runs of each.
         target: A metric, `at_least` or `at_most`, and a value, or None.
+        explains: Whether it is asked why the primary is not as the reference is, rather than
+            how the two differ.
+        metric: The metric that is explained, or None for the one that the runs are about.
     """
 
     primary: tuple[str, ...]
     reference: tuple[str, ...]
     target: tuple[str, str, float] | None = None
+    explains: bool = False
+    metric: str | None = None
 
 
 class RunAnalyzer(Protocol):
@@ -177,7 +182,7 @@ def analyze(run: OpenRun) -> Analysis:
 
 
 def compare(open_run: Callable[[str], OpenRun], pair: ComparedPair) -> dict[str, Any]:
-    """Compare two sides in this thread.
+    """Compare two sides, or explain their difference, in this thread.
 
     Raises:
         RunNotFoundError: The store has no such run.
@@ -188,6 +193,8 @@ def compare(open_run: Callable[[str], OpenRun], pair: ComparedPair) -> dict[str,
     from quark_core.analysis.comparison.engine import ComparisonEngine
     from quark_core.sessions.session import TrainingSession
 
+    if pair.explains:
+        return _explain(open_run, pair)
     targets: tuple[MetricTargetSpec, ...] = ()
     if pair.target is not None:
         key, direction, value = pair.target
@@ -199,3 +206,20 @@ def compare(open_run: Callable[[str], OpenRun], pair: ComparedPair) -> dict[str,
     )
     config = ComparisonEngineConfig(metric_targets=targets)
     return ComparisonEngine.compare_runs(primary, reference, config=config).to_dict()
+
+
+def _explain(open_run: Callable[[str], OpenRun], pair: ComparedPair) -> dict[str, Any]:
+    from quark_core.analysis.explanation.engine import explain_change
+    from quark_core.analysis.explanation.words import describe_change, list_rows
+    from quark_core.sessions.session import TrainingSession
+
+    before, after = (
+        [TrainingSession(open_run(run_id)) for run_id in ids]
+        for ids in (pair.reference, pair.primary)
+    )
+    found = explain_change(before, after, pair.metric)
+    rows = [
+        {"label": row.label, "kind": row.kind, "place": row.place, "words": row.words}
+        for row in list_rows(found)
+    ]
+    return {**found.to_dict(), "headline": describe_change(found), "rows": rows}

@@ -57,6 +57,7 @@ from quark_core.errors import (
 if TYPE_CHECKING:
     import httpx
 
+    from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
     from quark_core.backends.contract import Payload
     from quark_core.backends.curves import (
         Cursor,
@@ -127,7 +128,11 @@ class ServiceBackend(SupportsTrash):
             read_only=config.read_only,
         )
         self._edits = ServiceEdits(
-            self._address.url, self._fetch, self._reading, read_only=config.read_only
+            self._address.url,
+            self._fetch,
+            self._reading,
+            read_only=config.read_only,
+            store=self._address.store,
         )
         self._following = RunFollowing(
             self,
@@ -198,7 +203,23 @@ class ServiceBackend(SupportsTrash):
         """See `SupportsEdits`."""
         return self._edits.request_stop(run_id, by=by, reason=reason)
 
+    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
+        """See `SupportsBelonging`."""
+        return self._edits.update_project(project, edit, by=by)
+
+    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
+        """See `SupportsBelonging`."""
+        return self._edits.update_group(project, path, edit, by=by)
+
     # Reading.
+
+    def list_groups(self, project: str | None = None) -> list[StoredGroup]:
+        """See `SupportsBelonging`."""
+        return self._edits.list_groups(project)
+
+    def load_project(self, project: str) -> StoredProject:
+        """See `SupportsBelonging`."""
+        return self._edits.load_project(project)
 
     def find_stop(self, run_id: str) -> StopRequest | None:
         """See `SupportsEdits`."""

@@ -9,13 +9,21 @@ from urllib.parse import quote
 
 import msgspec
 
+from quark_backends.service.belonging import BelongingRequest, GroupList
 from quark_backends.service.client.calls import Call
 from quark_backends.service.client.service_errors import Refused
-from quark_backends.service.protocol import EditRequest, ErrorCode, StopReply, StopRunRequest
+from quark_backends.service.protocol import (
+    MSGPACK,
+    EditRequest,
+    ErrorCode,
+    StopReply,
+    StopRunRequest,
+)
+from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
 from quark_core.backends.contract import StoredRun
 from quark_core.backends.edits import RunEdit
 from quark_core.backends.run_summary import restore_run
-from quark_core.errors import SessionStoreError
+from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.runs import StopRequest
 
 __all__ = ["ServiceEdits"]
@@ -33,6 +41,7 @@ class ServiceEdits:
         fetch: Sends a call and returns the struct that its reply is.
         reading: Makes what a call fails with what who reads is told.
         read_only: Refuse whatever would change something.
+        store: Label of the project store that lists keep to; None for no one store.
     """
 
     def __init__(
@@ -42,11 +51,13 @@ class ServiceEdits:
         reading: Callable[[], AbstractContextManager[None]],
         *,
         read_only: bool,
+        store: str | None = None,
     ) -> None:
         self._url = url
         self._fetch = fetch
         self._reading = reading
         self._read_only = read_only
+        self._store = store
 
     def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
         """See `SupportsEdits`; needs the scope write."""
@@ -86,6 +97,45 @@ class ServiceEdits:
         found: StopRequest | None = reply.stop
         return found
 
+    def list_groups(self, project: str | None = None) -> list[StoredGroup]:
+        """See `SupportsBelonging`; of the project store that the storage root names."""
+        return [_restore_group(group) for group in self._ask("groups", project, GroupList).groups]
+
+    def load_project(self, project: str) -> StoredProject:
+        """See `SupportsBelonging`; of the project store that the storage root names."""
+        return _restore_project(self._ask("project", project, dict[str, Any]))
+
+    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
+        """See `SupportsBelonging`; needs the scope write."""
+        return _restore_project(self._update("project", project, None, edit, by))
+
+    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
+        """See `SupportsBelonging`; needs the scope write."""
+        return _restore_group(self._update("groups", project, path, edit, by))
+
+    def _ask(self, what: str, project: str | None, kind: type[T]) -> T:
+        parameters = {"project": project, "store": self._store}
+        call = Call(method="GET", path=f"/v1/{what}", parameters=parameters, accept=MSGPACK)
+        with self._reading():
+            try:
+                found: T = self._fetch(call, kind)
+            except Refused as error:
+                if error.code not in _NO_ROUTE:
+                    raise
+                raise SessionStoreError(
+                    f"the service at {self._url} is too old to know of projects and groups: "
+                    "whoever runs it has to bring it up to date"
+                ) from None
+        return found
+
+    def _update(
+        self, what: str, project: str, path: str | None, edit: BelongingEdit, by: str
+    ) -> dict[str, Any]:
+        fields = {name: getattr(edit, name) for name in BelongingEdit.__struct_fields__}
+        request = BelongingRequest(project=project, path=path, by=by, **fields)
+        with self._reading():
+            return self._post(f"/v1/{what}", request, dict[str, Any])
+
     def _post(self, path: str, request: msgspec.Struct, kind: type[T]) -> T:
         if self._read_only:
             raise SessionStoreError(f"the store at {self._url} was opened for reading only")
@@ -97,10 +147,25 @@ class ServiceEdits:
             if error.code not in _NO_ROUTE:
                 raise
             raise SessionStoreError(
-                f"the service at {self._url} is too old to edit or to stop runs: whoever runs it "
-                "has to bring it up to date"
+                f"the service at {self._url} is too old to edit or to stop runs, or to describe "
+                "projects and groups: whoever runs it has to bring it up to date"
             ) from None
         return found
+
+
+def _restore_project(data: dict[str, Any]) -> StoredProject:
+    return _restore(data, StoredProject)
+
+
+def _restore_group(data: dict[str, Any]) -> StoredGroup:
+    return _restore(data, StoredGroup)
+
+
+def _restore(data: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise SchemaValidationError(f"the reply of the service is damaged: {error}") from error
 
 
 def _route(run_id: str, what: str) -> str:

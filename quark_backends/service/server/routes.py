@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quark_backends.service.belonging import BelongingRequest, GroupList
 from quark_backends.service.protocol import (
     JSON,
     MSGPACK,
@@ -365,6 +366,56 @@ _EDITS = (
     ),
 )
 
+_OF_STORE = Parameter(name="store", schema=_TEXT, summary="Only of runs of this project store.")
+_BELONGING = (
+    ServiceRoute(
+        method="GET",
+        path="/v1/groups",
+        handler=edit_routes.list_groups,
+        summary="The groups that runs are in, or that are described.",
+        scope="read",
+        reply=GroupList,
+        parameters=(
+            Parameter(name="project", schema=_TEXT, summary="Only those of this project."),
+            _OF_STORE,
+        ),
+        media=_BOTH,
+    ),
+    ServiceRoute(
+        method="POST",
+        path="/v1/groups",
+        handler=edit_routes.update_group,
+        summary="Change the description, fields and tags of a group.",
+        scope="write",
+        request=BelongingRequest,
+        reply=dict[str, Any],
+        media=_BOTH,
+    ),
+    ServiceRoute(
+        method="GET",
+        path="/v1/project",
+        handler=edit_routes.load_project,
+        summary="What is known of a project.",
+        scope="read",
+        reply=dict[str, Any],
+        parameters=(
+            Parameter(name="project", schema=_TEXT, summary="Its name.", required=True),
+            _OF_STORE,
+        ),
+        media=_BOTH,
+    ),
+    ServiceRoute(
+        method="POST",
+        path="/v1/project",
+        handler=edit_routes.update_project,
+        summary="Change the description, fields and tags of a project.",
+        scope="write",
+        request=BelongingRequest,
+        reply=dict[str, Any],
+        media=_BOTH,
+    ),
+)
+
 _REMOVAL = (
     ServiceRoute(
         method="POST",
@@ -577,6 +628,7 @@ ROUTES: tuple[ServiceRoute, ...] = (
     *_CONTROL,
     *_PAYLOADS,
     *_EDITS,
+    *_BELONGING,
     *_REMOVAL,
     *_KEYS,
     *_SERVER,

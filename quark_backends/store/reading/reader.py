@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quark_backends.store.databases.connection import StoreConnection, close_with
+from quark_backends.store.reading.belonging import load_group, load_groups, load_project
 from quark_backends.store.reading.run_rows import RUN_QUERY, read_stop, run_not_found, to_stored_run
 from quark_core.errors import RunNotFoundError, SessionStoreError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from quark_backends.store.reading.axis_blocks import BlockCache
     from quark_backends.store.reading.metric_tails import MetricTails
     from quark_backends.store.reading.stored_rows import StoredRows, WriterRow
+    from quark_core.backends.belonging import StoredGroup, StoredProject
     from quark_core.backends.contract import Batch, StoredRun
     from quark_core.backends.curves import (
         Cursor,
@@ -268,6 +270,21 @@ class StoreReader:
         with self._lock, self._moment() as connection:
             rows = connection.execute(sql, arguments).fetchall()
         return [to_stored_run(row) for row in rows]
+
+    def list_groups(self, project: str | None, store_name: str | None = None) -> list[StoredGroup]:
+        """See `SupportsBelonging`."""
+        with self._lock, self._moment() as connection:
+            return load_groups(connection, project, store_name)
+
+    def load_group(self, project: str, path: str) -> StoredGroup:
+        """One group, described or not."""
+        with self._lock, self._moment() as connection:
+            return load_group(connection, project, path)
+
+    def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
+        """See `SupportsBelonging`."""
+        with self._lock, self._moment() as connection:
+            return load_project(connection, project, store_name)
 
     def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
         """See `SupportsLabels`."""

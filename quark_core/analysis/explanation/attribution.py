@@ -16,9 +16,9 @@ from quark_core.analysis.comparison.statistics import student_quantile
 from quark_core.analysis.explanation.differences import Difference
 from quark_core.analysis.explanation.history import PastRun
 from quark_core.analysis.explanation.results import ABSENT, Effect, NoiseFloor
-from quark_core.analysis.explanation.traits import Place, encode_value
+from quark_core.analysis.explanation.traits import Place, encode_value, tells_runs_apart
 
-__all__ = ["LEAST_HISTORY", "Attribution", "measure_pairs", "regress", "sign_traits"]
+__all__ = ["LEAST_HISTORY", "Attribution", "measure_pairs", "regress"]
 
 Floats = NDArray[np.float64]
 
@@ -32,7 +32,6 @@ _MOST_LEVELS = 40
 _FEW_NUMBERS = 4
 _PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _OUTLIER = 6.0  # in spreads of the middle half: what is beyond counts as that far away
-_LEFT_OUT = frozenset({"seed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def measure_pairs(
             continue
         own = encode_value(run.traits.values.get(difference.key, ABSENT))
         if own in values:
-            rest = sign_traits(run, difference.key)
+            rest = run.sign_rest(difference.key)
             groups[rest][values.index(own)].append(run.value)
     both = [(np.array(one), np.array(two)) for one, two in groups.values() if one and two]
     if not both:
@@ -100,16 +99,6 @@ def _bound(
     return mean - half, mean + half
 
 
-def sign_traits(run: PastRun, place: Place) -> bytes:
-    """A text of all traits of a run but one and its seeds."""
-    rest = [
-        (kind, name, encode_value(value))
-        for (kind, name), value in run.traits.values.items()
-        if kind not in _LEFT_OUT and (kind, name) != place
-    ]
-    return repr(sorted(rest)).encode()
-
-
 def regress(
     history: Sequence[PastRun], differences: Sequence[Difference], change: float
 ) -> Attribution | None:
@@ -123,7 +112,7 @@ def regress(
     runs = [run for run in history if run.is_whole]
     if len(runs) < LEAST_HISTORY or not differences or not change:
         return None
-    table = _Table(runs)
+    table = _Table(runs, [each.key for each in differences])
     candidates = [each for each in differences if table.knows(each)]
     if not candidates:
         return None
@@ -285,13 +274,13 @@ def _is_number(value: Any) -> bool:
 class _Table:
     """The traits of runs, by trait."""
 
-    def __init__(self, runs: Sequence[PastRun]) -> None:
+    def __init__(self, runs: Sequence[PastRun], wanted: Sequence[Place]) -> None:
         self._count = len(runs)
         places = sorted({place for run in runs for place in run.traits.values})
         self._values = {
             place: [run.traits.values.get(place, ABSENT) for run in runs]
             for place in places
-            if place[0] not in _LEFT_OUT
+            if place in wanted or tells_runs_apart(place)
         }
         self._texts = {
             place: [encode_value(value) for value in values]

@@ -1,22 +1,27 @@
-"""What differs between two sides, and what of it is known to be the same."""
+"""What differs between two sides, what is known to be the same, and what nobody knows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from quark_core.analysis.explanation.results import ABSENT, CauseKind, Remark
-from quark_core.analysis.explanation.sides import ExplainedRun
-from quark_core.analysis.explanation.traits import Place, RunTraits, encode_value, is_redacted
+from quark_core.analysis.explanation.traits import (
+    CODE_PLACE,
+    INSTALLED,
+    Place,
+    RunTraits,
+    encode_value,
+    is_redacted,
+)
 
-__all__ = ["Difference", "Differences", "find_differences"]
+__all__ = ["Difference", "Findings", "compare_traits", "join_findings", "rule_out_unread"]
 
 _KINDS: tuple[CauseKind, ...] = (
     "seed",
-    "data",
     "config",
     "code",
     "launch",
@@ -26,12 +31,11 @@ _KINDS: tuple[CauseKind, ...] = (
 )
 _UNRECORDED: dict[CauseKind, str] = {
     "seed": "no seed is in the configuration",
-    "data": "no fingerprint of the data was recorded",
     "config": "no configuration was recorded",
-    "code": "the sources were not kept, so that code may differ",
+    "code": "the sources were not kept",
     "launch": "how it was launched was not recorded",
-    "switch": "the libraries' switches were not recorded",
-    "package": "the versions of packages were not recorded",
+    "switch": "no library's switches were recorded",
+    "package": "which packages were imported was not recorded",
     "hardware": "the machine was not recorded",
 }
 
@@ -43,9 +47,12 @@ class Difference:
     Attributes:
         kind, place: Which.
         before, after: Its values; lists where the runs of a side differ.
-        is_clean: Whether all runs of a side agree, and none has the other side's value.
+        is_clean: Whether all runs of a side agree.
         repeats: What says the same again.
         words: What is to be said of it besides, such as how many lines.
+        is_aside: Whether it has no business with the result: it is told last, as unlikely.
+        may_follow: Whether it may be what the other differences brought about, as the batches
+            that a loader gives.
     """
 
     kind: CauseKind
@@ -55,6 +62,8 @@ class Difference:
     is_clean: bool = True
     repeats: tuple[str, ...] = ()
     words: str = ""
+    is_aside: bool = False
+    may_follow: bool = False
 
     @property
     def key(self) -> Place:
@@ -63,8 +72,8 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Differences:
-    """All of it.
+class Findings:
+    """What holding two sides against each other has found.
 
     Attributes:
         found: What differs.
@@ -72,74 +81,92 @@ class Differences:
         unknown: What a side did not record.
     """
 
-    found: tuple[Difference, ...]
-    ruled_out: tuple[Remark, ...]
-    unknown: tuple[Remark, ...]
+    found: tuple[Difference, ...] = ()
+    ruled_out: tuple[Remark, ...] = ()
+    unknown: tuple[Remark, ...] = ()
 
 
-def find_differences(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) -> Differences:
-    """Hold two sides against each other, by what they were made of and by their records.
+def join_findings(parts: Iterable[Findings]) -> Findings:
+    """Several as one, in their order."""
+    all_parts = list(parts)
+    return Findings(
+        tuple(each for part in all_parts for each in part.found),
+        tuple(each for part in all_parts for each in part.ruled_out),
+        tuple(each for part in all_parts for each in part.unknown),
+    )
+
+
+def compare_traits(before: Sequence[RunTraits], after: Sequence[RunTraits]) -> Findings:
+    """Hold the traits of two sides against each other, sources left out: a digest says too little.
 
     Seeds are left out where a side has several runs: they are what its runs differ in.
     """
-    everyone = [*before, *after]
-    found = _compare_traits([run.traits for run in before], [run.traits for run in after])
-    return _rule_out_unread(found, [run.read_keys for run in everyone])
+    several = len(before) > 1 or len(after) > 1
+    kinds = [kind for kind in _KINDS if not (kind == "seed" and several)]
+    return join_findings(_compare_kind(kind, before, after) for kind in kinds)
 
 
-def _rule_out_unread(
-    differences: Differences, reads: Sequence[Mapping[str, bool] | None]
-) -> Differences:
+def rule_out_unread(findings: Findings, reads: Sequence[Mapping[str, bool] | None]) -> Findings:
     """A key of the configuration that no run has read is no cause, whatever it says."""
     if any(read is None for read in reads):
-        return differences
+        return findings
     unread = [
         each
-        for each in differences.found
+        for each in findings.found
         if each.kind in ("config", "seed")
         and not any(read.get(each.place, False) for read in reads if read is not None)
         and any(each.place in read for read in reads if read is not None)
     ]
-    remarks = [
-        Remark(each.kind, each.place, "differs, but neither run has read it") for each in unread
-    ]
+    remarks = [Remark(each.kind, each.place, "differs, but no run has read it") for each in unread]
     return replace(
-        differences,
-        found=tuple(each for each in differences.found if each not in unread),
-        ruled_out=(*differences.ruled_out, *remarks),
+        findings,
+        found=tuple(each for each in findings.found if each not in unread),
+        ruled_out=(*findings.ruled_out, *remarks),
     )
 
 
-def _compare_traits(before: Sequence[RunTraits], after: Sequence[RunTraits]) -> Differences:
+def _compare_kind(
+    kind: CauseKind, before: Sequence[RunTraits], after: Sequence[RunTraits]
+) -> Findings:
     everyone = [*before, *after]
-    several = len(before) > 1 or len(after) > 1
+    places = sorted(
+        place
+        for place in {place for run in everyone for place in run.values}
+        if place[0] == kind and place != ("code", CODE_PLACE)
+    )
+    # Of a package that was imported late, or not at all, the version may not be written down.
+    absent = {name for _, name in places if any((kind, name) not in run.values for run in everyone)}
     found: list[Difference] = []
     unknown: list[Remark] = []
-    ruled_out: list[Remark] = []
-    for kind in _KINDS:
-        places = sorted({place for run in everyone for place in run.values if place[0] == kind})
-        is_known = all(kind in run.known for run in everyone)
-        if kind == "seed" and several:
-            continue
-        told = len(found) + len(unknown)
-        for place in places:
-            difference = _compare(place, before, after)
-            if difference is not None and _is_missing(place, everyone, is_known=is_known):
-                unknown.append(Remark(kind, place[1], "recorded on one side only"))
-            elif difference is not None:
-                found.append(difference)
-            elif any(is_redacted(run.values.get(place)) for run in everyone):
+    for place in places:
+        difference = _compare(place, before, after)
+        if difference is not None and kind == "package" and place[1] in absent:
+            if not _have_same_packages(everyone):
+                unknown.append(Remark(kind, place[1], "imported on one side only"))
+        elif difference is None:
+            if any(is_redacted(run.values.get(place)) for run in everyone):
                 unknown.append(Remark(kind, place[1], "a secret, whose value is not kept"))
-        if not is_known:
-            unknown.append(Remark(kind, "", _UNRECORDED[kind]))
-        elif len(found) + len(unknown) == told:
-            ruled_out.append(Remark(kind, "", _describe_same(kind, places, before)))
-    return Differences(tuple(_add_repeats(found, everyone)), tuple(ruled_out), tuple(unknown))
+        elif _is_missing(place, everyone):
+            unknown.append(Remark(kind, place[1], "recorded on one side only"))
+        else:
+            found.append(_annotate(difference, everyone))
+    if not all(kind in run.known for run in everyone):
+        return Findings(tuple(found), (), (Remark(kind, "", _UNRECORDED[kind]), *unknown))
+    if found or unknown or kind == "code":
+        return Findings(tuple(found), (), tuple(unknown))
+    return Findings((), (Remark(kind, "", _describe_same(kind, places, before)),), ())
 
 
-def _is_missing(place: Place, runs: Sequence[RunTraits], *, is_known: bool) -> bool:
-    """Whether a run lacks it and that may be because nobody wrote it down."""
-    return not is_known and any(place not in run.values for run in runs)
+def _have_same_packages(runs: Sequence[RunTraits]) -> bool:
+    """Whether all that was installed was the same: then so are versions that nobody wrote down."""
+    installed = {encode_value(run.values.get(INSTALLED, ABSENT)) for run in runs}
+    return len(installed) == 1 and INSTALLED in runs[0].values
+
+
+def _is_missing(place: Place, runs: Sequence[RunTraits]) -> bool:
+    """Whether a run lacks it perhaps only because nobody wrote it down."""
+    section = next(run.origins[place] for run in runs if place in run.origins)
+    return any(place not in run.values and not run.lacks(place, section) for run in runs)
 
 
 def _compare(
@@ -159,25 +186,19 @@ def _compare(
     return Difference(place[0], place[1], shown[0], shown[1], is_clean)
 
 
-def _add_repeats(found: Sequence[Difference], runs: Sequence[RunTraits]) -> list[Difference]:
-    """Tell with each difference what only says it again."""
-    out = []
-    for difference in found:
-        names = {
-            name for run in runs for name, place in run.repeats.items() if place == difference.key
-        }
-        out.append(
-            Difference(
-                difference.kind,
-                difference.place,
-                difference.before,
-                difference.after,
-                difference.is_clean,
-                (*difference.repeats, *sorted(names)),
-                difference.words,
-            )
-        )
-    return out
+def _annotate(difference: Difference, runs: Sequence[RunTraits]) -> Difference:
+    """Tell what only says it again, and whether it is of what no run has loaded."""
+    names = {name for run in runs for name, place in run.repeats.items() if place == difference.key}
+    if difference.kind == "package" and _is_unused(difference.place, runs):
+        return replace(difference, is_aside=True, words="installed, but no run has imported it")
+    return replace(difference, repeats=(*difference.repeats, *sorted(names)))
+
+
+def _is_unused(place: str, runs: Sequence[RunTraits]) -> bool:
+    if "." in place or place.startswith("python"):
+        return place == "installed.digest"
+    name = place.lower().replace("_", "-")
+    return all(run.imported is not None and name not in run.imported for run in runs)
 
 
 def _describe_same(kind: CauseKind, places: Sequence[Place], side: Sequence[RunTraits]) -> str:
@@ -186,8 +207,7 @@ def _describe_same(kind: CauseKind, places: Sequence[Place], side: Sequence[RunT
         return f"{msgspec.json.encode(value).decode()} on both sides"
     count = len(places)
     words = {
-        "config": f"{count} keys, all of one value" if count else "no keys",
-        "code": "all sources of the project that were kept are the same",
+        "config": f"{count} keys, all of one value",
         "package": f"{count} packages, all of one version",
         "switch": f"{count} switches, all the same",
         "hardware": "what is recorded of the machine is the same",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,19 @@ from quark_core.analysis.comparison.metrics import compare_metrics
 from quark_core.analysis.comparison.results import MetricDiff
 from quark_core.analysis.comparison.sides import find_storage_dir, list_targets
 from quark_core.analysis.explanation.attribution import measure_pairs, regress
-from quark_core.analysis.explanation.differences import Differences, find_differences
+from quark_core.analysis.explanation.checks import plan_checks
+from quark_core.analysis.explanation.code_differences import compare_code
+from quark_core.analysis.explanation.data_differences import (
+    compare_data,
+    fold_streams,
+    include_outputs,
+)
+from quark_core.analysis.explanation.differences import (
+    Findings,
+    compare_traits,
+    join_findings,
+    rule_out_unread,
+)
 from quark_core.analysis.explanation.divergence import find_parting
 from quark_core.analysis.explanation.good_runs import find_good_run
 from quark_core.analysis.explanation.history import PastRun, load_history
@@ -154,9 +167,10 @@ class _Explanation:
     def make(self) -> ChangeExplanation:
         """All steps."""
         history = self._load_history()
-        floor = find_noise_floor(history.everyone, history.own, self._measure)
+        differences = self._find_differences()
+        apart = any(each.kind != "seed" and not each.is_aside for each in differences.found)
+        floor = find_noise_floor(history.everyone, history.own, self._measure, apart=apart)
         judgement = judge_change(self._metric, floor)
-        differences = find_differences(self._before, self._after)
         parting = self._find_parting()
         hidden = None
         if parting.metric_key == self._key:
@@ -181,7 +195,7 @@ class _Explanation:
             else tuple(replace(cause, standing="unlikely") for cause in causes),
             ruled_out=differences.ruled_out,
             unknown=differences.unknown,
-            checks=(),
+            checks=plan_checks(causes, self._name_sides()) if accuses else (),
             history_count=len(history.others),
             notes=tuple(self._list_notes(() if hidden is None else (hidden,))),
         )
@@ -190,7 +204,13 @@ class _Explanation:
 
     def _load_history(self) -> _History:
         project = self._before[0].stored.run.project_name
-        everyone = load_history(self._before[0].reader, project, self._key)
+        keys = {
+            record.key
+            for run in (*self._before, *self._after)
+            for record in run.fingerprints
+            if record.subject == "data" and not record.level.startswith("stream")
+        }
+        everyone = load_history(self._before[0].reader, project, self._key, sorted(keys))
         sides = [{run.run_id for run in side} for side in (self._before, self._after)]
         members = set.union(*sides)
         return _History(
@@ -215,7 +235,7 @@ class _Explanation:
         self,
         judgement: Judgement,
         floor: NoiseFloor | None,
-        differences: Differences,
+        differences: Findings,
         parting: Parting,
         history: _History,
         has_hidden: bool,
@@ -241,6 +261,18 @@ class _Explanation:
             has_hidden,
         )
 
+    def _find_differences(self) -> Findings:
+        sides = [run.traits for run in self._before], [run.traits for run in self._after]
+        found = join_findings(
+            (
+                compare_data(self._before, self._after),
+                compare_traits(*sides),
+                compare_code(self._before, self._after),
+            )
+        )
+        found = rule_out_unread(found, [run.read_keys for run in (*self._before, *self._after)])
+        return dataclasses.replace(found, found=fold_streams(found.found))
+
     def _find_parting(self) -> Parting:
         if len(self._before) > 1 or len(self._after) > 1:
             return Parting(
@@ -248,7 +280,13 @@ class _Explanation:
                 "several runs a side: their seeds part them, so no first step is looked for",
             )  # fmt: skip
         one, two = self._before[0], self._after[0]
-        return find_parting((one.reader, one.run_id), (two.reader, two.run_id))
+        parting = find_parting((one.reader, one.run_id), (two.reader, two.run_id))
+        return include_outputs(parting, self._before, self._after)
+
+    def _name_sides(self) -> str:
+        return " ".join(
+            ",".join(run.run_id for run in side) for side in (self._before, self._after)
+        )
 
     def _list_notes(self, notes: Sequence[str]) -> list[str]:
         out = list(notes)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from quark_core.analysis.explanation.traits import RunTraits, describe_traits, encode_value
+from quark_core.analysis.explanation.traits import (
+    Place,
+    RunTraits,
+    describe_traits,
+    encode_value,
+    tells_runs_apart,
+)
 from quark_core.backends.contract import SupportsRead
+from quark_core.backends.run_pages import MOST_COLUMNS, MOST_PAGE_RUNS
 from quark_core.backends.run_summary import RunSummary
+from quark_core.errors import SchemaValidationError
 from quark_core.records.run_digests import digest_config
-from quark_core.runs.searching import build_search, find_runs
+from quark_core.runs.searching import build_page_search, build_search, find_page, find_runs
 
-__all__ = ["PastRun", "load_history", "select_alike"]
+__all__ = ["PastRun", "load_history"]
 
 _MOST_RUNS = 2_000
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +38,6 @@ class PastRun:
         first: Its first value, likewise.
         state: Its status, or lost.
         config_digest: Of its configuration without seeds, or None without one.
-        code: What tells its code, or None.
         seed: Its seeds as a text, or None.
     """
 
@@ -37,7 +47,6 @@ class PastRun:
     first: float | None
     state: str
     config_digest: str | None
-    code: bytes | None
     seed: bytes | None
 
     @property
@@ -45,20 +54,74 @@ class PastRun:
         """Whether it came to its end and has the metric."""
         return self.state == "completed" and self.value is not None
 
+    def sign_rest(self, place: Place | None = None) -> bytes:
+        """A text of all that it was made of, seeds, names and one trait left out.
 
-def load_history(reader: SupportsRead, project: str, metric_key: str | None) -> list[PastRun]:
+        Runs of one text differ in that trait alone, as far as anything was recorded.
+        """
+        rest = [
+            (kind, name, encode_value(value))
+            for (kind, name), value in self.traits.values.items()
+            if (kind, name) != place and tells_runs_apart((kind, name))
+        ]
+        return repr(sorted(rest)).encode()
+
+
+def load_history(
+    reader: SupportsRead,
+    project: str,
+    metric_key: str | None,
+    data_keys: Sequence[str] = (),
+) -> list[PastRun]:
     """The newest runs of a project, newest first, without reading a point.
+
+    Args:
+        reader: The store.
+        project: The project.
+        metric_key: The metric whose ends are wanted, as it is stored.
+        data_keys: Fingerprints of data that tell runs apart.
 
     Raises:
         SessionStoreError: The store cannot be read.
     """
     found = find_runs(reader, build_search(project=project, limit=_MOST_RUNS))
-    return [_make(each, metric_key) for each in found]
+    data = _load_data(reader, project, data_keys)
+    return [_make(each, metric_key, data.get(each.run_id, {})) for each in found]
 
 
-def _make(summary: RunSummary, metric_key: str | None) -> PastRun:
+def _load_data(
+    reader: SupportsRead, project: str, keys: Sequence[str]
+) -> dict[str, dict[Place, Any]]:
+    """Digests of the data by run; nothing where the store cannot be asked for them."""
+    out: dict[str, dict[Place, Any]] = {}
+    columns = [f"fingerprint.{key}" for key in keys[:MOST_COLUMNS] if _PLAIN.fullmatch(key)]
+    after: str | None = None
+    while columns and len(out) < _MOST_RUNS:
+        try:
+            page = find_page(
+                reader,
+                build_page_search(
+                    project=project, columns=columns, limit=MOST_PAGE_RUNS, after=after
+                ),
+            )
+        except SchemaValidationError:
+            return {}
+        for row in page.rows:
+            out[row.run_id] = {
+                ("data", column.partition(".")[2]): value
+                for column, value in zip(columns, row.values, strict=True)
+                if value is not None
+            }
+        after = page.next
+        if after is None:
+            break
+    return out
+
+
+def _make(summary: RunSummary, metric_key: str | None, data: Mapping[Place, Any]) -> PastRun:
     stored = summary.stored
     traits = describe_traits(stored)
+    traits = replace(traits, values={**traits.values, **data})
     metric = None if metric_key is None else summary.metrics.get(metric_key)
     digest = stored.digests.config
     if digest is None and stored.config is not None:
@@ -70,22 +133,10 @@ def _make(summary: RunSummary, metric_key: str | None) -> PastRun:
         None if metric is None else metric.first,
         stored.state,
         digest,
-        _encode(traits, "code"),
-        _encode(traits, "seed"),
+        _encode_seeds(traits),
     )
 
 
-def _encode(traits: RunTraits, kind: str) -> bytes | None:
-    values = [(place, value) for (of, place), value in traits.values.items() if of == kind]
+def _encode_seeds(traits: RunTraits) -> bytes | None:
+    values = [(place, value) for (of, place), value in traits.values.items() if of == "seed"]
     return encode_value(sorted(values, key=lambda item: item[0])) if values else None
-
-
-def select_alike(history: Sequence[PastRun], run: PastRun) -> list[PastRun]:
-    """Runs of the same configuration and code, the run itself included."""
-    return [
-        other
-        for other in history
-        if run.config_digest is not None
-        and other.config_digest == run.config_digest
-        and other.code == run.code
-    ]

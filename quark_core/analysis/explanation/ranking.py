@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,9 @@ from quark_core.analysis.explanation.results import (
     Standing,
 )
 from quark_core.analysis.explanation.timing import fits_parting, weigh_parting
-from quark_core.analysis.explanation.traits import NUMERIC_PACKAGES, Place
+from quark_core.analysis.explanation.traits import Place, is_incidental
 from quark_core.analysis.observations import format_number
+from quark_core.provenance.numeric_facts import NUMERIC_PACKAGES
 from quark_core.records import EvidenceRecord
 
 __all__ = ["Case", "rank_causes"]
@@ -39,12 +39,6 @@ to none of its own."""
 
 _KINDS = ("seed", "data", "config", "code", "launch", "switch", "package", "hardware")
 _STANDINGS: tuple[Standing, ...] = ("probable", "possible", "unlikely")
-_HARMLESS = re.compile(
-    r"(^|[._/-])(log|logging|verbose|print|debug|wandb|tensorboard|report|progress|name|notes?|tags?"
-    r"|output|out|save|checkpoint|log_?dir|output_?dir|run_?dir|run_?name|experiment|exp_?name)"
-    r"([._/-]|$)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,7 @@ def _judge(case: Case, difference: Difference) -> Cause:
     pieces += _weigh_kind(case, difference)
     standing = _decide(case, [standing for standing, _ in pieces])
     words = [piece.summary for _, piece in pieces]
-    if difference.words:
+    if difference.words and difference.words not in words:
         words.insert(0, difference.words)
     if not pieces:
         words.append("no other run tells")
@@ -170,9 +164,19 @@ def _weigh_history(
 
 def _weigh_alone(case: Case, difference: Difference) -> list[tuple[Standing, EvidenceRecord]]:
     """The only thing that differs did it, where enough was recorded to say so."""
-    others = [each for each in case.differences if each is not difference and each.kind != "seed"]
-    if difference.kind == "seed" or others:
+    others = [
+        each
+        for each in case.differences
+        if each is not difference
+        and each.kind != "seed"
+        and not each.is_aside
+        and not each.may_follow
+    ]
+    if difference.kind == "seed" or difference.is_aside or others:
         return []
+    if is_incidental(difference.key):
+        words = "nothing else that is recorded differs, but by its name it is no setting"
+        return [("possible", _note("alone", difference, words, None))]
     if case.has_hidden:
         words = "nothing else that is recorded differs, but something else does"
         return [("possible", _note("alone", difference, words, None))]
@@ -209,8 +213,11 @@ def _weigh_kind(case: Case, difference: Difference) -> list[tuple[Standing, Evid
         if case.verdict in ("better", "worse", "changed"):
             words = "the change is more than seeds do"
             return [("unlikely", _note("noise", difference, words, None))]
-    if difference.kind == "package" and _find_package(difference.place) not in NUMERIC_PACKAGES:
-        return [("unlikely", _note("kind", difference, "computes nothing of a training", None))]
+    if difference.is_aside:
+        return [("unlikely", _note("kind", difference, difference.words, None))]
+    if difference.may_follow and any(not each.may_follow for each in case.differences):
+        words = "may follow from what else differs"
+        return [("possible", _note("kind", difference, words, None))]
     return []
 
 
@@ -225,14 +232,17 @@ def _order(cause: Cause, difference: Difference, case: Case) -> tuple[object, ..
         fits_parting(difference, case.parting) is not True,
         -agreement,
         -share,
-        bool(cause.kind in ("config", "launch") and _HARMLESS.search(cause.place)),
+        is_incidental(difference.key),
+        difference.may_follow,
         _KINDS.index(cause.kind),
+        cause.kind == "package" and not _is_numeric(difference),
         cause.place,
     )
 
 
-def _find_package(place: str) -> str:
-    return place.lower().replace("_", "-").partition(" ")[0]
+def _is_numeric(difference: Difference) -> bool:
+    name = difference.place.lower().replace("_", "-")
+    return name in NUMERIC_PACKAGES or name.startswith(("python", "cuda", "blas", "nvidia-"))
 
 
 def _note(kind: str, difference: Difference, summary: str, effect: Effect | None) -> EvidenceRecord:

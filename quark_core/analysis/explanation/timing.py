@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from quark_core.analysis.explanation.attribution import sign_traits
 from quark_core.analysis.explanation.differences import Difference
 from quark_core.analysis.explanation.history import PastRun
 from quark_core.analysis.explanation.results import Parting
@@ -91,7 +90,7 @@ def _is_untouched(history: Sequence[PastRun], difference: Difference) -> bool:
     for run in history:
         if run.first is None or run.seed is None:
             continue
-        rest = sign_traits(run, difference.key) + run.seed
+        rest = run.sign_rest(difference.key) + run.seed
         own = encode_value(run.traits.values.get(difference.key))
         found.setdefault(rest, {}).setdefault(own, set()).add(run.first)
     groups = [values for values in found.values() if len(values) > 1]

@@ -15,34 +15,55 @@ from quark_core.backends.contract import StoredRun
 from quark_core.config.objective import MODE_KEY, OBJECTIVE_KEY
 from quark_core.config.redaction import REDACTED
 from quark_core.records.run_digests import is_seed
+from quark_core.runs.environment import WELL_KNOWN_PACKAGES
 
 __all__ = [
-    "NUMERIC_PACKAGES",
+    "CODE_PLACE",
+    "INSTALLED",
     "Place",
     "RunTraits",
     "describe_traits",
     "encode_value",
+    "is_incidental",
     "is_redacted",
+    "tells_runs_apart",
 ]
 
 Place = tuple[CauseKind, str]
 """Kind and place of one trait."""
 
-NUMERIC_PACKAGES = frozenset(
-    """
-    torch torchvision torchaudio numpy scipy pandas polars scikit-learn jax jaxlib flax tensorflow
-    keras transformers datasets tokenizers accelerate diffusers peft trl lightning
-    pytorch-lightning deepspeed timm torchmetrics xgboost lightgbm triton python blas cuda cudnn
-    """.split()
-)
-"""Packages whose version may alter what a training computes."""
+INSTALLED: Place = ("package", "installed.digest")
+"""The digest over all that was installed, imported or not."""
 
+_INCIDENTAL = re.compile(
+    r"(^|[._/ -])(log(ging|_?every|_?interval|_?level|_?dir|_?freq)?|verbose|print|debug|wandb"
+    r"|tensorboard|report|progress|names?|notes?|tags?|output|out|store|save|checkpoint|ckpt"
+    r"|(output|run|save|work|exp|log|cache)_?dir|(run|exp|job)_?(name|id)|experiment|user|host)"
+    r"([._/-]|$)",
+    re.IGNORECASE,
+)
 _LAUNCH_VARIABLES = re.compile(r"^(SLURM_|WORLD_SIZE$|NODE_RANK$|CONDA_DEFAULT_ENV$|NCCL_)")
 _IGNORED = re.compile(
     r"^(process\.(pid|cwd)|python\.executable|launch\.(rank|local_rank|source)|host\.release"
-    r"|packages\.quark-tracker$|git$|git\.)"
+    r"|packages\.quark-tracker$|git$|git\.|imported$|installed$|installed\.(count|list)$)"
 )
-_CODE_PLACE = "sources"
+_SECTIONS: dict[str, CauseKind] = {
+    "packages": "package",
+    "python": "package",
+    "libc": "package",
+    "cuda": "package",
+    "installed": "package",
+    "variables": "switch",
+    "switches": "switch",
+    "host": "hardware",
+    "gpus": "hardware",
+    "cpu": "hardware",
+    "launch": "launch",
+    "process": "launch",
+}
+CODE_PLACE = "sources"
+"""Place of the digest over all sources."""
+
 _COMMIT_PLACE = "git commit"
 
 
@@ -54,35 +75,86 @@ class RunTraits:
         values: Kind and place -> value.
         known: Kinds of which it was recorded all that is ever recorded.
         repeats: What only says again what another trait says -> that trait.
+        sections: What was written down at all: of what is not in one of these nobody knows.
+        origins: Kind and place -> its section.
+        imported: Packages that it had imported, or None where that was not written down.
     """
 
     values: Mapping[Place, Any]
     known: frozenset[CauseKind]
     repeats: Mapping[str, Place] = field(default_factory=dict)
+    sections: frozenset[str] = frozenset()
+    origins: Mapping[Place, str] = field(default_factory=dict)
+    imported: frozenset[str] | None = None
+
+    def lacks(self, place: Place, section: str) -> bool:
+        """Whether it is known not to have something, rather than not known to have it."""
+        return place not in self.values and section in self.sections
 
 
 def describe_traits(stored: StoredRun) -> RunTraits:
     """The traits of a run, from what its store says of it without reading records."""
     settings = list_settings(stored)
     values: dict[Place, Any] = {}
-    known: set[CauseKind] = set()
+    origins: dict[Place, str] = {}
+    sections: set[str] = set()
     for path, value in settings["config"].items():
         if path in (OBJECTIVE_KEY, MODE_KEY):
             continue
         # A run that was given no configuration has an empty one.
-        known.add("config")
+        sections.add("config")
         values["seed" if is_seed(path) else "config", path] = value
     environment = {} if stored.environment is None else stored.environment.values
     for path, value in settings["environment"].items():
-        place = _place_environment(path)
-        if place is not None:
-            values.setdefault(place, value)
-    known |= _find_known(environment)
-    repeats = _take_arguments(environment, values)
-    _take_code(stored, environment, values, known)
+        section, place = _place_environment(path)
+        sections.add(section)
+        if place is not None and place not in values:
+            values[place], origins[place] = value, section
+    sections |= {
+        name for name in ("packages", "variables", "gpus", "launch") if name in environment
+    }
+    repeats = _take_arguments(environment, values, sections)
+    _take_code(stored, environment, values, sections)
+    if stored.run.resume_count:
+        values["launch", "resumed"] = stored.run.resume_count
+    sections.add("run")
+    for place in values:
+        origins.setdefault(place, _name_section(place))
+    imported = environment.get("imported")
+    if isinstance(imported, Sequence) and not isinstance(imported, str):
+        sections.add("imported")
+        imported = frozenset(_spell_package(str(name)) for name in imported)
+    else:
+        imported = None
+    known = _find_known(values, sections)
+    return RunTraits(values, known, repeats, frozenset(sections), origins, imported)
+
+
+def _name_section(place: Place) -> str:
+    kind, name = place
+    if kind == "launch":
+        return "argv" if name.startswith("argv ") else "run"
+    return "sources" if kind == "code" else "config"
+
+
+def _find_known(values: Mapping[Place, Any], sections: set[str]) -> frozenset[CauseKind]:
+    """Of which kinds all was written down that is ever written down."""
+    needs: dict[CauseKind, tuple[str, ...]] = {
+        "config": ("config",),
+        "code": ("sources",),
+        "launch": ("launch", "argv"),
+        "package": ("packages", "imported"),
+        "hardware": ("gpus", "host"),
+    }
+    known: set[CauseKind] = {
+        kind for kind, needed in needs.items() if all(name in sections for name in needed)
+    }
     if any(kind == "seed" for kind, _ in values):
         known.add("seed")
-    return RunTraits(values, frozenset(known), repeats)
+    # Switches are of a library: where none was loaded there were none to write down.
+    if any(section.startswith("switches.") for section in sections):
+        known.add("switch")
+    return frozenset(known)
 
 
 def encode_value(value: Any) -> bytes:
@@ -90,6 +162,36 @@ def encode_value(value: Any) -> bytes:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     return msgspec.json.encode(value, order="sorted")
+
+
+def _spell_package(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def is_incidental(place: Place) -> bool:
+    """Whether something says, by its name, where a run ran, or what it is called.
+
+    As far as names tell it decides of no result: runs that differ in it are still alike.
+    """
+    kind, name = place
+    if kind == "hardware":
+        return name == "host.name"
+    if kind == "launch" and not name.startswith("argv "):
+        return name not in ("launch.world_size", "resumed")
+    return kind in ("config", "launch") and _INCIDENTAL.search(name) is not None
+
+
+def tells_runs_apart(place: Place) -> bool:
+    """Whether runs that differ in this are not runs of one kind, as seeds of one are.
+
+    Which packages were imported depends on the moment at which somebody looked, so that only
+    those count that are always recorded.
+    """
+    kind, name = place
+    if kind == "package":
+        is_always_known = name.startswith("python") or name in WELL_KNOWN_PACKAGES
+        return is_always_known or ("." in name and place != INSTALLED)
+    return kind != "seed" and not is_incidental(place)
 
 
 def is_redacted(value: Any) -> bool:
@@ -101,45 +203,38 @@ def is_redacted(value: Any) -> bool:
     return isinstance(value, Sequence) and any(map(is_redacted, value))
 
 
-def _place_environment(path: str) -> Place | None:
-    if _IGNORED.match(path):
-        return None
+def _place_environment(path: str) -> tuple[str, Place | None]:
+    """Section of a path of the environment, and which trait it is, if any."""
     section, _, rest = path.partition(".")
-    if section == "packages":
-        return "package", rest
-    if section == "python":
-        return ("package", "python") if rest == "version" else ("package", f"python {rest}")
-    if section == "variables":
-        return ("launch" if _LAUNCH_VARIABLES.match(rest) else "switch"), rest
-    if section == "switches":
-        return "switch", rest
-    if section in ("numeric", "blas", "imported"):
-        return "package", rest or section
-    if section in ("host", "gpus", "hardware"):
-        return "hardware", path
-    return "launch", path
-
-
-def _find_known(environment: Mapping[str, Any]) -> set[CauseKind]:
-    sections: dict[str, CauseKind] = {
-        "packages": "package",
-        "switches": "switch",
-        "gpus": "hardware",
-        "launch": "launch",
-    }
-    return {kind for section, kind in sections.items() if section in environment}
+    if section == "switches" and "." in rest:
+        section = f"switches.{rest.partition('.')[0]}"
+    if _IGNORED.match(path):
+        return section, None
+    head = path.partition(".")[0]
+    if head == "packages":
+        return section, ("package", rest)
+    if head == "python":
+        return section, ("package", "python" if rest == "version" else f"python {rest}")
+    if head == "variables":
+        return section, ("launch" if _LAUNCH_VARIABLES.match(rest) else "switch", rest)
+    if head == "switches":
+        return section, ("switch", rest)
+    if head == "blas":
+        # How many threads a pool has is a setting; which library it is, is not.
+        return section, ("switch" if "pools" in rest else "package", path)
+    return section, (_SECTIONS.get(head, "launch"), path)
 
 
 def _take_code(
     stored: StoredRun,
     environment: Mapping[str, Any],
     values: dict[Place, Any],
-    known: set[CauseKind],
+    sections: set[str],
 ) -> None:
     """The digest of the sources where they are known, else what git says."""
     if stored.digests.code is not None:
-        values["code", _CODE_PLACE] = stored.digests.code
-        known.add("code")
+        values["code", CODE_PLACE] = stored.digests.code
+        sections.add("sources")
         return
     git = environment.get("git")
     commit = (git or {}).get("commit") or stored.run.git_commit
@@ -148,11 +243,14 @@ def _take_code(
         values["code", _COMMIT_PLACE] = f"{commit}{dirty}"
 
 
-def _take_arguments(environment: Mapping[str, Any], values: dict[Place, Any]) -> dict[str, Place]:
+def _take_arguments(
+    environment: Mapping[str, Any], values: dict[Place, Any], sections: set[str]
+) -> dict[str, Place]:
     """Options of the command line that no key of the configuration says already."""
     arguments = (environment.get("process") or {}).get("argv")
     if not isinstance(arguments, Sequence) or isinstance(arguments, str):
         return {}
+    sections.add("argv")
     by_name = _index_names(values)
     repeats: dict[str, Place] = {}
     for name, text in _parse_arguments([str(each) for each in arguments[1:]]):

@@ -37,29 +37,36 @@ def find_noise_floor(
     history: Sequence[PastRun],
     sides: Sequence[Sequence[PastRun]],
     measure: Callable[[str], float | None],
+    *,
+    apart: bool,
 ) -> NoiseFloor | None:
     """How far seeds of one configuration lie apart; None where too few runs tell.
 
-    Runs of the configurations that are compared tell first; where they are too few, those
-    of all other configurations of the project tell together.
+    Runs that are like those that are compared, in all but seeds, tell first; where they are
+    too few, those of all other configurations of the project tell together.
 
     Args:
         history: Runs of the project, newest first.
         sides: The runs that are compared.
         measure: The end of a run's curve by its id, as the comparison takes it; None where
             the run did not come so far.
+        apart: Whether the sides differ in more than seeds: then their runs are not of one kind,
+            also where history does not show in what.
     """
-    groups: dict[tuple[str, bytes | None], list[PastRun]] = defaultdict(list)
+    groups: dict[bytes, list[PastRun]] = defaultdict(list)
+    second = {run.run_id for run in sides[-1]} if apart else set()
     for run in history:
+        if run.run_id in second and sides[0] and run.sign_rest() == sides[0][0].sign_rest():
+            continue
         if run.is_whole and run.config_digest is not None:
-            groups[run.config_digest, run.code].append(run)
+            groups[run.sign_rest()].append(run)
     keys = dict.fromkeys(
-        (run.config_digest, run.code) for side in sides for run in side if run.config_digest
+        run.sign_rest() for side in sides for run in side if run.config_digest is not None
     )
     own = []
     first: list[float] | None = None
-    for digest, code in keys:
-        members = groups.get((str(digest), code), [])[:_MOST_ALIKE]
+    for key in keys:
+        members = groups.get(key, [])[:_MOST_ALIKE]
         values = _keep_seeds([(run, measure(run.run_id)) for run in members])
         if first is None:
             first = values
@@ -99,7 +106,7 @@ def judge_change(metric: MetricDiff | None, floor: NoiseFloor | None) -> Judgeme
         )
     if p is None:
         return Judgement("cannot_tell", _turn(metric.reason))
-    return _judge_p(metric, p, ends.difference, f"p = {p:.2g} between the two groups of runs")
+    return _judge_p(metric, p, ends.difference, f"between the groups of runs p = {p:.2g}")
 
 
 def _judge_single(metric: MetricDiff, floor: NoiseFloor | None) -> Judgement:

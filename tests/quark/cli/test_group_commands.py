@@ -145,3 +145,84 @@ def test_paths_of_groups_are_completed(sweep, monkeypatch):
     context = runs.make_context("runs", ["-d", str(sweep)])
     found = [item.value for item in complete_groups(context, None, "pap")]
     assert found == ["paper", "paper/fig3", "paper/fig4"]
+
+
+def test_groups_and_fields_are_edited(invoke, tmp_path, log_run):
+    log_run(tmp_path, "one", group="a")
+    done = invoke(
+        "edit", "-d", tmp_path, "one", "--group", "paper/fig3", "--ungroup", "a",
+        "--field", "accuracy=0.98", "--field", "gpu=V100", "--field", 'text="12"',
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "paper/fig3" in done.stdout
+    stored = quark.search_runs(storage_dir=tmp_path)[0].stored
+    assert stored.run.groups == ("paper/fig3",)
+    assert stored.fields == {"accuracy": 0.98, "gpu": "V100", "text": "12"}
+    assert invoke("edit", "-d", tmp_path, "one", "--unfield", "gpu").exit_code == 0
+    assert "gpu" not in quark.search_runs(storage_dir=tmp_path)[0].stored.fields
+
+
+def test_a_field_without_a_value_is_refused(invoke, tmp_path, log_run):
+    log_run(tmp_path, "one")
+    result = invoke("edit", "-d", tmp_path, "one", "--field", "gpu")
+    assert result.exit_code == 2
+    assert "--field must be NAME=VALUE" in result.stderr
+
+
+def test_groups_are_a_tree_with_what_lies_in_them(invoke, sweep):
+    told = json.loads(invoke("groups", "-d", sweep, "--json").stdout)
+    assert [(node["path"], node["runs"]) for node in told] == [
+        ("paper", 4), ("paper/fig3", 2), ("paper/fig4", 2),
+        ("seeds", 4), ("seeds/1", 2), ("seeds/2", 2),
+    ]  # fmt: skip
+    shown = invoke("groups", "-d", sweep).stdout
+    assert "vision" in shown
+    assert "\n     fig3" in shown or "    fig3" in shown
+
+
+def test_the_best_run_of_each_group_is_named(invoke, sweep):
+    told = json.loads(invoke("groups", "-d", sweep, "--metric", "loss", "--json").stdout)
+    best = {node["path"]: (node["best_run"], round(node["best"], 3)) for node in told}
+    assert best["paper"] == ("run3", 0.02)
+    assert best["paper/fig3"] == ("run1", 0.11)
+    worst = json.loads(
+        invoke("groups", "-d", sweep, "--metric", "loss", "--mode", "max", "--json").stdout
+    )
+    assert worst[0]["best"] == 1.0
+
+
+def test_a_group_is_described_and_its_tree_says_what_it_is(invoke, sweep):
+    done = invoke("groups", "describe", "paper/fig3", "Noise against width.", "-d", sweep)
+    assert done.exit_code == 0, done.output
+    assert "paper/fig3 of vision: Noise against width." in done.stdout
+    assert "Noise against width." in invoke("groups", "-d", sweep, "vision").stdout
+    quark.project("vision", storage_dir=sweep).group("paper").update(fields={"venue": "NeurIPS"})
+    told = json.loads(invoke("groups", "-d", sweep, "--json").stdout)
+    assert told[0]["fields"] == {"venue": "NeurIPS"}
+    assert told[1]["description"] == "Noise against width."
+    shown = json.loads(invoke("show", "-d", sweep, "run1", "--json").stdout)
+    assert shown["inherited"]["fields"] == {"venue": "NeurIPS"}
+    assert "NeurIPS" in invoke("show", "-d", sweep, "run1").stdout
+    assert invoke("groups", "describe", "paper/fig3", "", "-d", sweep).exit_code == 0
+    assert "Noise against" not in invoke("groups", "-d", sweep).stdout
+
+
+def test_a_path_that_two_projects_may_mean_needs_a_project(invoke, sweep, log_run):
+    log_run(sweep, "other", "text", group="paper/fig3")
+    result = invoke("groups", "describe", "paper/fig3", "x", "-d", sweep)
+    assert result.exit_code == 2
+    assert "text, vision" in result.stderr
+    done = invoke("groups", "describe", "paper/fig3", "x", "-d", sweep, "-p", "text")
+    assert done.exit_code == 0, done.output
+    assert invoke("groups", "describe", "a//b", "x", "-d", sweep, "-p", "text").exit_code == 2
+
+
+def test_a_project_without_groups_says_how_runs_get_into_one(invoke, sweep):
+    assert "start_run(group=" in invoke("groups", "-d", sweep, "elsewhere").stdout
+    assert json.loads(invoke("groups", "-d", sweep, "elsewhere", "--json").stdout) == []
+
+
+def test_a_metric_that_does_not_say_which_way_needs_a_mode(invoke, sweep):
+    result = invoke("groups", "-d", sweep, "--metric", "lossless")
+    assert result.exit_code == 2
+    assert "mode must be" in result.stderr

@@ -27,10 +27,12 @@ COMMANDS = [
     ("ui", "--no-open"),
     ("follow", "x"),
     ("sources", "x"),
+    ("traces", "x"),
     ("stop", "x"),
     ("edit", "x", "--name", "y"),
     ("logs", "x"),
     ("samples", "x"),
+    ("groups",),
 ]
 # It opens the store when it is first asked for something, and says so to whoever asks.
 OPENS_LATER = {"mcp"}

@@ -114,8 +114,12 @@ def wait_for_analysis(client, run_id):
 
 
 def wait_for_verdict(client, **parameters):
+    return wait_for_answer(client, "/api/compare/verdict", **parameters)
+
+
+def wait_for_answer(client, path, **parameters):
     end = time.monotonic() + DEADLINE_S
-    while (said := client.json("/api/compare/verdict", **parameters))["state"] == "computing":
+    while (said := client.json(path, **parameters))["state"] == "computing":
         assert time.monotonic() < end
         time.sleep(0.02)
     return said

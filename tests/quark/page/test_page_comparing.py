@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from page_client import DEADLINE_S, wait_for_verdict
+from page_client import DEADLINE_S, wait_for_answer, wait_for_verdict
 
 import quark
 from quark.page.api.group_curves import RunCurve, merge_runs
@@ -363,3 +363,18 @@ def test_every_column_that_is_offered_can_be_asked_for(tmp_path, look):
     values = standing[session.run_id]["values"]
     assert values[len(said["settings"]) :] == [1.0] * 5
     assert all(value is not None for value in values)
+
+
+def test_why_two_sides_differ_is_told_in_the_words_of_the_command(client, seeds):
+    _, low, high = seeds
+    asked = {"side": [",".join(high), ",".join(low)]}
+    said = wait_for_answer(client, "/api/compare/why", **asked)
+    assert said["state"] == "computed"
+    result = said["result"]
+    assert {run["run_id"] for run in result["before"]["members"]} == set(low)
+    assert result["headline"].startswith(result["metric_key"])
+    assert {row["label"] for row in result["rows"]} & {"Probably", "Possibly", "Differs"}
+    assert "two sides" in client.refused(400, "/api/compare/why", side=low)
+    refused = wait_for_answer(client, "/api/compare/why", metric="absent", **asked)
+    assert refused["state"] == "failed"
+    assert "absent" in refused["note"]

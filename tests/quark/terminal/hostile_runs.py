@@ -67,6 +67,9 @@ def log_hostile_run(**arguments):
     events.log("some_event", severity="error", status=f"s{EVIL}", payload={f"k{EVIL}": EVIL})
     session.add_tag(f"late{EVIL}")
     session.add_log(f"log{EVIL}", status=EVIL)
+    session.annotate({"evil": f"f{EVIL}{FINE}", "deep": {f"k{EVIL}": [EVIL]}})
+    # A path that no group can have, as another program may write it.
+    session.open_run.emit_lifecycle("group", {"add": [f"g/{EVIL}", "fine"]})
     artifacts = quark.ArtifactStore(session)
     artifacts.store("some_type", "some_name", EVIL, metadata={f"k{EVIL}": EVIL})
     with quark.SampleLogger(session, "evil") as samples:

@@ -177,3 +177,40 @@ def test_secrets_of_a_parser_are_redacted(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--password", "hunter2-hunter2"])
     with quark.start_run(project="p", config=make_parser(), storage_dir=tmp_path) as session:
         assert "hunter2" not in str(dict(session.config))
+
+
+def test_groups_and_fields_are_edited_while_a_run_trains_and_after_its_end(root):
+    with quark.start_run(project="p", group="a", storage_dir=root) as session:
+        session.annotate(gpu="T4", gone=1)
+        session.flush()  # what comes last to the store counts
+        run = quark.edit_run(
+            session, add_groups="paper/fig3", fields={"gpu": "V100"}, storage_dir=root
+        )
+        assert run.groups == ("a", "paper/fig3")
+        session.annotate(late=1)
+        session.reload()
+        assert session.groups == ("a", "paper/fig3")
+        assert session.fields == {"gone": 1, "gpu": "V100", "late": 1}
+    quark.edit_run(
+        session.id, remove_groups=["a"], remove_fields=["gone"], fields={"accuracy": 0.98},
+        storage_dir=root,
+    )  # fmt: skip
+    opened = load(session, root)
+    assert opened.groups == ("paper/fig3",)
+    assert opened.fields == {"accuracy": 0.98, "gpu": "V100", "late": 1}
+    edits = quark.EventLogger(opened).read(event_type="run_edited")
+    assert len(edits) == 2
+    assert edits[0].payload["changes"]["groups"]["added"] == ["paper/fig3"]
+
+
+def test_an_edit_that_cannot_be_made_is_refused_by_name(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        pass
+    for arguments, name in (
+        ({"add_groups": "a//b"}, "add_groups"),
+        ({"fields": {"": 1}}, "fields"),
+        ({"fields": {"a": 1}, "remove_fields": ["a"]}, "field 'a'"),
+        ({"add_groups": "a", "remove_groups": "a"}, "group 'a'"),
+    ):
+        with pytest.raises(SchemaValidationError, match=name):
+            quark.edit_run(session.id, storage_dir=tmp_path, **arguments)

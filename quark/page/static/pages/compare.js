@@ -11,6 +11,7 @@ import { groupMetrics, listOpen, readNames, writeNames } from "./chart_list.js";
 import { CompareTile } from "./compare_charts.js";
 import { Parallel, Scatter } from "./compare_runs.js";
 import { LayerChanges, PhasePair, Verdict } from "./compare_verdict.js";
+import { Explanation } from "./compare_why.js";
 import { Refused, askJson, isPassing, poll } from "./connection.js";
 import { GroupStore } from "./group_store.js";
 import { takeKeys } from "./keyboard.js";
@@ -24,7 +25,7 @@ const MOST_CHARTS = 48;
 const CHART_REM = 24;
 const SMOOTHEST = 0.99;
 const TABS = [
-  { name: "curves", title: "Curves" }, { name: "scatter", title: "Scatter" }, { name: "parallel", title: "Parallel" },
+  { name: "curves", title: "Curves" }, { name: "why", title: "Why" }, { name: "scatter", title: "Scatter" }, { name: "parallel", title: "Parallel" },
   { name: "layers", title: "Layers by change" }, { name: "phases", title: "Phases" },
 ];
 const AXES = [["step", "step"], ["epoch", "epoch"], ["relative", "time since the start"]];
@@ -123,6 +124,8 @@ function Comparison({ data, place, version }) {
       aria-selected=${look.tab === name} aria-controls="panel" onClick=${() => show(name)}>${title}</button>`)}</div>
     <div id="panel" role="tabpanel" aria-labelledby=${`tab-${look.tab}`}>
       ${look.tab === "curves" && html`<${Curves} data=${data} look=${look} query=${place.query} sides=${sides} version=${version} />`}
+      ${look.tab === "why" && (isPair ? html`<${Explanation} judged=${sides[look.other]} baseline=${sides[look.base]} names=${names} version=${version} />`
+        : html`<p class="quiet">${waits}</p>`)}
       ${look.tab === "scatter" && html`<${Scatter} data=${data} query=${place.query} hidden=${look.hidden} version=${version} />`}
       ${look.tab === "parallel" && html`<${Parallel} data=${data} query=${place.query} hidden=${look.hidden} version=${version} />`}
       ${look.tab === "layers" && (result ? html`<${LayerChanges} result=${result} names=${names} />` : html`<p class="quiet">${waits}</p>`)}

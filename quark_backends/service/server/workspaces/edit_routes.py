@@ -8,12 +8,27 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from quark_backends.service.protocol import EditRequest, StopReply, StopRunRequest
+from quark_backends.service.belonging import BelongingRequest, GroupList
+from quark_backends.service.protocol import (
+    EditRequest,
+    StopReply,
+    StopRunRequest,
+)
 from quark_backends.service.server.http.call import Call
+from quark_core.backends.belonging import BelongingEdit, check_belonging_edit
 from quark_core.backends.edits import RunEdit, check_edit, check_reason
 from quark_core.config.arguments import check_label
+from quark_core.config.belonging import check_group_path
 
-__all__ = ["edit_run", "find_stop", "request_stop"]
+__all__ = [
+    "edit_run",
+    "find_stop",
+    "list_groups",
+    "load_project",
+    "request_stop",
+    "update_group",
+    "update_project",
+]
 
 
 async def edit_run(call: Call) -> ASGIApp:
@@ -27,6 +42,48 @@ async def edit_run(call: Call) -> ASGIApp:
             opened.store.edit_run, call.run_id, edit, by=_name_caller(call, request.by)
         )
     return call.reply(stored.to_dict())
+
+
+async def list_groups(call: Call) -> ASGIApp:
+    """The groups that there are."""
+    groups = await call.ask("list_groups", call.query_text("project"), call.query_text("store"))
+    return call.reply(GroupList([group.to_dict() for group in groups]))
+
+
+async def load_project(call: Call) -> ASGIApp:
+    """What is known of a project."""
+    name = call.query_text("project") or ""
+    found = await call.ask("load_project", name, call.query_text("store"))
+    return call.reply(found.to_dict())
+
+
+async def update_project(call: Call) -> ASGIApp:
+    """Change what is said of a project."""
+    request = await call.decode(BelongingRequest)
+    edit, by = _read_update(call, request)
+    async with call.store() as opened:
+        found = await call.service.threads.write(
+            opened.store.update_project, request.project, edit, by=by
+        )
+    return call.reply(found.to_dict())
+
+
+async def update_group(call: Call) -> ASGIApp:
+    """Change what is said of a group."""
+    request = await call.decode(BelongingRequest)
+    path = check_group_path(request.path, "path")
+    edit, by = _read_update(call, request)
+    async with call.store() as opened:
+        found = await call.service.threads.write(
+            opened.store.update_group, request.project, path, edit, by=by
+        )
+    return call.reply(found.to_dict())
+
+
+def _read_update(call: Call, request: BelongingRequest) -> tuple[BelongingEdit, str]:
+    names = BelongingEdit.__struct_fields__
+    edit = check_belonging_edit(BelongingEdit(**{n: getattr(request, n) for n in names}))
+    return edit, _name_caller(call, request.by)
 
 
 async def request_stop(call: Call) -> ASGIApp:

@@ -17,6 +17,7 @@ from quark_core.errors import BackendRejected, BackendUnavailable
 
 if TYPE_CHECKING:
     from quark_backends.store.upkeep.trash import StoreTrash
+    from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
     from quark_core.backends.contract import Generation, StoredRun
     from quark_core.backends.curves import (
         Cursor,
@@ -64,6 +65,20 @@ class WorkspaceStore(Protocol):
 
     def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
         """Change what is said of a run."""
+
+    def list_groups(
+        self, project: str | None = None, store_name: str | None = None
+    ) -> list[StoredGroup]:
+        """The groups that there are."""
+
+    def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
+        """What is known of a project."""
+
+    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
+        """Change what is said of a project."""
+
+    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
+        """Change what is said of a group."""
 
     def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
         """Ask the newest attempt of a run to stop."""

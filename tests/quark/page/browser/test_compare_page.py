@@ -195,3 +195,20 @@ def test_runs_that_are_not_there_and_a_side_alone_say_so(visit, serve_shared, si
     visitor.wait_for_text("has nothing to be compared with")
     visitor.go("compare")
     visitor.wait_for_text("These runs cannot be compared")
+
+
+def test_why_names_what_differs(visit, serve_shared, sides):
+    visitor = visit(serve_shared(sides), f"compare?{ALL}&group=lr&tab=why")
+    visitor.wait("document.querySelector('.why .causes tbody tr')")
+    row = visitor.evaluate("document.querySelector('.why .causes tbody tr').innerText").split("\t")
+    assert row[:2] == ["Probably", "config"]
+    assert row[2].split() == ["lr", "0.1", "->", "1.0"]
+    assert "worse" in visitor.evaluate("document.querySelector('.why-verdict').innerText")
+    visitor.check_axe()
+
+
+@pytest.mark.long
+def test_why_shows_names_of_others_as_text(visit, serve_shared, sides):
+    visitor = visit(serve_shared(sides), "compare?run=low-0&run=hostile&tab=why")
+    visitor.wait("document.querySelector('.why-verdict')")
+    assert visitor.evaluate("document.querySelectorAll('.why img, .why script').length") == 0

@@ -1,0 +1,227 @@
+"""`quark groups`: the groups that runs are in, as a tree; `describe` says what one is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quark.cli.completion import complete_groups, complete_metrics, complete_projects
+from quark.cli.run_source import RunSource, backend_option
+from quark.cli.store_access import json_option, open_store, print_json, storage_option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from quark_core.backends.belonging import StoredGroup
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.records.expression import Field
+
+    _Best = Mapping[tuple[str, str], tuple[float, str]]
+
+__all__ = ["groups"]
+
+_LIST = "list"
+_INDENT = "  "
+_RUN_CHARACTERS = 8
+_MOST_NAMES = 5
+
+
+class _Groups(click.Group):
+    """A group of which `list` need not be said: `quark groups PROJECT` lists those of one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        said = args[0] if args else None
+        if said not in self.commands and said not in ctx.help_option_names:
+            args = [_LIST, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Groups, subcommand_metavar="[PROJECT] | COMMAND [ARGS]...")
+def groups() -> None:
+    """List the groups that runs are in, or say what one is.
+
+    `quark groups PROJECT` is `quark groups list PROJECT`. A run gets into a group by
+    `start_run(group="paper/fig3")`, `session.add_to_group` or `quark edit RUN --group PATH`.
+    """
+
+
+@groups.command(_LIST)
+@click.argument("project", required=False, shell_complete=complete_projects)
+@storage_option
+@backend_option
+@click.option(
+    "--metric",
+    metavar="EXPR",
+    shell_complete=complete_metrics,
+    help='Say which run of each group is best by this, such as "val/acc" or "max(val/acc)".',
+)
+@click.option(
+    "--mode",
+    type=click.Choice(("min", "max")),
+    help="Which way the metric is better [default: by its name].",
+)
+@json_option
+def list_groups(
+    project: str | None,
+    storage_dir: Path | None,
+    backend: str | None,
+    metric: str | None,
+    mode: str | None,
+    as_json: bool,
+) -> None:
+    """List the groups of PROJECT, or of all, each with what lies in it."""
+    from quark_core.runs import projects
+
+    reader = RunSource(storage_dir, backend).reader
+    best = {} if metric is None else _find_best(reader, project, metric, mode)
+    found = projects.list_groups(reader, project)
+    if as_json:
+        print_json([_describe(group, best) for group in found])
+    elif found:
+        _print_tree(found, metric, best)
+    else:
+        click.echo(
+            'No run is in a group here. start_run(group="paper/fig3") puts one there, and so does '
+            "quark edit RUN --group PATH."
+        )
+
+
+@groups.command()
+@click.argument("path", shell_complete=complete_groups)
+@click.argument("text")
+@click.option(
+    "-p",
+    "--project",
+    shell_complete=complete_projects,
+    help="Of this project [default: the one that has the group, or the only one].",
+)
+@storage_option
+def describe(path: str, text: str, project: str | None, storage_dir: Path | None) -> None:
+    """Say in TEXT what the group at PATH is; "" takes it away.
+
+    With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.
+    """
+    from quark_core.errors import SchemaValidationError
+    from quark_core.runs import projects
+    from quark_core.system.terminal_text import clean_line
+
+    try:
+        name = _find_project(path, storage_dir) if project is None else project
+        projects.project(name, storage_dir=storage_dir).group(path).update(description=text)
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+    click.echo(clean_line(f"{path} of {name}: {text or 'no description'}"))
+
+
+def _find_project(path: str, storage_dir: Path | None) -> str:
+    """The project that has a group, or the only one of a store."""
+    reader = open_store(storage_dir)
+    try:
+        from quark_core.runs import projects
+
+        having = {group.project for group in projects.list_groups(reader) if group.path == path}
+        names = having or {run.project.name for run in reader.list_runs()}
+    finally:
+        reader.close()
+    if len(names) != 1:
+        listed = ", ".join(sorted(names)[:_MOST_NAMES]) or "none"
+        raise click.UsageError(
+            f"--project must say of which project the group {path!r} is; there are: {listed}"
+        )
+    return next(iter(names))
+
+
+def _describe(group: StoredGroup, best: _Best) -> dict[str, Any]:
+    value, run_id = best.get((group.project, group.path), (None, None))
+    return {**group.to_dict(), "best": value, "best_run": run_id}
+
+
+def _find_best(
+    reader: SupportsRead, project: str | None, metric: str, mode: str | None
+) -> dict[tuple[str, str], tuple[float, str]]:
+    """The best value of each group, and of those above it, with the run that has it."""
+    from quark.cli.group_table import make_measure
+    from quark_core.errors import SchemaValidationError
+    from quark_core.runs.searching import build_search, find_runs
+    from quark_core.search.parser import parse_column
+
+    try:
+        field = parse_column(metric, "--metric")
+        downwards = _find_mode(field, mode) == "min"
+        _, measure = make_measure(_choose_figure(field, metric, downwards=downwards))
+        runs = find_runs(reader, build_search(project=project))
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+    best: dict[tuple[str, str], tuple[float, str]] = {}
+    for run in runs:
+        value = measure(run)
+        if value is None or not math.isfinite(value):
+            continue
+        for path in {up for group in run.stored.run.groups for up in _list_up(group)}:
+            place = run.stored.project.name, path
+            known = best.get(place)
+            if known is None or (value < known[0] if downwards else value > known[0]):
+                best[place] = value, run.run_id
+    return best
+
+
+def _list_up(path: str) -> list[str]:
+    """A path, and those that it lies in."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def _find_mode(field: Field, mode: str | None) -> str:
+    from quark_core.analysis.best_run import choose_mode
+
+    return choose_mode(field.name, mode)  # type: ignore[arg-type]
+
+
+def _choose_figure(field: Field, written: str, *, downwards: bool) -> Field:
+    """The figure that is meant: of a bare metric its best one."""
+    from dataclasses import replace
+
+    if field.scope != "metric" or "(" in written:
+        return field
+    return replace(field, statistic="min" if downwards else "max")
+
+
+def _print_tree(found: Sequence[StoredGroup], metric: str | None, best: _Best) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from quark.cli.texts import Console, Text, describe_age, describe_number
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(Text("group"), overflow="fold")
+    table.add_column(Text("runs"), justify="right", no_wrap=True)
+    table.add_column(Text("newest"), no_wrap=True)
+    if metric is not None:
+        table.add_column(Text(f"best {metric}"), no_wrap=True)
+    table.add_column(Text("what it is"), overflow="fold")
+    project = None
+    for group in found:
+        if group.project != project:
+            project = group.project
+            table.add_row(Text(project, "bold"), *[""] * (len(table.columns) - 1))
+        cells = [
+            Text(_INDENT * (group.path.count("/") + 1) + group.path.rpartition("/")[2]),
+            Text(str(group.runs)),
+            Text("-" if group.newest_at is None else describe_age(group.newest_at)),
+        ]
+        if metric is not None:
+            value, run_id = best.get((group.project, group.path), (None, ""))
+            shown = (
+                "-" if value is None else f"{describe_number(value)} ({run_id[:_RUN_CHARACTERS]})"
+            )
+            cells.append(Text(shown))
+        said = [
+            group.description or "",
+            *(f"{k}={v}" for k, v in group.fields.items()),
+            *group.tags,
+        ]
+        table.add_row(*cells, Text("  ".join(filter(None, said))))
+    Console().print(table)

@@ -1,0 +1,127 @@
+"""`quark traces`: which versions of the functions under `quark.trace` a project's runs had."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quark.cli.completion import complete_metrics, complete_projects
+from quark.cli.store_access import json_option, open_store, print_json, storage_option
+
+if TYPE_CHECKING:
+    from quark_core.analysis.trace_statistics import TraceStatistics, TraceVersion
+    from quark_core.config.objective import ObjectiveMode
+
+__all__ = ["traces"]
+
+_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+_SHOWN_DIGITS = 8
+_LEVELS = {
+    "text": "its text was not kept: comments count as changes",
+    "bytecode": "there was no text: every version of Python counts as a change",
+}
+
+
+@click.command()
+@click.argument("project", shell_complete=complete_projects)
+@click.argument("name", required=False)
+@storage_option
+@click.option(
+    "-m",
+    "--metric",
+    metavar="KEY",
+    default=None,
+    help="How well the runs of each version did: mean and best of the last values.",
+    shell_complete=complete_metrics,
+)
+@click.option("--mode", type=click.Choice(["min", "max"]), help="Which way the metric is better.")
+@click.option("--diff", is_flag=True, help="Show the lines that changed from version to version.")
+@json_option
+def traces(
+    project: str,
+    name: str | None,
+    storage_dir: Path | None,
+    metric: str | None,
+    mode: ObjectiveMode | None,
+    diff: bool,
+    as_json: bool,
+) -> None:
+    """List the versions of each function under quark.trace that runs of PROJECT had.
+
+    With NAME only those of one traced function. Comments, layout and names of local
+    variables make no version; see docs/how-to/trace-a-function.md.
+    """
+    from quark_core.analysis.trace_statistics import collect_statistics
+
+    found = collect_statistics(open_store(storage_dir), project, name, metric=metric, mode=mode)
+    if as_json:
+        print_json({"project": project, "traces": [each.to_dict() for each in found]})
+        return
+    if not found:
+        from quark_core.system.terminal_text import clean_line
+
+        click.echo(clean_line(f"No run of project {project!r} has a function under quark.trace."))
+    for each in found:
+        _print_trace(each, with_diff=diff)
+
+
+def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from quark.cli.texts import Console, Text, describe_age, describe_number
+    from quark_core.analysis.trace_statistics import diff_versions
+    from quark_core.system.terminal_text import clean_line
+
+    count = len(statistics.versions)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("version", justify="right", no_wrap=True)
+    table.add_column("digest", no_wrap=True)
+    table.add_column("runs", justify="right", no_wrap=True)
+    table.add_column("first", no_wrap=True)
+    table.add_column("last", no_wrap=True)
+    if statistics.metric is not None:
+        table.add_column(Text(f"mean {statistics.metric}"), justify="right", no_wrap=True)
+        table.add_column("best", justify="right", no_wrap=True)
+    table.add_column("what changed", overflow="fold")
+    for number, version in enumerate(statistics.versions, 1):
+        figures = (
+            []
+            if statistics.metric is None
+            else [describe_number(version.mean), describe_number(version.best)]
+        )
+        table.add_row(
+            str(number),
+            Text(version.trace.digest[:_SHOWN_DIGITS]),
+            str(len(version.runs)),
+            describe_age(version.first_seen),
+            describe_age(version.last_seen),
+            *figures,
+            Text("; ".join(_describe(version, is_first=number == 1))),
+        )
+    console = Console()
+    named = "version" if count == 1 else "versions"
+    console.print(Text(f"{statistics.name}: {count} {named}", style="bold"))
+    console.print(table)
+    if with_diff:
+        for before, after in pairwise(statistics.versions):
+            for line in diff_versions(before, after):
+                click.secho(clean_line(line), fg=_STYLES.get(line[:1]))
+
+
+def _describe(version: TraceVersion, *, is_first: bool) -> list[str]:
+    trace = version.trace
+    said = [f"{trace.module}.{trace.qualname}"] if is_first else []
+    if version.lines is not None:
+        said.append(f"{version.lines} line{'' if version.lines == 1 else 's'}")
+    elif not is_first:
+        said.append("another version")
+    said += [change.describe() for change in version.called or ()]
+    if version.reach_versions is not None and version.reach_versions > 1:
+        said.append(f"what it calls had {version.reach_versions} states")
+    if trace.level in _LEVELS:
+        said.append(_LEVELS[trace.level])
+    return said

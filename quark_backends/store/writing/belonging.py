@@ -1,0 +1,87 @@
+"""Updates of what is said of projects and groups, each in one transaction of its store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.reading.belonging import load_group, load_project
+from quark_core.backends.belonging import BelongingEdit, apply_belonging_edit, unknown_project
+from quark_core.records.times import now_us
+
+__all__ = ["store_group_edit", "store_project_edit"]
+
+
+def store_project_edit(connection: StoreConnection, project: str, edit: BelongingEdit) -> None:
+    """Update a project; see `SupportsBelonging`.
+
+    Raises:
+        SchemaValidationError: There is no such project.
+        The database's error: It is busy, full or out of reach.
+    """
+    with _transaction(connection):
+        project_id = _lock_project(connection, project)
+        said = _encode(apply_belonging_edit(load_project(connection, project), edit))
+        connection.execute(
+            "UPDATE project SET description = ?, fields = ?, tags = ? WHERE id = ?",
+            (*said, project_id),
+        )
+
+
+def store_group_edit(
+    connection: StoreConnection, project: str, path: str, edit: BelongingEdit
+) -> None:
+    """Update a group; see `SupportsBelonging`.
+
+    Raises:
+        SchemaValidationError: There is no such project.
+        The database's error: It is busy, full or out of reach.
+    """
+    with _transaction(connection):
+        # Who changes two groups of a project waits: the second sees what the first has made.
+        project_id = _lock_project(connection, project)
+        said = _encode(apply_belonging_edit(load_group(connection, project, path), edit))
+        moment_us = now_us()
+        connection.execute(
+            "INSERT INTO run_group (project_id, path, description, fields, tags, created_us,"
+            " updated_us) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (project_id, path) DO UPDATE"
+            " SET description = excluded.description, fields = excluded.fields,"
+            " tags = excluded.tags, updated_us = excluded.updated_us",
+            (project_id, path, *said, moment_us, moment_us),
+        )
+        if not any(said):
+            connection.execute(
+                "DELETE FROM run_group WHERE project_id = ? AND path = ?", (project_id, path)
+            )
+
+
+def _lock_project(connection: StoreConnection, project: str) -> str:
+    row = connection.execute(
+        f"SELECT id FROM project WHERE name = ?{connection.for_update}", (project,)
+    ).fetchone()
+    if row is None:
+        raise unknown_project(project)
+    return str(row[0])
+
+
+def _encode(said: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
+    fields, tags = said["fields"], said["tags"]
+    return (
+        said["description"],
+        json.dumps(fields) if fields else None,
+        json.dumps(list(tags)) if tags else None,
+    )
+
+
+@contextmanager
+def _transaction(connection: StoreConnection) -> Iterator[None]:
+    connection.begin_write()
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise

@@ -1,0 +1,109 @@
+"""What differs in the data of two sides, as far as fingerprints were noted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quark_core.analysis.explanation.differences import Difference, Findings
+from quark_core.analysis.explanation.results import ABSENT, Parting, PartingManner, Remark
+from quark_core.analysis.explanation.sides import ExplainedRun
+from quark_core.provenance.fingerprint_comparison import (
+    FingerprintComparison,
+    compare_fingerprints,
+)
+from quark_core.records.kinds.provenance import FingerprintRecord
+
+__all__ = ["compare_data", "fold_streams", "include_outputs"]
+
+_UNRECORDED = "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
+_STREAM = "stream"
+_SHOWN_DIGEST = 12
+
+
+def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) -> Findings:
+    """Hold the data's fingerprints against each other, of the first run of each side.
+
+    Equal data are ruled out only where all of them were looked at.
+    """
+    sides = [_take(side[0], "data") for side in (before, after)]
+    if not sides[0] or not sides[1]:
+        return Findings(unknown=(Remark("data", "", _UNRECORDED),))
+    found, ruled_out, unknown = [], [], []
+    for comparison in compare_fingerprints(*sides):
+        if comparison.is_ruled_out:
+            ruled_out.append(Remark("data", comparison.key, comparison.words))
+        elif comparison.verdict in ("same", "unknown"):
+            words = comparison.words
+            if comparison.verdict == "same":
+                words = f"{words}, which is not all of it"
+            unknown.append(Remark("data", comparison.key, words))
+        else:
+            found.append(_make(comparison, sides))
+    return Findings(tuple(found), tuple(ruled_out), tuple(unknown))
+
+
+def fold_streams(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Tell batches that came in another order as what another seed does."""
+    seeds = [each for each in differences if each.kind == "seed"]
+    if not seeds:
+        return tuple(differences)
+    folded = [each for each in differences if each.may_follow and each.before == "order"]
+    names = tuple(f"order of {each.place}" for each in folded)
+    first = replace(seeds[0], repeats=(*seeds[0].repeats, *names))
+    return tuple(first if each is seeds[0] else each for each in differences if each not in folded)
+
+
+def include_outputs(
+    parting: Parting, before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]
+) -> Parting:
+    """The parting, with outputs that part sooner than any metric."""
+    sides = [_take(side[0], "output") for side in (before, after)]
+    if len(before) > 1 or len(after) > 1 or not sides[0] or not sides[1]:
+        return parting
+    apart = [
+        each
+        for each in compare_fingerprints(*sides)
+        if each.verdict in ("rounding", "different", "other_form") and each.step is not None
+    ]
+    first = min(apart, key=lambda each: each.step or 0, default=None)
+    if first is None or first.step is None:
+        return parting
+    if parting.step is not None and parting.step <= first.step:
+        return parting
+    words = f"the output {first.key} parts at step {first.step}: {first.words}"
+    if parting.step is not None:
+        words += f"; {parting.summary}"
+    manner: PartingManner = "rounding" if first.verdict == "rounding" else "later"
+    if first.step == 0 and manner == "later":
+        manner = "at_once"
+    return Parting(
+        manner, first.step, "step", None, parting.equal_points, None, parting.step, words
+    )
+
+
+def _take(run: ExplainedRun, subject: str) -> list[FingerprintRecord]:
+    return [record for record in run.fingerprints if record.subject == subject]
+
+
+def _make(
+    comparison: FingerprintComparison, sides: Sequence[Sequence[FingerprintRecord]]
+) -> Difference:
+    is_stream = comparison.level.startswith(_STREAM)
+    if comparison.verdict == "other_order":
+        return Difference(
+            "data", comparison.key, "order", "another order",
+            words=comparison.words, may_follow=is_stream,
+        )  # fmt: skip
+    digests = [
+        next((record.digest for record in side if record.key == comparison.key), ABSENT)
+        for side in sides
+    ]
+    return Difference(
+        "data",
+        comparison.key,
+        digests[0][:_SHOWN_DIGEST],
+        digests[1][:_SHOWN_DIGEST],
+        words=comparison.words,
+        may_follow=is_stream,
+    )

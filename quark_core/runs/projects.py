@@ -1,0 +1,217 @@
+"""What is said of projects and groups: `quark.project(name).update(…)`, and what runs inherit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from quark_core.backends.belonging import (
+    BelongingEdit,
+    Inherited,
+    StoredGroup,
+    StoredProject,
+    SupportsBelonging,
+    check_belonging_edit,
+    inherit,
+    list_groups_by_reading,
+    refuse_belonging,
+)
+from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.registry import default_registry
+from quark_core.config.arguments import check_label, resolve_storage_dir
+from quark_core.config.belonging import check_group_path
+from quark_core.errors import QuarkError
+from quark_core.runs.backend_choice import choose_primary
+from quark_core.runs.composition import open_primary, open_reader
+from quark_core.runs.run_editing import find_user
+
+__all__ = ["RunProject", "RunGroup", "find_inherited", "list_groups", "project"]
+
+
+class _Described:
+    """A project or a group: what is said of it, and how that is changed."""
+
+    def __init__(self, project_name: str, root: Path) -> None:
+        self._project = project_name
+        self._root = root
+
+    @property
+    def description(self) -> str | None:
+        """What it is about, read from the store now; None where nobody has said."""
+        return self.load().description
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields that its runs inherit, read from the store now."""
+        return dict(self.load().fields)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags that its runs inherit, read from the store now."""
+        return self.load().tags
+
+    def load(self) -> StoredProject:
+        """What the store knows of it.
+
+        Raises:
+            SchemaValidationError: There is none of the name.
+            SessionStoreError: There is no store, or it cannot be read.
+        """
+        with _open(self._root, writes=False) as store:
+            return self._load(store)
+
+    def update(
+        self,
+        *,
+        description: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+        tags: Iterable[str] | None = None,
+        remove_fields: Iterable[str] | None = None,
+        remove_tags: Iterable[str] | None = None,
+    ) -> Self:
+        """Change what is said of it; returns itself.
+
+        Its runs have its fields and tags when they are read, those of yesterday too. A run that
+        notes a field itself has its own value; tags add up.
+
+        Args:
+            description: What it is about; an empty text takes it away.
+            fields: Fields to note, as `session.annotate` takes them.
+            tags: Tags to add.
+            remove_fields, remove_tags: What is to be taken away; what is not there is no mistake.
+
+        Raises:
+            SchemaValidationError: A bad argument, nothing to change, or no such project.
+            SessionStoreError: The store cannot be written, or keeps nothing of the kind.
+        """
+        edit = check_belonging_edit(
+            BelongingEdit(
+                description=description,
+                set_fields={} if fields is None else dict(fields),
+                remove_fields=() if remove_fields is None else tuple(remove_fields),
+                add_tags=() if tags is None else tuple(tags),
+                remove_tags=() if remove_tags is None else tuple(remove_tags),
+            )
+        )
+        with _open(self._root, writes=True) as store:
+            self._update(store, edit)
+        return self
+
+    def _load(self, store: SupportsBelonging) -> StoredProject:
+        raise NotImplementedError
+
+    def _update(self, store: SupportsBelonging, edit: BelongingEdit) -> None:
+        raise NotImplementedError
+
+
+class RunGroup(_Described):
+    """A group of a project; made by `RunProject.group`."""
+
+    def __init__(self, project_name: str, path: str, root: Path) -> None:
+        super().__init__(project_name, root)
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        """Its path, such as `paper/fig3`."""
+        return self._path
+
+    def __repr__(self) -> str:
+        return f"RunGroup({self._path!r} of project {self._project!r})"
+
+    def _load(self, store: SupportsBelonging) -> StoredProject:
+        for group in store.list_groups(self._project):
+            if group.path == self._path:
+                return group
+        return StoredGroup(project=self._project, path=self._path)
+
+    def _update(self, store: SupportsBelonging, edit: BelongingEdit) -> None:
+        store.update_group(self._project, self._path, edit, by=find_user())
+
+
+class RunProject(_Described):
+    """A project of a store; made by `quark.project`."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._project
+
+    def group(self, path: str) -> RunGroup:
+        """A group of the project, with runs in it or not yet.
+
+        Raises:
+            SchemaValidationError: No path.
+        """
+        return RunGroup(self._project, check_group_path(path, "path"), self._root)
+
+    def groups(self) -> tuple[StoredGroup, ...]:
+        """The groups of the project, each with how many runs are in it or below it."""
+        with _open(self._root, writes=False) as store:
+            return tuple(store.list_groups(self._project))
+
+    def __repr__(self) -> str:
+        return f"RunProject({self._project!r})"
+
+    def _load(self, store: SupportsBelonging) -> StoredProject:
+        return store.load_project(self._project)
+
+    def _update(self, store: SupportsBelonging, edit: BelongingEdit) -> None:
+        store.update_project(self._project, edit, by=find_user())
+
+
+def project(name: str, *, storage_dir: str | Path | None = None) -> RunProject:
+    """A project by its name, to be described: `quark.project("digits").update(tags=["vision"])`.
+
+    Nothing is read before it is asked for. A project begins with its first run.
+
+    Args:
+        name: Its name.
+        storage_dir: Storage root; the working directory by default.
+
+    Raises:
+        SchemaValidationError: No name.
+        SessionStoreError: `storage_dir` cannot be used.
+    """
+    return RunProject(check_label(name, "name"), resolve_storage_dir(storage_dir))
+
+
+def list_groups(reader: SupportsRead, project_name: str | None = None) -> list[StoredGroup]:
+    """The groups of an opened store, by project and path, each before what lies in it."""
+    if isinstance(reader, SupportsBelonging):
+        found = reader.list_groups(project_name)
+    else:
+        found = list_groups_by_reading(reader, project_name)
+    return sorted(found, key=lambda group: (group.project, group.path.split("/")))
+
+
+def find_inherited(reader: SupportsRead, stored: StoredRun) -> Inherited:
+    """Fields and tags of a run with those of its groups and project, where the store has any."""
+    if not isinstance(reader, SupportsBelonging):
+        return inherit(stored, None)
+    try:
+        name = stored.project.name
+        groups = reader.list_groups(name) if stored.run.groups else []
+        return inherit(stored, reader.load_project(name), groups)
+    except QuarkError:
+        return inherit(stored, None)  # a service of an older version
+
+
+@contextmanager
+def _open(root: Path, *, writes: bool) -> Iterator[SupportsBelonging]:
+    # Opened for reading first: a wrong root must leave no store.
+    store = open_reader(root)
+    if writes:
+        store.close()
+        choice = choose_primary(default_registry())
+        store = open_primary(choice, replace(choice.configure(root), removes=True))
+    try:
+        belonging: object = store
+        if not isinstance(belonging, SupportsBelonging):
+            raise refuse_belonging(f"the store of {root}")
+        yield belonging
+    finally:
+        store.close()
