@@ -93,6 +93,9 @@ if TYPE_CHECKING:
     from quark_core.records.schema import dump_record as dump_record
     from quark_core.records.schema import validate_record as validate_record
     from quark_core.runs.artifact_versions import ArtifactVersion as ArtifactVersion
+    from quark_core.runs.projects import RunGroup as RunGroup
+    from quark_core.runs.projects import RunProject as RunProject
+    from quark_core.runs.projects import project as project
     from quark_core.runs.reading import series as series
     from quark_core.runs.run_editing import edit_run as edit_run
     from quark_core.runs.run_editing import stop_run as stop_run
@@ -212,6 +215,7 @@ _HOMES = {
     "PhaseAnalyzerConfig": "quark_core.analysis.config",
     "PhaseAnalyzerThresholds": "quark_core.analysis.config",
     "PhaseRecord": "quark_core.records",
+    "RunProject": "quark_core.runs.projects",
     "ProjectRecord": "quark_core.records",
     "QuarkError": "quark_core.errors",
     "RankStatistics": "quark_core.ranks.statistics",
@@ -220,6 +224,7 @@ _HOMES = {
     "RunComparisonResult": "quark_core.analysis.comparison.results",
     "RunContext": "quark_core.records.runs",
     "RunNotFoundError": "quark_core.errors",
+    "RunGroup": "quark_core.runs.projects",
     "RunRecord": "quark_core.records",
     "RunReport": "quark.page.report",
     "RunSummary": "quark_core.backends.run_summary",
@@ -259,6 +264,7 @@ _HOMES = {
     "migrate_store": "quark_core.backends.migration",
     "monitor": "quark_core.analysis.monitor",
     "open_run": "quark_core.sessions.shortcuts",
+    "project": "quark_core.runs.projects",
     "read_sources": "quark_core.sessions.shortcuts",
     "register_backend": "quark.tracker.setup",
     "report": "quark.page.report",
@@ -276,6 +282,8 @@ _HOMES = {
     "Routing": "quark_torch.instruments.router_load",
     "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
+    "TraceStatistics": "quark_core.analysis.trace_statistics",
+    "TraceVersion": "quark_core.analysis.trace_statistics",
     "trace": "quark_core.writers.tracing",
     "trace_statistics": "quark_core.analysis.trace_statistics",
     "watch_data": "quark_core.sessions.shortcuts",

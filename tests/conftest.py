@@ -32,6 +32,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What tests choose is no choice of the user's who runs them.
 _config_home = tempfile.TemporaryDirectory(prefix="quark-test-config-")
 os.environ["XDG_CONFIG_HOME"] = _config_home.name
+_cache_home = tempfile.TemporaryDirectory(prefix="quark-test-cache-")
+os.environ["XDG_CACHE_HOME"] = _cache_home.name
 
 # Many tests look at what is on standard error; what runs say there has tests of its own.
 os.environ["QUARK_QUIET"] = "1"

@@ -134,7 +134,9 @@ def describe_progress_parts(look: Look) -> list[str]:
         pace = f"{step_ms:.4g} ms/step" if step_ms < 1e4 else f"{step_ms / 1e3:.4g} s/step"
         data = progress.get("data_share")
         parts.append(pace + (f" (data {100 * data:.0f} %)" if data is not None else ""))
-    if progress.get("eta_s") is not None:
+    if progress.get("told") is not None:
+        parts.append(progress["told"])
+    elif progress.get("eta_s") is not None:
         parts.append(f"{describe_duration(progress['eta_s'])} to go")
     parts += _describe_rates(look)
     return parts

@@ -13,7 +13,7 @@ from quark.cli.texts import Text, describe_age, describe_number
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
-    from quark_core.analysis.run_groups import RunGroup
+    from quark_core.analysis.run_groups import GroupedRuns
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records.expression import Field
 
@@ -54,7 +54,7 @@ def make_measure(field: Field | None) -> tuple[str, Callable[[RunSummary], float
     return (name if field.statistic == "last" else f"{field.statistic}({name})"), look_up
 
 
-def make_group_table(groups: Sequence[RunGroup], by: str, measured: str) -> Table:
+def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> Table:
     """A table of groups, at least one.
 
     Args:
@@ -81,7 +81,7 @@ def make_group_table(groups: Sequence[RunGroup], by: str, measured: str) -> Tabl
     return table
 
 
-def _describe_mean(group: RunGroup) -> str:
+def _describe_mean(group: GroupedRuns) -> str:
     if group.mean is None:
         return "-"
     mean = describe_number(group.mean)
@@ -91,13 +91,13 @@ def _describe_mean(group: RunGroup) -> str:
     return f"{mean} ± {describe_number(group.deviation)}{few}"
 
 
-def _describe_spread(group: RunGroup) -> str:
+def _describe_spread(group: GroupedRuns) -> str:
     if group.low is None or group.high is None or len(group.values) < 2:
         return "-"
     return f"{describe_number(group.low)} … {describe_number(group.high)}"
 
 
-def _list_runs(group: RunGroup) -> str:
+def _list_runs(group: GroupedRuns) -> str:
     ids = [run.run_id[:_RUN_CHARACTERS] for run in group.runs[:_SHOWN_RUNS]]
     more = len(group.runs) - len(ids)
     return ", ".join(ids) + (f" and {more} more" if more else "")

@@ -81,6 +81,17 @@ def aim(directory: Path, **options: Any) -> None:
 @import_runs.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @import_options
+def ato(path: Path, **options: Any) -> None:
+    """Experiments in the SQLite database PATH of Ato's, or in those of the folder PATH."""
+    from quark.importing.sources.ato import find_runs
+
+    project = options["project"]
+    run_import("ato", lambda: find_runs(path, project=project), **options)
+
+
+@import_runs.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@import_options
 def clearml(path: Path, **options: Any) -> None:
     """Archives of ClearML's offline mode: PATH, or those under it (~/.clearml/cache/offline)."""
     from quark.importing.sources.clearml import find_runs
@@ -154,6 +165,17 @@ def neptune(directory: Path, files: Path | None, step_multiplier: int, **options
         lambda: find_runs(directory, files=files, step_multiplier=step_multiplier, project=project),
         **options,
     )
+
+
+@import_runs.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@import_options
+def track(path: Path, **options: Any) -> None:
+    """Trials in the file PATH of Track's (file:FILE.json), or in those below the folder PATH."""
+    from quark.importing.sources.track import find_runs
+
+    project = options["project"]
+    run_import("track", lambda: find_runs(path, project=project), **options)
 
 
 @import_runs.command()

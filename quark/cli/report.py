@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from quark.cli.completion import complete_runs
 from quark.cli.run_source import backend_option
 from quark.cli.store_access import find_run, json_option, print_json, storage_option
+
+if TYPE_CHECKING:
+    from quark_core.backends.contract import SupportsRead
 
 __all__ = ["report", "write_file"]
 
@@ -23,6 +27,16 @@ def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
         raise click.ClickException(
             f"{path} cannot be written: {why}. Name another file with {option}."
         ) from error
+
+
+def _print_short(reader: SupportsRead, runs: tuple[str, ...], *, as_json: bool) -> None:
+    from quark_core.runs.short_report import read_short_report
+
+    reports = [read_short_report(reader, find_run(reader, run)) for run in runs]
+    if as_json:
+        print_json(reports[0].to_dict() if len(reports) == 1 else [r.to_dict() for r in reports])
+        return
+    click.echo("\n\n".join(map(str, reports)))
 
 
 @click.command()
@@ -43,6 +57,11 @@ def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
     help="Leave out configuration, environment, command line and paths.",
 )
 @click.option("--no-logs", is_flag=True, help="Leave out events and log lines.")
+@click.option(
+    "--short",
+    is_flag=True,
+    help="Write no file: print settings, metrics, timers and errors, with --json as JSON.",
+)
 @json_option
 def report(
     runs: tuple[str, ...],
@@ -51,6 +70,7 @@ def report(
     output: Path,
     no_config: bool,
     no_logs: bool,
+    short: bool,
     as_json: bool,
 ) -> None:
     """Write one HTML file about each RUN (an id, the beginning of it, or a name).
@@ -68,6 +88,12 @@ def report(
     from quark.page.report_contents import ReportOptions
 
     source = open_source(storage_dir, backend)
+    if short:
+        try:
+            _print_short(source.reader, runs, as_json=as_json)
+        finally:
+            source.close()
+        return
     try:
         chosen = [(source, str(find_run(source.reader, run).run.id)) for run in runs]
         with show_warnings():

@@ -20,6 +20,7 @@ from quark.cli.texts import (
     find_duration_s,
 )
 from quark_core.records.names import decode_name
+from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
@@ -161,6 +162,8 @@ def find_loss(run: RunSummary) -> MetricSummary | None:
 
 def _describe_status(stored: StoredRun) -> Text:
     text = describe_state(stored.state)
+    if stored.progress is not None and stored.state == "running":
+        text.append(f" {stored.progress.describe(now_us())}", style="dim")
     if stored.run.archived_at is not None:
         text.append(" (archived)", style="dim")
     return text

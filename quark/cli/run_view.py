@@ -295,18 +295,22 @@ _ARTIFACTS_READ = 64
 
 def describe_contents(reader: SupportsRead, run_id: str) -> dict[str, Any]:
     """Newest telemetry and newest artifacts of a run, as JSON values."""
+    from quark.cli.fingerprint_view import read_fingerprints
+
     telemetry = _read_newest_telemetry(reader, run_id)
     rates = measure_rates(reader, summarize_run(reader, run_id))
     return {
         "telemetry": None if telemetry is None else telemetry.to_dict(),
         "throughput": None if rates is None else rates.to_dict(),
         "artifacts": [record.to_dict() for record in _read_artifacts(reader, run_id)],
+        "fingerprints": [record.to_dict() for record in read_fingerprints(reader, run_id)],
     }
 
 
 def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
     """Print a line on the hardware and the newest artifacts; nothing where there is nothing."""
     from quark.cli.artifacts import make_artifact_table
+    from quark.cli.fingerprint_view import describe_fingerprints
     from quark.cli.texts import Text
 
     telemetry = _read_newest_telemetry(reader, run_id)
@@ -320,6 +324,8 @@ def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
     batch = _read_newest_batch(reader, run_id)
     if batch is not None:
         console.print(Text.assemble(("newest batch  ", "bold"), _describe_batch(batch)))
+    for line in describe_fingerprints(reader, run_id):
+        console.print(Text.assemble(("fingerprint  ", "bold"), line))
     records = _read_artifacts(reader, run_id)
     if records:
         console.print(make_artifact_table(records))
@@ -376,8 +382,8 @@ def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, 
     from quark_core.records.query import Query
 
     found = reader.read(run_id, ArtifactRecord.KIND, Query(limit=_ARTIFACTS_READ))
-    shown = found.take([name != KEPT_SOURCES for name in found["artifact_type"].tolist()])  # type: ignore[arg-type]
-    return shown.keep_newest(_ARTIFACTS).to_records()  # type: ignore[return-value]
+    shown = [record for record in found.to_records() if record.artifact_type != KEPT_SOURCES]  # type: ignore[attr-defined]
+    return tuple(shown[-_ARTIFACTS:])  # type: ignore[arg-type]
 
 
 def _describe_hardware(record: SystemTelemetryRecord) -> str:

@@ -15,6 +15,8 @@ from quark.cli.store_access import json_option, print_json, storage_option
 from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from quark.cli.run_view import MetricSummary
@@ -101,8 +103,10 @@ def print_run(
         after: Only metrics whose keys come after this.
         console: Where to; stdout by default.
     """
+    from quark.cli.aggregate_view import print_aggregates
     from quark.cli.run_view import print_contents, print_ranks, summarize_metrics
     from quark.cli.texts import Console
+    from quark_core.runs.projects import find_inherited
     from quark_core.runs.rank_paces import measure_paces
     from quark_core.runs.searching import summarize_run
 
@@ -110,10 +114,11 @@ def print_run(
     run_id = str(stored.run.id)
     summary = summarize_run(reader, run_id)
     summaries = summarize_metrics(reader, summary, after=after, limit=metrics)
-    console.print(_summary_panel(stored, summary.last_metric_at))
+    inherited = find_inherited(reader, stored)
+    console.print(_summary_panel(stored, summary.last_metric_at, inherited.tags))
     if stored.config is not None and stored.config.values:
         console.print(_values_table("config", dict(stored.config.values)))
-    if noted := {k: v for k, v in stored.fields.items() if k not in _FACTS}:
+    if noted := {k: v for k, v in inherited.fields.items() if k not in _FACTS}:
         console.print(_values_table("field", noted))
     if summaries:
         console.print(_metrics_table(summaries))
@@ -125,6 +130,7 @@ def print_run(
     else:
         console.print("No metrics yet.")
     print_contents(console, reader, run_id)
+    print_aggregates(console, reader, run_id)
     paces = measure_paces(reader, summary)
     if paces is not None:
         print_ranks(console, paces)
@@ -148,6 +154,8 @@ def _read_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
 
 def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
     from quark.cli.run_view import describe_contents, summarize_metrics
+    from quark_core.runs.aggregates import read_summaries
+    from quark_core.runs.projects import find_inherited
     from quark_core.runs.rank_paces import measure_paces
     from quark_core.runs.searching import summarize_run
 
@@ -155,18 +163,23 @@ def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
     summary = summarize_run(reader, run_id)
     metrics = summarize_metrics(reader, summary)
     paces = measure_paces(reader, summary)
+    inherited = find_inherited(reader, stored)
     print_json(
         {
             **stored.to_dict(),
+            "inherited": {"fields": dict(inherited.fields), "tags": list(inherited.tags)},
             "metrics": [metric.to_dict() for metric in metrics],
             **describe_contents(reader, run_id),
+            "aggregates": read_summaries(reader, run_id).to_dict(),
             "ranks": [] if paces is None else [rank.to_dict() for rank in paces.ranks],
             "events": [r.to_dict() for r in _read_events(reader, run_id, logs).to_records()],
         }
     )
 
 
-def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableType:
+def _summary_panel(
+    stored: StoredRun, last_metric_at: str | None, tags: Sequence[str]
+) -> RenderableType:
     from rich.panel import Panel
     from rich.table import Table
 
@@ -186,6 +199,10 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
         commit += f" ({git['branch']})" if git.get("branch") else ""
         commit += " with local changes" if git.get("dirty") else ""
     state = describe_state(stored.state)
+    if stored.progress is not None and stored.state == "running":
+        from quark_core.records.times import now_us
+
+        state.append(f" ({stored.progress.describe(now_us())})", style="dim")
     if stored.lost_reason:
         state.append(f" ({_describe_loss(stored, last_metric_at)})", style="dim")
     grid = Table.grid(padding=(0, 2))
@@ -200,7 +217,7 @@ def _summary_panel(stored: StoredRun, last_metric_at: str | None) -> RenderableT
         ("status", state),
         ("started", f"{_shorten_time(run.created_at)}, {verb} {duration}"),
         ("name", run.name),
-        ("tags", ", ".join(run.tags)),
+        ("tags", ", ".join(tags)),
         ("groups", ", ".join(run.groups)),
         ("version", _tell(stored.fields.get(VERSION_FIELD))),
         ("revision", _tell(stored.fields.get(REVISION_FIELD))),

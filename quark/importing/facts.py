@@ -19,6 +19,7 @@ from quark.importing.story import derive_run_id
 from quark_core.backends.contract import SupportsPrimary
 from quark_core.config import settings
 from quark_core.config.arguments import check_label, check_notes, check_tag
+from quark_core.config.belonging import check_fields, check_group_path
 from quark_core.config.redaction import redact_text
 from quark_core.config.snapshot import snapshot_config
 from quark_core.errors import SchemaValidationError
@@ -34,6 +35,8 @@ __all__ = ["Changes", "Taken", "describe_start", "describe_process", "find_chang
 _COMMIT = re.compile(r"[\w.+:/-]{0,200}", re.ASCII)
 _MAX_NOTES = 100_000
 _MAX_TAGS = 1000
+_MAX_GROUPS = 100
+_MAX_FIELDS = 500
 _STOPPED = "interrupted"
 """Status of what says that it goes on, when nobody watches it any more."""
 
@@ -56,6 +59,8 @@ class Taken:
     ended_us: int | None
     parent_run_id: str | None
     git_commit: str | None
+    groups: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take_facts(facts: RunFacts, tool: str, losses: Losses) -> Taken:
@@ -84,6 +89,8 @@ def take_facts(facts: RunFacts, tool: str, losses: Losses) -> Taken:
         ended_us=_take_time(facts.ended_us),
         parent_run_id=None if facts.parent is None else derive_run_id(tool, facts.parent),
         git_commit=_take_commit(facts.git_commit, losses),
+        groups=_take_groups(facts.groups, losses),
+        fields=_take_fields(facts.fields, losses),
     )
 
 
@@ -134,6 +141,21 @@ class Changes:
     records: list[tuple[str, Mapping[str, Any], int]] = field(default_factory=list)
     said: dict[str, Any] = field(default_factory=dict)
 
+    def add_belonging(self, said: Mapping[str, Any], taken: Taken, time_us: int) -> None:
+        """Groups that are new, and fields that are or have another value."""
+        groups, known = said.get("groups", ()), said.get("fields", {})
+        if added := sorted({*taken.groups} - {*groups}):
+            self.records.append(("group", {"add": added}, time_us))
+            self.said["groups"] = sorted({*groups, *added})
+        changed = {
+            name: value
+            for name, value in taken.fields.items()
+            if name not in known or known[name] != value
+        }
+        if changed:
+            self.records.append(("fields", {"set": changed}, time_us))
+            self.said["fields"] = {**known, **changed}
+
 
 def find_changes(said: Mapping[str, Any], taken: Taken, *, is_watched: bool) -> Changes:
     """What the tool says now and did not say before: what people have edited with us stays.
@@ -160,6 +182,7 @@ def find_changes(said: Mapping[str, Any], taken: Taken, *, is_watched: bool) -> 
         changes.said["tags"] = edits["tags"]["after"]
     if edits:
         changes.records.append(("edit", {"by": "import", "changes": edits}, now))
+    changes.add_belonging(said, taken, now)
     if taken.config is not None and taken.config_digest != said.get("config"):
         changes.records.append(("config", taken.config, now))
         changes.said["config"] = taken.config_digest
@@ -204,6 +227,31 @@ def _take_tags(tags: Sequence[str], losses: Losses) -> tuple[str, ...]:
     if len(kept) > _MAX_TAGS:
         losses.add("tag", "tags", f"a run has {_MAX_TAGS} at most", len(kept) - _MAX_TAGS)
     return tuple(sorted(kept)[:_MAX_TAGS])
+
+
+def _take_groups(groups: Sequence[str], losses: Losses) -> tuple[str, ...]:
+    kept = set()
+    for group in groups:
+        try:
+            kept.add(check_group_path(group))
+        except SchemaValidationError as error:
+            losses.add("group", str(group), str(error))
+    if len(kept) > _MAX_GROUPS:
+        losses.add("group", "groups", f"a run has {_MAX_GROUPS} here", len(kept) - _MAX_GROUPS)
+    return tuple(sorted(kept)[:_MAX_GROUPS])
+
+
+def _take_fields(fields: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in fields.items():
+        if len(kept) >= _MAX_FIELDS:
+            losses.add("field", "fields", f"a run has {_MAX_FIELDS} here")
+            continue
+        try:
+            kept.update(check_fields({name: value}))
+        except SchemaValidationError as error:
+            losses.add("field", str(name), str(error))
+    return kept
 
 
 def _take_environment(known: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:

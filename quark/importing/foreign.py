@@ -79,6 +79,8 @@ class RunFacts:
         tags: Tags.
         config: Configuration: JSON values, numpy scalars and what `start_run` takes besides.
         environment: What else is known, for people: JSON values.
+        groups: Paths of the groups that it is in.
+        fields: What is noted of it by name: JSON values.
         status: completed, failed or interrupted; "running" where it goes on.
         is_told: Whether the tool says the status; else it is a guess, and no end as long as
             somebody watches.
@@ -95,6 +97,8 @@ class RunFacts:
     tags: Sequence[str] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+    groups: Sequence[str] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
     status: str = "completed"
     is_told: bool = True
     started_us: int | None = None

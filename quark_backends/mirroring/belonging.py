@@ -11,7 +11,14 @@ from quark_core.records.belonging import change_fields, change_groups
 from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
 from quark_core.records.run_digests import digest_config, digest_structure
 
-__all__ = ["change_belonging", "change_by_edit", "find_code_digest", "list_digests", "list_notes"]
+__all__ = [
+    "change_belonging",
+    "change_by_edit",
+    "find_code_digest",
+    "list_data_digests",
+    "list_digests",
+    "list_notes",
+]
 
 
 def change_belonging(run: Mapping[str, Any], record: LifecycleRecord) -> dict[str, Any]:
@@ -60,6 +67,15 @@ def list_digests(config: Mapping[str, Any]) -> dict[str, str]:
     if not config:
         return {}
     return {"config_digest": digest_config(config), "structure_digest": digest_structure(config)}
+
+
+def list_data_digests(records: Iterable[StreamRecord]) -> dict[str, str]:
+    """Key -> level and digest of the newest fingerprint of data, such as `full 3fa1…`."""
+    return {
+        record.key: f"{record.level} {record.digest}"
+        for record in records
+        if isinstance(record, FingerprintRecord) and record.subject == "data"
+    }
 
 
 def find_code_digest(records: Iterable[StreamRecord]) -> str | None:

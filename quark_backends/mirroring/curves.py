@@ -13,6 +13,8 @@ Tools that know only named curves get one per value:
     event                   quark/events/<severity>, how many so far
     alert                   quark/alerts/<rule>, its severity from 1 to 4
     health_score            quark/health/<key>; none where it is not known
+    aggregate               timers/<key>, mean seconds of a window; aggregates/<key>, its mean,
+                            or of a value the newest
     phase                   quark/phase_index, from 0, where the phase begins
     artifact, lifecycle     none
     any other kind          as its type says: see `StreamRecord.list_figures`
@@ -40,6 +42,7 @@ from quark_core.records import (
     StreamRecord,
     SystemTelemetryRecord,
 )
+from quark_core.records.kinds.provenance import AggregateRecord
 from quark_core.records.names import decode_name
 
 __all__ = [
@@ -183,6 +186,8 @@ class Curves:
                 yield "data/seq_len_mean", sum(lengths) / len(lengths)
         elif isinstance(record, AlertRecord):
             yield self.alert(record.rule_id), ALERT_LEVELS.get(record.severity, 0)
+        elif isinstance(record, AggregateRecord):
+            yield _find_aggregate(record)
         elif isinstance(record, HealthScoreRecord):
             if record.is_known:
                 yield f"quark/health/{record.score_key}", record.score
@@ -225,6 +230,13 @@ class MlflowCurves(Curves):
             yield f"{name}_memory_usage_megabytes", _to_megabytes(gpu.memory_used_bytes)
             yield f"{name}_memory_usage_percentage", gpu.memory_usage_percent
             yield f"{name}_power_usage_watts", gpu.power_watts
+
+
+def _find_aggregate(record: AggregateRecord) -> tuple[str, float | None]:
+    """The curve of a key, and what its window adds to it."""
+    table = "timers" if record.keep == "timer" else "aggregates"
+    name = f"{table}/{decode_name(record.key)}"
+    return name, record.last if record.keep == "value" else record.mean
 
 
 def find_raised_rule(record: EventRecord) -> str | None:

@@ -16,6 +16,7 @@ from quark_backends.mirroring.belonging import (
     change_belonging,
     change_by_edit,
     find_code_digest,
+    list_data_digests,
     list_digests,
     list_notes,
 )
@@ -206,8 +207,11 @@ class Lifecycle:
         self.set_tags({f"quark.{name}": text for name, text in list_digests(config).items()})
 
     def tell_code(self, records: Sequence[StreamRecord]) -> None:
-        """Say in a tag which sources the run has, where fingerprints tell it."""
+        """Say in tags which sources and data the run has, where fingerprints tell it."""
         self.set_tags({"quark.code_digest": find_code_digest(records)})
+        self.set_named_tags(
+            {f"quark.data.{key}": said for key, said in list_data_digests(records).items()}
+        )
 
     def note_infinities(self, found: Mapping[str, Mapping[str, int]]) -> None:
         """Say in a tag at which step a metric first became infinite, which MLflow shows as NaN.

@@ -301,6 +301,8 @@ class MirroredRun:
         parent = run.get("parent_run_id")
         if parent:
             tags["quark.parent_run_id"] = parent
+            fork = (start or {}).get("fork")
+            tags["quark.fork_step"] = str(fork["step"]) if fork else None
             found = self._server.find_run(experiment_id, parent, deleted=False)
             tags[PARENT_TAG] = found and found.id
         self.is_new = self.was_made_here = True

@@ -13,6 +13,7 @@ from typing import Any
 from quark_backends.mirroring.belonging import (
     change_belonging,
     change_by_edit,
+    list_data_digests,
     list_digests,
 )
 from quark_backends.mirroring.curves import ALERT_LEVELS
@@ -325,6 +326,9 @@ class WandbMirror:
 
     def _send_rest(self, batch: Batch, records: Sequence[StreamRecord]) -> None:
         self._attachments.collect(records)
+        if data := list_data_digests(records):
+            told = {f"quark_data/{key}": said for key, said in data.items()}
+            self._run.config.update(told, allow_val_change=True)
         if batch.kind == EventRecord.KIND:
             events = [record for record in records if isinstance(record, EventRecord)]
             counts = self._state.counts

@@ -13,7 +13,7 @@ from quark_core.backends.run_summary import RunSummary
 from quark_core.errors import SchemaValidationError
 from quark_core.records.run_digests import is_seed
 
-__all__ = ["GROUPINGS", "RunGroup", "check_grouping", "group_runs"]
+__all__ = ["GROUPINGS", "GroupedRuns", "check_grouping", "group_runs"]
 
 GROUPINGS = ("config", "group", "structure", "code")
 """What runs are grouped by, beside `field.NAME` and `config.KEY`."""
@@ -25,7 +25,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class RunGroup:
+class GroupedRuns:
     """Runs that have something in common.
 
     Attributes:
@@ -100,7 +100,7 @@ def check_grouping(by: object, argument: str = "by") -> str:
 
 def group_runs(
     runs: Sequence[RunSummary], by: str, measure: Callable[[RunSummary], float | None]
-) -> list[RunGroup]:
+) -> list[GroupedRuns]:
     """Groups of some runs, each where its first run was; runs that lack it come last.
 
     A run that is in several groups by path is in each of them.
@@ -119,7 +119,7 @@ def group_runs(
     for key, members in found.items():
         values = [value for run in members if (value := measure(run)) is not None]
         groups.append(
-            RunGroup(
+            GroupedRuns(
                 key,
                 labels.get(key) or _label(key, by),
                 tuple(members),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -226,9 +225,10 @@ class _Sources:
         return self._known[digest]
 
     def _read(self, run_id: str) -> frozenset[Hashable]:
+        from quark_core.provenance.kept_sources import read_sources
+
         try:
-            kept = import_module("quark_core.provenance.kept_sources")
-            files = kept.read_sources(self._reader, run_id).files
+            files = read_sources(self._reader, run_id).files
         except QuarkError:
             return frozenset()
         return frozenset((each.path, each.sha256) for each in files)

@@ -113,7 +113,7 @@ def find_beginnings(
         run = reader.load_run(run_id).run
     except (RunNotFoundError, NotImplementedError):
         return ()  # whoever reads it says so, or it is nobody who keeps runs
-    if run.fork_step is None or run.parent_run_id is None:
+    if not _is_fork(run):
         _note_plain(reader, run_id)
         return ()
     return _list_ancestors(reader, run)
@@ -123,7 +123,9 @@ def _list_ancestors(reader: SupportsRead, run: RunRecord) -> tuple[Beginning, ..
     found: list[Beginning] = []
     # A folder that somebody has made may say anything, even that a run descends from itself.
     seen, shift, last_step = {run.id}, 0, run.fork_step
-    while run.fork_step is not None and run.parent_run_id is not None:
+    while _is_fork(run):
+        assert run.parent_run_id is not None
+        assert run.fork_step is not None
         if run.parent_run_id in seen or len(seen) > _MOST_ANCESTORS:
             break
         last_step = run.fork_step if last_step is None else min(last_step, run.fork_step)
@@ -137,6 +139,11 @@ def _list_ancestors(reader: SupportsRead, run: RunRecord) -> tuple[Beginning, ..
         seen.add(run.parent_run_id)
         run = parent
     return tuple(reversed(found))
+
+
+def _is_fork(run: RunRecord) -> bool:
+    # A reader of somebody else's may say anything.
+    return isinstance(run.fork_step, int) and run.fork_step >= 0 and run.parent_run_id is not None
 
 
 def read_with_beginnings(reader: SupportsRead, run_id: str, kind: str) -> Columns:

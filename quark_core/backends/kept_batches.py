@@ -170,16 +170,8 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
         exit_code=None if ended is None else _data(ended).get("exit_code"),
         stop=stop if stop is not None and stop.is_complete else None,
     )
-    forks = [_data(record).get("fork") for record in starts]
-    fork: Mapping[str, Any] = next((found for found in forks if found), {})
-    changed = _apply_changes(
-        dataclasses.replace(
-            described,
-            run=msgspec.structs.replace(described.run, fork_step=fork.get("step")),
-            progress=_find_progress(newest) if ended is None else None,
-        ),
-        records,
-    )
+    progress = _find_progress(newest) if ended is None else None
+    changed = _apply_changes(dataclasses.replace(described, progress=progress), records)
     return dataclasses.replace(
         changed,
         digests=make_digests(
@@ -266,8 +258,9 @@ def _find_from_steps(ordered: Sequence[Batch]) -> dict[int, int]:
 
 def _find_fork_step(starts: Sequence[LifecycleRecord]) -> int | None:
     """The last step that a run has of its parent: what it did again, it has of itself."""
-    fork = _data(starts[0]).get("fork")
-    if not isinstance(fork, Mapping) or not isinstance(fork.get("step"), int):
+    forks = [_data(record).get("fork") for record in starts]
+    fork = next((found for found in forks if isinstance(found, Mapping)), {})
+    if not isinstance(fork.get("step"), int):
         return None
     steps = [_data(record).get("from_step") for record in starts]
     step = int(min([fork["step"], *(step - 1 for step in steps if step is not None)]))

@@ -293,8 +293,9 @@ class CanonicalWalk:
         found = find_reducer(value)
         if found is not None:
             name, reducer = found
+            taken = reducer(value)
             self._put(b"t", name.encode())
-            self._descend(reducer(value), path)
+            self._descend(taken, path)
             return
         form = form_array(value) if not _is_sparse(value) else None
         if form is not None:
@@ -308,8 +309,9 @@ class CanonicalWalk:
             name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
             take_apart = TABLE_FORMS.get(name)
             if take_apart is not None:
+                taken = take_apart(value)
                 self._put(b"t", name.encode())
-                self._descend(take_apart(value), path)
+                self._descend(taken, path)
                 return
         self._take_objects(value, path)
 

@@ -57,8 +57,7 @@ def find_packages(is_ending: Callable[[], bool] = lambda: False) -> InstalledPac
     Meant for a background thread; takes some 10 ms, and lets others run in between.
 
     Args:
-        is_ending: Whether there is no time left: then only those count as imported that are
-            called as their module is.
+        is_ending: Whether somebody waits for this: then it makes no pauses.
     """
     found: dict[str, _Distribution] = {}
     for folder in list(sys.path)[:_MOST_PLACES]:
@@ -72,9 +71,9 @@ def find_packages(is_ending: Callable[[], bool] = lambda: False) -> InstalledPac
     imported = {_normalize(name) for name in modules} & found.keys()
     missing = {name for name in modules if _normalize(name) not in found}
     for number, (key, distribution) in enumerate(found.items()):
-        if not missing or is_ending():
+        if not missing:
             break
-        if number % _FOLDERS_AT_ONCE == _FOLDERS_AT_ONCE - 1:
+        if number % _FOLDERS_AT_ONCE == _FOLDERS_AT_ONCE - 1 and not is_ending():
             time.sleep(_PAUSE_S)
         if key not in imported and any(name in missing for name in _list_tops(distribution)):
             imported.add(key)

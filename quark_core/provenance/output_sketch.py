@@ -95,6 +95,9 @@ def _sketch(path: str, form: ArrayForm, values: int, level: str) -> dict[str, An
             tally.add(form.to_numbers(piece))
         places = spread(int(form.bits.size), values)
         picked = form.to_numbers(form.pick(places))
+    if picked.dtype.kind in "fc" and picked.dtype.name not in ("complex64", "float16", "float32"):
+        # Python has no long doubles.
+        picked = picked.astype(np.complex128 if picked.dtype.kind == "c" else np.float64)
     found.update(tally.to_figures())
     if picked.dtype.kind == "c":
         found["values"] = [[spell_number(n.real), spell_number(n.imag)] for n in picked.tolist()]
@@ -138,8 +141,9 @@ class _Tally:
         count = int(numbers.size)
         mean = float(numbers.mean())
         numbers -= mean
-        flat = numbers.reshape(-1)
-        m2 = float(np.dot(flat, flat))
+        # Not by `dot`, whose threads would take the processors from the training.
+        numbers *= numbers
+        m2 = float(numbers.sum())
         total = self.count + count
         apart = mean - self.mean
         self.mean += apart * count / total

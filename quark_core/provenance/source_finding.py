@@ -33,7 +33,7 @@ class SourceRoot:
         prefixes: What the paths of its files begin with, links followed and not.
         main: The main script, or None where there is none.
         entry: How the program was begun: script, module, notebook, command, stdin, interactive,
-            frozen or embedded.
+            frozen or other.
     """
 
     path: str
@@ -115,7 +115,7 @@ def _find_main() -> tuple[str | None, str]:
             return None, "command"
         if getattr(sys, "ps1", None) is not None:
             return None, "interactive"
-        return None, "stdin" if arguments[1:2] in ([], ["-"]) else "embedded"
+        return None, "stdin" if arguments[1:2] in ([], ["-"]) else "other"
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     entry = "script" if spec is None else "module"
     if any(f"{os.sep}{part}{os.sep}" in path for part in _ENVIRONMENT_PARTS) or _is_executable_of(
@@ -163,7 +163,8 @@ def _find_file(module: object) -> str | None:
         path = names.get("__file__") if isinstance(names, Mapping) else None
     except Exception:  # noqa: BLE001 - a module may be of any type
         return None
-    if type(path) is not str or not path or "\0" in path:
+    # What is read from a pipe calls its file `<stdin>`.
+    if type(path) is not str or not path or "\0" in path or path.startswith("<"):
         return None
     return path if os.path.isabs(path) else os.path.abspath(path)
 
@@ -188,7 +189,7 @@ def _add_entry(survey: SourceSurvey, root: SourceRoot) -> None:
         cells = _read_cells()
         if cells:
             survey.texts[CELLS_PATH] = cells
-    elif root.entry in ("command", "stdin", "interactive", "embedded"):
+    elif root.entry in ("command", "stdin", "interactive", "other"):
         survey.left_out[f"<{root.entry}>"] = "code that lies in no file"
 
 

@@ -1,7 +1,8 @@
 """Which samples came out of a loader, and in which order, by digests that are made as they come.
 
-Of each sample up to 4 kB, of a larger one the bytes at 16 fixed places, become 64 bits. Their sum says which samples there were, in whatever order; a chain over them says in which
-order. Batches 0 to 3 and those at powers of two are hashed whole.
+Of each sample up to 4 kB, of a larger one the bytes at 16 fixed places, become 64 bits. Their sum
+says which samples there were, in whatever order; a chain over them says in which order. Batches 0
+to 3 and those at powers of two are hashed whole.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _SHORT_BYTES = 4096
 # Above this a digest of each row is quicker than mixing all rows at once.
 _MIXED_BYTES = 512
 _MOST_LEAVES = 16
+_MOST_DEPTH = 4
+_PLAIN = (str, int, float, bytes)
 _FIRST_BATCHES = 4
 _MASK = (1 << 64) - 1
 # Odd numbers that mix bits well (splitmix64, golden ratio).
@@ -41,13 +44,13 @@ def hash_samples(batch: object) -> tuple[Hashes, bool] | None:
     long as they. Tensors on a device are not looked at.
     """
     leaves: list[Any] = []
-    _collect(batch, leaves, 0)
+    is_whole = _collect(batch, leaves, 0)
     hashes: Hashes | None = None
-    is_whole = True
     count = -1
     for leaf in leaves:
         if isinstance(leaf, ArrayForm):
             if not leaf.shape or not leaf.bits.size:
+                is_whole = False
                 continue
             mixed, size = _hash_rows(leaf), leaf.shape[0]
             is_whole = is_whole and _is_short(leaf)
@@ -56,6 +59,7 @@ def hash_samples(batch: object) -> tuple[Hashes, bool] | None:
         if count < 0:
             count = size
         if size != count:
+            is_whole = False
             continue
         hashes = mixed if hashes is None else _stir(hashes * _number(_GOLDEN) ^ mixed)
     return None if hashes is None else (hashes, is_whole)
@@ -67,29 +71,32 @@ def _number(value: int) -> Any:
     return np.uint64(value)
 
 
-def _collect(value: Any, leaves: list[Any], depth: int) -> None:
-    """The arrays of a batch, mappings by key, and lists of texts or numbers."""
-    if len(leaves) >= _MOST_LEAVES or depth > 4:
-        return
+def _collect(value: Any, leaves: list[Any], depth: int) -> bool:
+    """The arrays of a batch, mappings by key, and lists of texts or numbers; whether it is all."""
+    if len(leaves) >= _MOST_LEAVES or depth > _MOST_DEPTH:
+        return False
     if isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            _collect(value[key], leaves, depth + 1)
-        return
+        items = [value[key] for key in sorted(value, key=str)]
+        return _collect_all(items, leaves, depth)
     if isinstance(value, (list, tuple)):
-        if value and all(type(item) in (str, int, float, bytes) for item in value):
+        if value and all(type(item) in _PLAIN for item in value):
             leaves.append(value)
-            return
-        for item in value[:_MOST_LEAVES]:
-            _collect(item, leaves, depth + 1)
-        return
+            return True
+        return _collect_all(value[: _MOST_LEAVES + 1], leaves, depth)
     if is_on_device(value):
-        return
+        return False
     try:
         form = form_array(value)
     except Unseen:
-        return
+        return False
     if form is not None:
         leaves.append(form)
+    return form is not None
+
+
+def _collect_all(items: Sequence[Any], leaves: list[Any], depth: int) -> bool:
+    seen = [_collect(item, leaves, depth + 1) for item in items]
+    return all(seen)
 
 
 def is_on_device(value: Any) -> bool:
@@ -113,7 +120,8 @@ def _hash_rows(form: ArrayForm) -> Hashes:
     raw = picked.view(np.uint8).reshape(form.shape[0], -1)
     if raw.shape[1] > _MIXED_BYTES:
         digest, line = xxhash.xxh3_64_intdigest, raw.shape[1]
-        whole = memoryview(raw.reshape(-1))
+        flat: Any = raw.reshape(-1)
+        whole = memoryview(flat)
         found = [digest(whole[at : at + line]) for at in range(0, len(whole), line)]
         return np.array(found, dtype=np.uint64)
     short = -raw.shape[1] % 8

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -147,10 +148,10 @@ def digest_function(text: str, qualname: str, names: tuple[str, ...] = ()) -> tu
         (around,) = ast.parse(f"class {owner}: pass").body
         assert isinstance(around, ast.ClassDef)
         around.body = body
-        body, wanted = [around], f"{owner}.{wanted}"
+        body, wanted = [around], f"{around.name}.{wanted}"
     imports: list[ast.stmt] = []
     for name in names:
-        if name.isidentifier():
+        if _is_name(name):
             imports += ast.parse(f"import quark as {name}\nfrom quark import trace as {name}").body
     whole = ast.Module(body=[*imports, *body], type_ignores=[])
     unit = fingerprint_tree(whole).find(wanted)
@@ -163,4 +164,8 @@ def _list_classes(qualname: str) -> list[str]:
     parts = qualname.split(".")[-_MOST_PARTS:]
     if _LOCALS in parts:
         parts = parts[len(parts) - parts[::-1].index(_LOCALS) :]
-    return [part for part in parts[:-1] if part.isidentifier()]
+    return [part for part in parts[:-1] if _is_name(part)]
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)

@@ -18,12 +18,13 @@ __all__ = [
     "AggregateSummary",
     "AggregateTable",
     "build_query",
+    "describe_amount",
     "read_summaries",
     "summarize_records",
 ]
 
 _SHOWN_QUANTILES = (0.5, 0.99)
-_RING_VALUES = 50
+_MOST_WINDOWS = 50_000
 _UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -215,14 +216,21 @@ def build_query(key: str | None, rank: int | None, *, all_attempts: bool = False
     return Query.build(equals=equals, rank=rank, all_attempts=all_attempts)
 
 
-def read_summaries(reader: SupportsRead, run_id: str) -> AggregateTable:
+def read_summaries(
+    reader: SupportsRead, run_id: str, *, windows: int = _MOST_WINDOWS
+) -> AggregateTable:
     """What a stored run has timed and aggregated; nothing where its backend has none of it.
+
+    Args:
+        reader: What the run is read from.
+        run_id: The run.
+        windows: Of how many records at most, the newest: a run of weeks on many ranks has millions.
 
     Raises:
         RunNotFoundError: An unknown run.
         SessionStoreError: The store cannot be read.
     """
-    found: Any = read_rows(reader, run_id, AggregateRecord.KIND, Query()).to_records()
+    found: Any = read_rows(reader, run_id, AggregateRecord.KIND, Query(limit=windows)).to_records()
     return summarize_records(found)
 
 

@@ -15,7 +15,14 @@ from quark_core.runs.reading import read_rows
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
 
-__all__ = ["ConsoleFollower", "LineKey", "find_key", "fold_lines", "read_lines"]
+__all__ = [
+    "ConsoleFollower",
+    "LineKey",
+    "find_key",
+    "fold_lines",
+    "read_lines",
+    "read_text_lines",
+]
 
 LineKey = tuple[str, str, int]
 """Writer, stream and number of a line."""
@@ -83,6 +90,18 @@ def read_lines(
         if tail is None or len(lines) >= tail or is_all:
             return lines if tail is None else lines[max(0, len(lines) - tail) :]
         limit = _TIMES * (limit or 1)
+
+
+def read_text_lines(reader: SupportsRead, run_id: str, stream: str | None, last: int) -> list[str]:
+    """The newest so many lines of a run's console, as texts.
+
+    Raises:
+        RunNotFoundError: An unknown run.
+        SessionStoreError: The store cannot be read.
+    """
+    if not last:
+        return []
+    return [line.text for line in read_lines(reader, run_id, stream=stream, tail=last)]
 
 
 class ConsoleFollower:

@@ -172,7 +172,8 @@ def complete_environment(
     values["packages"] = _find_packages(packages)
     values["gpus"] = _find_gpus()
     values.update(describe_machine())
-    values["switches"] = describe_switches()
+    if switches := describe_switches():
+        values["switches"] = switches
     if packages is not None:
         values.update(_describe_packages(packages))
     if git is not None:

@@ -177,8 +177,9 @@ class MadeOf:
 
             packages = find_packages(self._ending.is_set)
             known = self._values
-            now = {**known, **describe_machine(), "switches": describe_switches()}
-            # What was looked at in a hurry, at the end, takes nothing away.
+            now = {**known, **describe_machine()}
+            if switches := describe_switches():
+                now["switches"] = switches
             imported = sorted({*known["imported"], *packages.imported})
             versions = {name: packages.versions.get(name) for name in packages.imported}
             now["imported"] = imported
@@ -211,7 +212,7 @@ class MadeOf:
         known = (self._values or {}).get("git") or {}
         if self._git is None or self._keeper is None or not known.get("dirty"):
             return
-        if self._mode != "keep" or self._ending.is_set() or self._git.commit is None:
+        if self._mode != "keep" or self._git.commit is None:
             return
         with importing():
             from quark_core.provenance.git_changes import read_git_diff

@@ -28,7 +28,7 @@ from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary, open_reader
 from quark_core.runs.run_editing import find_user
 
-__all__ = ["Project", "RunGroups", "find_inherited", "list_groups", "project"]
+__all__ = ["RunProject", "RunGroup", "find_inherited", "list_groups", "project"]
 
 
 class _Described:
@@ -107,8 +107,8 @@ class _Described:
         raise NotImplementedError
 
 
-class RunGroups(_Described):
-    """A group of a project; made by `Project.group`."""
+class RunGroup(_Described):
+    """A group of a project; made by `RunProject.group`."""
 
     def __init__(self, project_name: str, path: str, root: Path) -> None:
         super().__init__(project_name, root)
@@ -120,7 +120,7 @@ class RunGroups(_Described):
         return self._path
 
     def __repr__(self) -> str:
-        return f"RunGroups({self._path!r} of project {self._project!r})"
+        return f"RunGroup({self._path!r} of project {self._project!r})"
 
     def _load(self, store: SupportsBelonging) -> StoredProject:
         for group in store.list_groups(self._project):
@@ -132,7 +132,7 @@ class RunGroups(_Described):
         store.update_group(self._project, self._path, edit, by=find_user())
 
 
-class Project(_Described):
+class RunProject(_Described):
     """A project of a store; made by `quark.project`."""
 
     @property
@@ -140,13 +140,13 @@ class Project(_Described):
         """Its name."""
         return self._project
 
-    def group(self, path: str) -> RunGroups:
+    def group(self, path: str) -> RunGroup:
         """A group of the project, with runs in it or not yet.
 
         Raises:
             SchemaValidationError: No path.
         """
-        return RunGroups(self._project, check_group_path(path, "path"), self._root)
+        return RunGroup(self._project, check_group_path(path, "path"), self._root)
 
     def groups(self) -> tuple[StoredGroup, ...]:
         """The groups of the project, each with how many runs are in it or below it."""
@@ -154,7 +154,7 @@ class Project(_Described):
             return tuple(store.list_groups(self._project))
 
     def __repr__(self) -> str:
-        return f"Project({self._project!r})"
+        return f"RunProject({self._project!r})"
 
     def _load(self, store: SupportsBelonging) -> StoredProject:
         return store.load_project(self._project)
@@ -163,7 +163,7 @@ class Project(_Described):
         store.update_project(self._project, edit, by=find_user())
 
 
-def project(name: str, *, storage_dir: str | Path | None = None) -> Project:
+def project(name: str, *, storage_dir: str | Path | None = None) -> RunProject:
     """A project by its name, to be described: `quark.project("digits").update(tags=["vision"])`.
 
     Nothing is read before it is asked for. A project begins with its first run.
@@ -176,7 +176,7 @@ def project(name: str, *, storage_dir: str | Path | None = None) -> Project:
         SchemaValidationError: No name.
         SessionStoreError: `storage_dir` cannot be used.
     """
-    return Project(check_label(name, "name"), resolve_storage_dir(storage_dir))
+    return RunProject(check_label(name, "name"), resolve_storage_dir(storage_dir))
 
 
 def list_groups(reader: SupportsRead, project_name: str | None = None) -> list[StoredGroup]:

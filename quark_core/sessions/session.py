@@ -44,6 +44,7 @@ from quark_core.writers.events import LogLines
 from quark_core.writers.records import write_records
 
 if TYPE_CHECKING:
+    from quark_core.backends.contract import StoredRun, SupportsRead
     from quark_core.writers.used_artifacts import UsedArtifact
 
 __all__ = ["TrainingSession"]
@@ -116,12 +117,9 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
                 begins and ends the run. QUARK_RANKS, else "zero" by default.
             objective: The metric that the run's health is judged by, such as "val/loss"; it is
                 kept in the configuration. QUARK_OBJECTIVE, else what names say.
-            mode: Whether the objective is better when lower ("min") or higher
-                ("max"); by its name by default, "min" where that does not say.
-            fork_from: `(run, step)`: the run's curves begin with those of this one, up to that
-                step and with it, wherever they are read; see `docs/how-to/fork-a-run.md`. The
-                run is an id (its beginning is enough), a session or a RunContext, of the same
-                store; it becomes the parent. Without a `config` its configuration is taken.
+            mode: Whether it is better "min" or "max"; as its name says by default, else "min".
+            fork_from: `(run, step)`, a run (id, session, context) of the store: this one's curves
+                begin with its, up to that step; see `docs/how-to/fork-a-run.md`.
             on_stop: What `quark stop` does: "flag" sets `stop_requested` on the ranks
                 that keep records, "raise" also raises `StopRequested`, once, at the next call
                 that logs. Ranks that wait for one another: `docs/how-to/stop-and-edit-runs.md`.
@@ -468,13 +466,15 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         """What each backend has got so far, what waits, and what was refused and why."""
         return self._run.stream.report()
 
-    def report(self, *, config: bool = True, logs: bool = True) -> Any:
+    def report(self, *, short: bool = False, config: bool = True, logs: bool = True) -> Any:
         """What is wrong with the run and what shows it, up to now; see `quark.RunReport`.
 
         `str()` of it is text, `to_dict()` plain values, `save("report.html")` writes one file
         that works without a server. Nothing is stored, and the run goes on.
 
         Args:
+            short: Only what it is, its settings, metrics, timers and errors: a `ShortReport` of
+                text, dict and JSON, the same as `quark report RUN --short`. Nothing is analyzed.
             config: Whether configuration, environment, command line and paths are in it.
             logs: Whether the newest events and log lines are.
 
@@ -482,7 +482,42 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             InvalidRunStateError: The run keeps nothing that could be read back.
             SessionStoreError: The store does not answer in time.
         """
-        return report_session(self, config=config, logs=logs)
+        if not short:
+            return report_session(self, config=config, logs=logs)
+        from quark_core.runs.short_report import read_short_report
+
+        self._run.flush()
+        return read_short_report(*self._find_stored("report"))
+
+    def capture_output(self, last: int = 50, *, stream: str | None = None) -> list[str]:
+        """The newest lines that this run has printed, oldest first, as its console is kept.
+
+        Everything printed is kept from the start on, unless `capture=None` was given: this
+        reads it. The newest line is there even where its end has not come yet.
+
+        Args:
+            last: How many.
+            stream: Only of "stdout" or "stderr".
+
+        Raises:
+            SchemaValidationError: A bad argument; the message names it.
+            InvalidRunStateError: The run keeps nothing that could be read back.
+            SessionStoreError: The store does not answer in time.
+        """
+        from quark_core.runs.console_lines import read_text_lines
+
+        check_index(last, "last")
+        if stream not in (None, "stdout", "stderr"):
+            raise SchemaValidationError(f'stream must be "stdout" or "stderr", got {stream!r:.60}')
+        self._run.flush()
+        reader, stored = self._find_stored("capture_output")
+        return read_text_lines(reader, str(stored.run.id), stream, last)
+
+    def _find_stored(self, call: str) -> tuple[SupportsRead, StoredRun]:
+        reader, run_id = self._run.reader, self.run_id
+        if reader is None or run_id is None:
+            raise InvalidRunStateError(f"{call}: the run keeps nothing that could be read back")
+        return reader, reader.load_run(run_id)
 
     def __repr__(self) -> str:
         return f"TrainingSession({self._run.context.describe()})"

@@ -172,8 +172,8 @@ def watch_data(
     What it yields is what the loader yields, and what the loader raises passes through; length
     and attributes are the loader's. Each pass through it becomes one fingerprint of the run, also
     one that was left early. Of each sample 4 kB, or 16 places of a larger one, are hashed, and
-    batches 0 to 3 and those at powers of two as a whole, where the loop takes them. Batches with tensors on a device
-    are only counted, since looking at them would wait for the device.
+    batches 0 to 3 and those at powers of two as a whole, where the loop takes them. Batches with
+    tensors on a device are only counted, since looking at them would wait for the device.
 
     Args:
         loader: A DataLoader, or anything to iterate over.

@@ -55,8 +55,8 @@ class Gathering:
     """
 
     __slots__ = (
-        "_failed", "_first", "_last", "_lock", "_ring", "_since_s", "_started_us", "_tally",
-        "_was_first", "clocks", "first_step", "is_kept", "items", "keep", "key", "step",
+        "_emptied", "_failed", "_first", "_last", "_lock", "_ring", "_since_s", "_started_us",
+        "_tally", "_was_first", "clocks", "first_step", "is_kept", "items", "keep", "key", "step",
     )  # fmt: skip
 
     def __init__(self, key: str, keep: KeptAs, *, is_kept: bool = True) -> None:
@@ -72,6 +72,7 @@ class Gathering:
             maxlen=RING_VALUES if keep == "ring" else 1
         )
         self._was_first = False
+        self._emptied = (time.monotonic(), time.time_ns() // 1000)
         self._clear()
 
     def _clear(self) -> None:
@@ -96,10 +97,12 @@ class Gathering:
         take = self.items.popleft
         # Only who has the lock takes anything out, and what comes meanwhile stays.
         values: list[Any] = [take() for _ in range(len(self.items))]
+        # All of them came since the queue was last empty.
+        emptied, self._emptied = self._emptied, (time.monotonic(), time.time_ns() // 1000)
         if not values:
             return
         if self._since_s is None:
-            self._since_s, self._started_us = time.monotonic(), time.time_ns() // 1000
+            self._since_s, self._started_us = emptied
         if self.keep == "timer":
             finished = [value for value in values if value is not None]
             self._failed += len(values) - len(finished)

@@ -243,15 +243,19 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
 
     def _without_sources(self, columns: Columns, query: Query) -> Columns:
         """What people have stored: the run's own code is read by `quark.read_sources`."""
-        is_shown = [name != KEPT_SOURCES for name in columns["artifact_type"].tolist()]
-        if all(is_shown):
+        import numpy as np
+
+        types = columns["artifact_type"].tolist()
+        shown = np.asarray([name != KEPT_SOURCES for name in types], dtype=bool)
+        if shown.all():
             return columns
-        if query.limit is not None and columns.count == query.limit:
-            # The newest of all are not those that are shown.
-            return self._without_sources(
-                self._run.read(self.KIND, replace(query, limit=None)), replace(query, limit=None)
-            ).keep_newest(query.limit)
-        return columns.take(is_shown)  # type: ignore[arg-type]
+        if query.limit is None or columns.count < query.limit:
+            return columns.take(shown)
+        # The newest of all are not those that are shown.
+        whole = replace(query, limit=None)
+        return self._without_sources(self._run.read(self.KIND, whole), whole).keep_newest(
+            query.limit
+        )
 
     def load(self, artifact: str | ArtifactRecord) -> Any:
         """The payload of an artifact, as it was stored; its hash is checked.

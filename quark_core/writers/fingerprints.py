@@ -318,9 +318,9 @@ class FingerprintWriter:
             raise _Cancelled
 
     def _fail(self, pending: PendingFingerprint, subject: str, error: BaseException) -> None:
-        text = f"fingerprint {pending.key!r} failed: {type(error).__name__}: {error}"
-        pending.settle(None, text)
+        text = f"fingerprint {pending.key!r} failed: {type(error).__name__}: {error!s:.300}"
         self.warn(f"{subject} {pending.key}", text)
+        pending.settle(None, text)
 
 
 def _check_level(level: object) -> None:

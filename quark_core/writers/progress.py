@@ -326,12 +326,12 @@ def open_progress(
     Raises:
         SchemaValidationError: A bad argument; the message names it.
     """
-    if iterable is not None and not hasattr(iterable, "__iter__"):
-        if not hasattr(iterable, "__getitem__"):
-            hint = f"; write total={iterable!r}" if isinstance(iterable, int) else ""
-            raise SchemaValidationError(
-                f"iterable must be something to iterate, not {type(iterable).__name__}{hint}"
-            )
+    ways = ("__iter__", "__getitem__")
+    if iterable is not None and not any(hasattr(iterable, way) for way in ways):
+        hint = f"; write total={iterable!r}" if isinstance(iterable, int) else ""
+        raise SchemaValidationError(
+            f"iterable must be something to iterate, not {type(iterable).__name__}{hint}"
+        )
     sizes = _check_sizes(total)
     length = _find_length(iterable) if total is None else None
     whole = (

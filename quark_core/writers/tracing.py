@@ -109,13 +109,20 @@ class _Decorator:
                 f"quark.trace marks functions and methods, not {type(target).__name__} "
                 f"{getattr(target, '__name__', '')!s:.60}".rstrip()
             )
-        qualname = str(getattr(target, "__qualname__", type(target).__qualname__))
+        qualname = _find_name(target)
         name = self._name or _check_name(qualname.replace("<locals>.", ""))
         _note(name, qualname, target)
         if not self._output and self._init is None:
             return target
         watch = _OutputWatch(name, self._inspect) if self._output else None
         return _wrap(target, watch, self._init)
+
+
+def _find_name(target: Any) -> str:
+    try:
+        return str(target.__qualname__)
+    except Exception:  # noqa: BLE001 - an object may answer with anything
+        return type(target).__qualname__
 
 
 def _note(name: str, qualname: str, target: Any) -> None:
@@ -217,8 +224,11 @@ class _OutputWatch:
     def take(self, result: Any) -> None:
         """Look at a result, if it is the turn; never raises."""
         try:
+            if _is_compiling():
+                # What is written down here would become a part of what is compiled.
+                return
             sessions = open_runs.sessions
-            if not sessions or _is_compiling():
+            if not sessions:
                 return
             run = sessions[-1].open_run
             with self._lock:
@@ -248,5 +258,6 @@ class _OutputWatch:
 
 def _is_compiling() -> bool:
     torch = sys.modules.get("torch")
-    compiler = getattr(torch, "compiler", None)
-    return bool(compiler is not None and compiler.is_compiling())
+    if torch is None:
+        return False
+    return bool(torch.compiler.is_compiling() or torch.jit.is_tracing())

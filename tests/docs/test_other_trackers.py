@@ -15,7 +15,7 @@ from blocks import DOCS
 from test_blocks import clean_environment
 
 GUIDE = DOCS / "how-to" / "come-from-another-tracker.md"
-TRACKERS = ("W&B", "MLflow", "TensorBoard", "Aim", "Neptune", "Comet", "ClearML")
+TRACKERS = ("W&B", "MLflow", "TensorBoard", "Aim", "Neptune", "Comet", "ClearML", "Track and tqdm")
 TIMEOUT_S = 200
 
 # What both sides of a row may name.
@@ -52,6 +52,7 @@ ONLY_COMPILED = {
     "wandb.use_artifact(": "needs an account",
     "wandb.Api(": "needs an account",
     "wandb.init(id=": "needs an account",
+    "wandb.init(fork_from=": "needs an account",
     'wandb.log({"sound"': "needs the package soundfile",
     "mlflow.pytorch.log_model(": "takes a minute",
     "mlflow.MlflowClient().set_registered_model_alias(": "needs a registered model",

@@ -138,16 +138,19 @@ def list_artifacts(source: PageSource, run_id: str, parameters: Parameters) -> d
     """
     text = (parameters.get_text("text") or "").lower()
     artifact_type = parameters.get_text("type")
+    import numpy as np
+
     start = _read_cursor(parameters, "after") or 0
     limit = parameters.get_bounded("limit", _ROWS, MAX_ROWS)
     equals = {} if artifact_type is None else {"artifact_type": artifact_type}
     rows = read_rows(source.reader, run_id, ArtifactRecord.KIND, Query(equals=equals))
     if artifact_type is None:
         # Parts of others, which are shown with these.
-        rows = rows.take([kind not in HIDDEN_TYPES for kind in rows["artifact_type"].tolist()])  # type: ignore[arg-type]
+        types = rows["artifact_type"].tolist()
+        rows = rows.take(np.asarray([kind not in HIDDEN_TYPES for kind in types], dtype=bool))
     if text:
         keys = rows["artifact_key"].tolist()
-        rows = rows.take([text in decode_name(key).lower() for key in keys])  # type: ignore[arg-type]
+        rows = rows.take(np.asarray([text in decode_name(key).lower() for key in keys], dtype=bool))
     shown: Any = rows.take(slice(start, start + limit)).to_records()
     end = start + len(shown)
     looks = Looks(source, run_id)

@@ -25,6 +25,7 @@ from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
+from quark_core.runs.aggregates import read_summaries
 from quark_core.runs.artifact_versions import HIDDEN_TYPES
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _METRIC_FIELDS = (
     "last_step",
     "epochs",
 )
+_TIMER_WINDOWS, _MOST_TIMERS = 5_000, 40
 _CONTENTS = (
     LayerSummaryRecord.KIND,
     ParameterSummaryRecord.KIND,
@@ -78,6 +80,8 @@ def tell_run(
         RunNotFoundError: There is no such run.
         SessionStoreError: The store cannot be read.
     """
+    from quark_core.runs.projects import find_inherited
+
     summary = source.summarize(run_id)
     stored = summary.stored
     environment: Mapping[str, Any] = (
@@ -92,7 +96,7 @@ def tell_run(
         "ranks": _list_ranks(source, summary),
         "config": {} if stored.config is None else dict(stored.config.values),
         "config_notes": [] if stored.config is None else list(stored.config.notes),
-        "fields": dict(stored.fields),
+        "fields": dict(find_inherited(source.reader, stored).fields),
         "environment": environment,
         "metrics": {"fields": _METRIC_FIELDS, "rows": _list_metrics(summary)},
         "contents": contents,
@@ -100,7 +104,14 @@ def tell_run(
         "analysis": _tell_analysis(source, desk, run_id, analysis),
         "delivery": _describe_delivery(source, run_id),
         "progress": describe_progress(source, summary),
+        "timers": _list_timers(source, run_id),
     }
+
+
+def _list_timers(source: PageSource, run_id: str) -> list[dict[str, Any]]:
+    """Where the time of the newest windows went, what took the most first."""
+    rows = read_summaries(source.reader, run_id, windows=_TIMER_WINDOWS).timers
+    return [each.to_dict() for each in rows[:_MOST_TIMERS]]
 
 
 def tell_analysis(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quark_core.errors import SessionStoreError
 from quark_core.records import SystemTelemetryRecord
 from quark_core.records.query import Query
+from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
     from quark.page.api.analyses import AnalysisDesk
@@ -90,10 +91,14 @@ def describe_progress(source: PageSource, summary: RunSummary) -> dict[str, Any]
     eta_s = None
     if is_live and of is not None and step is not None and step_ms is not None:
         eta_s = max(0.0, (of - step) * step_ms / 1e3)
+    said = summary.stored.progress if is_live else None
+    if said is not None and said.remaining_s is not None:
+        eta_s = said.remaining_s  # the loop knows better than the metrics do
     return {
         "step": step,
         "of": of,
         "share": None if not of or step is None else step / of,
+        "told": None if said is None else said.describe(now_us()),
         "eta_s": eta_s,
         "ms_per_step": step_ms,
         "data_share": data_share,

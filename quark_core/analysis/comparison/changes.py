@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from quark_core.analysis.comparison.results import ChangeDiff
 from quark_core.backends.contract import StoredRun
-from quark_core.records.run_digests import is_seed
+from quark_core.provenance.numeric_facts import NUMERIC_PACKAGES
+from quark_core.records.run_digests import is_idle_package, is_seed
 
 __all__ = ["compare_settings", "find_seed", "list_settings"]
 
@@ -22,6 +24,10 @@ _PASSING = frozenset(
     """.split()
 )
 _MISSING = object()
+_INSTALLED = "installed"
+# What is told elsewhere, or in one line.
+_FOLDED = frozenset({"git", "imported", _INSTALLED})
+_SHOWN_DIGITS = 12
 _SECTIONS = ("config", "code", "environment")
 
 
@@ -29,6 +35,9 @@ def compare_settings(
     primary: Sequence[StoredRun], reference: Sequence[StoredRun]
 ) -> tuple[ChangeDiff, ...]:
     """Configuration first, then code, then environment, each by path.
+
+    In the environment switches come first, then numeric libraries that were imported, and last
+    what was installed and not imported, which is one change at most.
 
     Seeds are left out where each side has several runs: they are what the
     runs of a side differ in.
@@ -38,7 +47,8 @@ def compare_settings(
     sides = [[list_settings(run) for run in side] for side in (primary, reference)]
     for section in _SECTIONS:
         values = [[run[section] for run in side] for side in sides]
-        paths = sorted({path for side in values for run in side for path in run})
+        found_paths = {path for side in values for run in side for path in run}
+        paths = sorted(found_paths, key=partial(_rank, section))
         for path in paths:
             if section == "config" and seeds and is_seed(path):
                 continue
@@ -54,17 +64,33 @@ def list_settings(run: StoredRun) -> dict[str, dict[str, Any]]:
     Without what differs between any two runs, such as process ids, and in the environment
     without what the section of the code says.
     """
-    environment = dict(_flatten(_environment(run)))
+    known = _environment(run)
     environment = {
         path: value
-        for path, value in environment.items()
-        if path != "git" and not path.startswith("git.")
+        for path, value in _flatten(known)
+        if path.partition(".")[0] not in _FOLDED and not is_idle_package(path, known)
     }
+    installed = known.get(_INSTALLED)
+    if isinstance(installed, Mapping):
+        digest = str(installed.get("digest"))[:_SHOWN_DIGITS]
+        environment[_INSTALLED] = f"{installed.get('count')} packages, digest {digest}"
     return {
         "config": dict(_flatten(_config(run))),
         "code": dict(_flatten(_code(run))),
         "environment": environment,
     }
+
+
+def _rank(section: str, path: str) -> tuple[int, str]:
+    """Where a change stands among those of its section: what decides of numbers comes first."""
+    top, _, name = path.partition(".")
+    if section != "environment":
+        return 0, path
+    if top == "switches":
+        return 0, path
+    if top == "packages" and name in NUMERIC_PACKAGES:
+        return 1, path
+    return (3 if top == _INSTALLED else 2), path
 
 
 def find_seed(run: StoredRun) -> str | None:

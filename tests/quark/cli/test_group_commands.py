@@ -171,11 +171,10 @@ def test_a_field_without_a_value_is_refused(invoke, tmp_path, log_run):
 
 def test_groups_are_a_tree_with_what_lies_in_them(invoke, sweep):
     told = json.loads(invoke("groups", "-d", sweep, "--json").stdout)
-    assert [(node["path"], node["runs"], node["own_runs"]) for node in told] == [
-        ("paper", 4, 0), ("paper/fig3", 2, 2), ("paper/fig4", 2, 2),
-        ("seeds", 4, 0), ("seeds/1", 2, 2), ("seeds/2", 2, 2),
+    assert [(node["path"], node["runs"]) for node in told] == [
+        ("paper", 4), ("paper/fig3", 2), ("paper/fig4", 2),
+        ("seeds", 4), ("seeds/1", 2), ("seeds/2", 2),
     ]  # fmt: skip
-    assert told[0]["newest_run"] == "run4"
     shown = invoke("groups", "-d", sweep).stdout
     assert "vision" in shown
     assert "\n     fig3" in shown or "    fig3" in shown
@@ -190,6 +189,32 @@ def test_the_best_run_of_each_group_is_named(invoke, sweep):
         invoke("groups", "-d", sweep, "--metric", "loss", "--mode", "max", "--json").stdout
     )
     assert worst[0]["best"] == 1.0
+
+
+def test_a_group_is_described_and_its_tree_says_what_it_is(invoke, sweep):
+    done = invoke("groups", "describe", "paper/fig3", "Noise against width.", "-d", sweep)
+    assert done.exit_code == 0, done.output
+    assert "paper/fig3 of vision: Noise against width." in done.stdout
+    assert "Noise against width." in invoke("groups", "-d", sweep, "vision").stdout
+    quark.project("vision", storage_dir=sweep).group("paper").update(fields={"venue": "NeurIPS"})
+    told = json.loads(invoke("groups", "-d", sweep, "--json").stdout)
+    assert told[0]["fields"] == {"venue": "NeurIPS"}
+    assert told[1]["description"] == "Noise against width."
+    shown = json.loads(invoke("show", "-d", sweep, "run1", "--json").stdout)
+    assert shown["inherited"]["fields"] == {"venue": "NeurIPS"}
+    assert "NeurIPS" in invoke("show", "-d", sweep, "run1").stdout
+    assert invoke("groups", "describe", "paper/fig3", "", "-d", sweep).exit_code == 0
+    assert "Noise against" not in invoke("groups", "-d", sweep).stdout
+
+
+def test_a_path_that_two_projects_may_mean_needs_a_project(invoke, sweep, log_run):
+    log_run(sweep, "other", "text", group="paper/fig3")
+    result = invoke("groups", "describe", "paper/fig3", "x", "-d", sweep)
+    assert result.exit_code == 2
+    assert "text, vision" in result.stderr
+    done = invoke("groups", "describe", "paper/fig3", "x", "-d", sweep, "-p", "text")
+    assert done.exit_code == 0, done.output
+    assert invoke("groups", "describe", "a//b", "x", "-d", sweep, "-p", "text").exit_code == 2
 
 
 def test_a_project_without_groups_says_how_runs_get_into_one(invoke, sweep):

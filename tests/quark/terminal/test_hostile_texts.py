@@ -38,6 +38,7 @@ WALKED = {
     "edit": ["edit RUN --name EVIL --notes EVIL --tag EVIL", "edit RUN --untag EVIL --archive"],
     "export": ["export RUN -f csv --output OUT", "export RUN -f csv --output OUT"],
     "follow": ["follow RUN --no-analyze", "follow RUN --once", "follow RUN --once --json"],
+    "groups describe": ["groups describe fine EVIL", "groups describe new EVIL -p x"],
     "groups list": ["groups", "groups --json", "groups list --metric train/loss"],
     "gc": ["gc --dry-run", "gc", "gc --yes"],
     "import csv": ["import csv TABLE", "import csv TABLE --json", "import csv TABLE --step none"],
@@ -78,11 +79,13 @@ ELSEWHERE = {
         f"import {tool}": "prints by what `import csv` prints by"
         for tool in (
             "aim",
+            "ato",
             "clearml",
             "comet",
             "mlflow",
             "neptune",
             "tensorboard",
+            "track",
             "trackio",
             "wandb",
         )

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from kinds import KindMaker, analysis_of, put, without_ids
 
+from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.query import Query
 
 
@@ -245,3 +246,14 @@ def test_ranks_have_names_of_their_own(backend, maker, find_runs, history):
     assert set(run.data.metrics) == {"m", "rank2/m"}
     columns = backend.read("run0", "metric", Query())
     assert (columns["metric_key"].tolist(), columns["rank"].tolist()) == (["m", "m"], [0, 2])
+
+
+def test_what_data_a_run_had_is_a_tag(backend, maker, find_runs):
+    backend.write(maker.start())
+    fingerprints = [
+        maker.of(FingerprintRecord, "data", "train", digest, level)
+        for digest, level in (("ab", "sample"), ("cd", "full"))
+    ]
+    backend.write(maker.batch(fingerprints))
+    (run,) = find_runs()
+    assert run.data.tags["quark.data.train"] == "full cd"

@@ -255,6 +255,21 @@ def test_a_run_lives_from_its_start_to_its_status(client):
     assert error_of(taken)["code"] == "conflict"
 
 
+def test_a_fork_says_which_run_it_leaves_and_where(client):
+    maker = BatchMaker("parent")
+    start = maker.start()
+    points = maker.metrics(*[("loss", step, float(step)) for step in range(4)])
+    assert ingest(client, start, points).status_code == 200
+    fork = {"project": "demo", "run_id": "child", "parent_run_id": "parent", "fork_step": 1}
+    child = client.post("/v1/runs", json=fork).json()
+    assert (child["run"]["parent_run_id"], child["run"]["fork_step"]) == ("parent", 1)
+    summary = client.get("/v1/runs/child/summary").json()
+    assert (summary["metrics"]["loss"]["count"], summary["newest_step"]) == (2, 1)
+    for wrong in ({"fork_step": -1, "parent_run_id": "parent"}, {"fork_step": 1}):
+        refused = client.post("/v1/runs", json={"project": "demo", **wrong})
+        assert error_of(refused)["code"] == "invalid_argument"
+
+
 def test_replies_and_errors_come_in_msgpack_too(client):
     headers = {"Accept": MSGPACK}
     reply = client.get("/v1/runs/nobody", headers=headers)

@@ -16,6 +16,7 @@ from quark_core.backends.belonging import (
     list_groups_by_reading,
 )
 from quark_core.backends.edits import RunEdit, check_edit
+from quark_core.backends.registry import default_registry
 from quark_core.errors import SchemaValidationError
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary, open_reader

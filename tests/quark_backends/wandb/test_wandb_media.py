@@ -146,3 +146,10 @@ def test_edits_after_the_end_reach_w_and_b(start, read_mirror, tmp_path):
     assert {each.run_id for each in mirrored.of("run")} == {session.run_id}
     assert mirrored.exit_codes[-1] == 0
     assert mirrored.points("loss") == [(0, 1)]
+
+
+def test_what_data_a_run_had_is_in_its_configuration(start, read_mirror):
+    with start() as session:
+        record = session.fingerprint_data("train", [1, 2, 3]).wait(30)
+    mirrored = read_mirror(session.run_path)
+    assert mirrored.config["quark_data/train"] == f"full {record.digest}"

@@ -1,14 +1,16 @@
 """Where the runs of these tests lie: in a database, in journals alone, and behind a service."""
 
+import contextlib
+
 import pytest
 from service_fixtures import serving
 
 
-@pytest.fixture(params=["database", "journal", "service"])
-def root(request, tmp_path, monkeypatch):
-    """A storage root; runs of it lie wherever the parameter says."""
-    if request.param != "service":
-        monkeypatch.setenv("QUARK_JOURNAL_ONLY", "0" if request.param == "database" else "1")
+@contextlib.contextmanager
+def keep_runs(kind, tmp_path, monkeypatch):
+    """A storage root whose runs lie in a database, in journals alone, or behind a service."""
+    if kind != "service":
+        monkeypatch.setenv("QUARK_JOURNAL_ONLY", "0" if kind == "database" else "1")
         yield tmp_path / "runs"
         return
     folder = tmp_path / "service"
@@ -17,3 +19,17 @@ def root(request, tmp_path, monkeypatch):
         monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
         monkeypatch.setenv("QUARK_USER_KEY", server.make_key("default"))
         yield tmp_path / "runs"
+
+
+@pytest.fixture(params=["database", "journal", "service"])
+def root(request, tmp_path, monkeypatch):
+    """A storage root; runs of it lie wherever the parameter says."""
+    with keep_runs(request.param, tmp_path, monkeypatch) as place:
+        yield place
+
+
+@pytest.fixture(params=["database", "service"])
+def kept(request, tmp_path, monkeypatch):
+    """The same, where the store keeps what is said of projects and groups."""
+    with keep_runs(request.param, tmp_path, monkeypatch) as place:
+        yield place

@@ -1,11 +1,18 @@
 """The best run by a metric, and runs that are like another one."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 
 import quark
 from quark_core.errors import RunNotFoundError, SchemaValidationError
+from quark_core.provenance.traced_functions import LEVEL_BYTECODE, TRACE_MARK
+from quark_core.records.base import start_fields
+from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.provenance import FingerprintRecord
 
 
 def make(root, config, values=(), project="p", **arguments):
@@ -134,14 +141,15 @@ def test_a_run_without_a_configuration_is_similar_to_nothing(tmp_path):
 
 
 def log_traces(root, traces):
-    from quark_core.records.base import start_fields
-    from quark_core.records.kinds.provenance import FingerprintRecord
-
+    """A run with traced functions, as `quark.trace` leaves them: they are those of a process."""
     with quark.start_run(project="p", storage_dir=root) as session:
         session.write(
-            FingerprintRecord(*start_fields(None), "code", key, digest)
-            for key, digest in traces.items()
-        )
+            FingerprintRecord(
+                *start_fields(None), "code", name, digest, LEVEL_BYTECODE,
+                metadata=JsonObject({TRACE_MARK: True, "module": "m", "qualname": name}),
+            )
+            for name, digest in traces.items()
+        )  # fmt: skip
     return session.id
 
 
@@ -152,3 +160,26 @@ def test_runs_with_more_equal_traces_are_nearer(root):
     log_traces(root, {"step": "c" * 32})
     found = quark.find_similar_runs(own, by="trace", storage_dir=root)
     assert ids(found) == [(same, 0.0), (far, 0.67)]
+
+
+SCRIPT = """
+import quark, helper
+with quark.start_run(project="p", storage_dir="runs"):
+    pass
+"""
+
+
+@pytest.mark.long
+def test_runs_with_more_equal_source_files_are_nearer(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("")
+    made = []
+    for helper, train in (("A = 1", ""), ("A = 2", ""), ("A = 3", "# other"), ("A = 2", "")):
+        (tmp_path / "helper.py").write_text(f"{helper}\n")
+        (tmp_path / "train.py").write_text(SCRIPT + train)
+        environment = {**os.environ, "QUARK_SOURCES": "keep"}
+        subprocess.run(
+            [sys.executable, "train.py"], cwd=tmp_path, env=environment, check=True, timeout=120
+        )
+        made.append(quark.search_runs(storage_dir=tmp_path / "runs", limit=1)[0].run_id)
+    found = quark.find_similar_runs(made[3], by="code", storage_dir=tmp_path / "runs")
+    assert ids(found) == [(made[1], 0.0), (made[0], 0.67)]

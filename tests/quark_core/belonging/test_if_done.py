@@ -253,3 +253,37 @@ def launch_ranks(root, if_done, ranks):
         )
         for rank in (0, 1)
     ]  # fmt: skip
+
+
+def test_what_is_done_is_skipped_whatever_id_the_scheduler_gives(tmp_path, monkeypatch):
+    first = run(tmp_path)
+    monkeypatch.setenv("QUARK_RUN_ID", "chosen-by-slurm")
+    with start(tmp_path) as session:
+        assert session.already_done.run_id == first.id
+    with start(tmp_path, "again") as again:
+        assert again.id == "chosen-by-slurm"
+
+
+def test_what_is_done_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    first = run(tmp_path)
+    monkeypatch.delenv("QUARK_QUIET")
+    with start(tmp_path):
+        pass
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert first.id[:8] in told
+    assert "nothing is recorded here" in told
+
+
+def test_nobody_waits_for_a_start_that_is_over(tmp_path):
+    run(tmp_path)
+    assert [*(tmp_path / ".quark" / "launches").glob("*.starting")] == []
+
+
+def test_a_session_of_what_is_done_says_which_run(tmp_path):
+    first = run(tmp_path)
+    with start(tmp_path) as session:
+        assert first.id[:8] in repr(session)
+        assert session.status == "completed"
+        assert session.stop_requested is None
+        assert session.report_delivery().complete

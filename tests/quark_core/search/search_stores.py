@@ -56,7 +56,8 @@ class SearchStore:
     def add(self, run):
         execute = self.connection.execute
         execute(
-            "INSERT OR IGNORE INTO project VALUES (?, ?, '/runs', 0, 0)",
+            "INSERT OR IGNORE INTO project (id, name, root_path, created_us, updated_us)"
+            " VALUES (?, ?, '/runs', 0, 0)",
             (f"project-{run.project}", run.project),
         )
         process = current_process() if run.alive else None

@@ -255,7 +255,10 @@ def test_each_search_sees_what_was_written_before_it(tmp_path):
     writing = connect(layout)
     finder = RunFinder(lambda: connect(layout, read_only=True))
     assert finder.search(build_search()) == []
-    writing.execute("INSERT INTO project VALUES ('p', 'p', '/', 0, 0)")
+    writing.execute(
+        "INSERT INTO project (id, name, root_path, created_us, updated_us)"
+        " VALUES ('p', 'p', '/', 0, 0)"
+    )
     writing.execute(
         "INSERT INTO run (id, project_id, status, attempt, run_path, strict_mode, tags, process,"
         " created_us, updated_us, heartbeat_us) VALUES ('run', 'p', 'completed', 0, '/', 0, '[]',"

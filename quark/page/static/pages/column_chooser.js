@@ -7,7 +7,7 @@ import { askJson } from "./connection.js";
 import { quoteName } from "./texts.js";
 
 const MOST = 100;
-const FIELDS = ["tags", "notes", "duration", "attempt", "git_commit", "ended"];
+const FIELDS = ["tags", "groups", "notes", "duration", "attempt", "git_commit", "ended"];
 
 /**
  * @param {{ project: string | null, columns: string[], choose: (columns: string[]) => void }} props

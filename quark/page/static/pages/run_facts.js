@@ -33,6 +33,22 @@ function Values({ title, id, values, by = "" }) {
       : html`<p class="quiet">Nothing.</p>`}</section>`;
 }
 
+/** Seconds in the unit that suits. @param {number | null} seconds */
+function writeSeconds(seconds) {
+  if (seconds === null || !Number.isFinite(seconds)) return "–";
+  const [size, unit] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"];
+  return `${Number((seconds / size).toPrecision(3))} ${unit}`;
+}
+
+/** Where the time went. @param {{ rows: any[], id: string, by?: string }} props */
+function Timers({ rows, id, by = "" }) {
+  return html`<section aria-labelledby=${id + by}><h2 id=${id}>Timers</h2><div class="scrolls" tabindex="0" role="region" aria-label="Where the time went"><table class="plain-table">
+    <thead><tr><th scope="col">timer</th>${["share", "count", "mean", "p50", "p99", "first"].map((name) => html`<th key=${name} scope="col" class="number">${name}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${row.key}><th scope="row">${row.key}</th>
+      <td class="number">${row.share === null ? "–" : `${(100 * row.share).toFixed(1)} %`}</td><td class="number">${row.count}</td>
+      ${[row.mean, row.p50, row.p99, row.first].map((seconds, place) => html`<td key=${place} class="number">${writeSeconds(seconds)}</td>`)}</tr>`)}</tbody></table></div></section>`;
+}
+
 /**
  * @param {{ data: any, prefix?: string, by?: string }} props where several runs are on a page: what
  *   the headings' IDs begin with, and the ID of the run's own heading, with a space before it
@@ -43,6 +59,7 @@ export function Config({ data, prefix = "", by = "" }) {
     branch: run.branch, parent: run.parent, groups: run.groups?.length ? run.groups.join(", ") : null,
     forked: Number.isFinite(run.fork_step) ? `from ${run.parent} at step ${run.fork_step}` : null };
   return html`${run.notes && html`<section aria-labelledby=${`${prefix}notes${by}`}><h2 id=${`${prefix}notes`}>Notes</h2><p class="free"><${FreeText} text=${run.notes} /></p></section>`}
+    ${data.timers?.length > 0 && html`<${Timers} rows=${data.timers} id=${`${prefix}timers`} by=${by} />`}
     <${Values} title="Configuration" id=${`${prefix}config`} by=${by} values=${data.config} />
     ${data.config_notes?.length > 0 && html`<p class="free"><${FreeText} text=${[data.config_notes].flat().map(writeValue).join("\n")} /></p>`}
     ${Object.keys(data.fields ?? {}).length > 0 && html`<${Values} title="Fields" id=${`${prefix}fields`} by=${by} values=${data.fields} />`}

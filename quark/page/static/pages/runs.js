@@ -112,7 +112,7 @@ function describeColumns(found, texts) {
     const name = column.name ?? column.text;
     const isLast = column.scope === "metric" && column.statistic === "last";
     const title = isLast ? name : column.text;
-    return { text: column.text, title, order: column.text === "tags" ? "" : column.text, isNumber: column.scope === "metric" };
+    return { text: column.text, title, order: ["tags", "groups"].includes(column.text) ? "" : column.text, isNumber: column.scope === "metric" };
   });
 }
 
@@ -292,7 +292,7 @@ function LiveRun({ row, standing, spark, project }) {
       <a href=${makeLink(["run", row.id])}>${row.name || row.id}</a>
       ${!project && html`<small>${row.project}</small>`}</span>
     <span class="live-step">step ${writeCount(progress?.step ?? row.newest_step)}${progress?.of ? `/${writeCount(progress.of)}` : ""}
-      ${progress?.eta_s ? html` <span>ETA ${writeDuration(progress.eta_s)}</span>` : ""}</span>
+      ${progress?.told ? html` <span>${progress.told}</span>` : progress?.eta_s ? html` <span>ETA ${writeDuration(progress.eta_s)}</span>` : ""}</span>
     <${HealthBadge} health=${standing?.health} />
     <span class="live-says"><${LiveSays} id=${row.id} standing=${standing} /></span>
     <span class="live-main">${row.main && html`<small>${row.main.name}</small> ${writeNumber(row.main.last)}`}

@@ -63,6 +63,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True):
         tags: As in `quark.start_run`.
         config: JSON values; what looks like a secret is redacted.
         parent_run_id: The run of the workspace that it descends from.
+        fork_step: The last step that it has of that run, whose curves its own begin with.
         store: Label of the project store that it belongs to.
     """
 
@@ -73,6 +74,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True):
     tags: Annotated[list[_Label], Meta(max_length=1000)] = []
     config: dict[str, Any] = {}
     parent_run_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    fork_step: _Index | None = None
     store: _Label = "default"
 
 
@@ -131,6 +133,15 @@ async def start_run(call: Call) -> ASGIApp:
                 field=name,
             )
     root = run_id
+    fork: dict[str, Any] = {}
+    if request.fork_step is not None:
+        if request.parent_run_id is None:
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                "fork_step needs the parent_run_id of the run that is forked",
+                field="fork_step",
+            )
+        fork = {"fork": {"run_id": request.parent_run_id, "step": request.fork_step}}
     if request.parent_run_id is not None:
         parent: StoredRun = await call.ask("load_run", request.parent_run_id)
         root = parent.run.lineage_root_run_id or request.parent_run_id
@@ -153,6 +164,7 @@ async def start_run(call: Call) -> ASGIApp:
         "store": {"name": request.store, "path": ""},
         # No process that could be asked: its heartbeats say whether the run lives.
         "process": {"host": f"http/{call.principal.key_id}", "pid": 0, "started": ""},
+        **fork,
     }
     config = snapshot_config(request.config)
     config_data = {"values": config.values, "notes": list(config.notes)}

@@ -1,0 +1,268 @@
+"""Experiments in the SQLite databases of Ato (`SQLLogger`).
+
+    project, tags, config     the same
+    structural hash           the field `ato_structural_hash`
+    metrics                   the same, with their steps and times
+    traces                    fingerprints: of code (static) and of outputs (runtime)
+    artifacts                 files, where they lie under the folder of the database; events else
+    status, start, end        the same
+
+Ato's times are those at which its module was imported, unless it was told others.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from quark.importing.foreign import (
+    PORTION_POINTS,
+    ForeignFile,
+    ForeignRun,
+    ImportFailure,
+    PointList,
+    Portion,
+    RunFacts,
+)
+from quark.importing.losses import Losses
+from quark_core.config import settings
+from quark_core.records import EventRecord, StreamRecord, parse_time
+from quark_core.records.base import start_fields
+from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.provenance import FingerprintRecord
+
+__all__ = ["find_runs"]
+
+_TABLES = ("projects", "experiments", "metrics", "artifacts", "fingerprints")
+_FAILED = frozenset({"failed", "error", "crashed", "exception", "broken"})
+_COMPLETED = frozenset({"completed", "finished", "done", "success", "succeeded"})
+_RUNNING = "running"
+_SUBJECTS = {"static": "code", "runtime": "output"}
+_PROGRESS_STEPS = 100_000
+_ANSWER_STEPS = 20_000
+_TYPES = frozenset({"image", "audio", "video", "table", "model", "checkpoint", "text"})
+
+
+def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
+    """The experiments of a database, or of the databases in a folder.
+
+    Args:
+        place: The database, such as `experiments.db`, or the folder.
+        project: Their project; by default the one that they are in.
+
+    Raises:
+        ImportFailure: There is no such place, or no database of Ato's.
+    """
+    root = Path(place).expanduser()
+    if not root.exists():
+        raise ImportFailure(f"{root} does not exist")
+    if root.is_file():
+        databases = [_Database(root.resolve())]
+    else:
+        paths = sorted(one for one in root.resolve().glob("*.db") if one.is_file())
+        databases = [found for path in paths if (found := _open(path)) is not None]
+    if not databases:
+        raise ImportFailure(f"{root} holds no database of Ato's (*.db)")
+    for database in databases:
+        for number in database.list_runs():
+            yield AtoRun(database, number, project)
+
+
+def _open(path: Path) -> _Database | None:
+    try:
+        return _Database(path)
+    except ImportFailure:
+        return None
+
+
+class _Database:
+    """One database, opened for each question: Ato may be writing it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for table in _TABLES:
+            if not self._is_plain(table):
+                raise ImportFailure(f"{path} is no database of Ato's: {table} is no table")
+
+    def ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a question.
+
+        Raises:
+            ImportFailure: It cannot be read, or works without end.
+        """
+        turns = iter(range(_ANSWER_STEPS))
+        try:
+            address = f"{self.path.as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True, timeout=10)) as connection:
+                connection.execute("PRAGMA trusted_schema = OFF")
+                connection.set_progress_handler(lambda: next(turns, None) is None, _PROGRESS_STEPS)
+                return connection.execute(question, values).fetchall()
+        except (sqlite3.Error, UnicodeError) as error:
+            raise ImportFailure(f"{self.path} cannot be read: {error}") from error
+
+    def _is_plain(self, table: str) -> bool:
+        """Whether it is a table that holds its rows: a view may have no end."""
+        plain = (
+            "SELECT 1 FROM sqlite_master WHERE name = ? AND type = 'table'"
+            " AND sql LIKE 'create table%' AND sql NOT LIKE '% as (%'"
+        )
+        return bool(self.ask(plain, table))
+
+    def list_runs(self) -> list[int]:
+        """The number of each experiment, the oldest first."""
+        rows = self.ask("SELECT id FROM experiments ORDER BY id")
+        return [number for (number,) in rows if isinstance(number, int)]
+
+
+class AtoRun(ForeignRun):
+    """One experiment; its position is the last row of each table that was taken."""
+
+    def __init__(self, database: _Database, number: int, project: str | None) -> None:
+        self.key = f"{database.path}\0{number}"
+        self._database = database
+        self._number = number
+        self._project = project
+
+    def describe(self) -> RunFacts:
+        """See `ForeignRun`."""
+        rows = self._database.ask(
+            "SELECT name, description, config, structural_hash, tags, status, start_time, end_time"
+            " FROM experiments LEFT JOIN projects ON projects.id = project_id"
+            " WHERE experiments.id = ?",
+            self._number,
+        )
+        if not rows:
+            raise ImportFailure(f"{self._database.path} has no experiment {self._number} any more")
+        project, description, config, structure, tags, status, start, end = rows[0]
+        listed = _read_json(tags)
+        named = str(project) if project else self._database.path.stem
+        known = {"database": str(self._database.path), "id": self._number, "status": status}
+        return RunFacts(
+            identity=f"{self._database.path.name}/{named}/{self._number}/{start}",
+            project=self._project or named,
+            name=f"{named}-{self._number}",
+            tags=[str(tag) for tag in listed] if isinstance(listed, list) else [],
+            config=found if isinstance(found := _read_json(config), dict) else {},
+            environment={"ato": {**known, "description": description}},
+            fields={"ato_structural_hash": structure} if isinstance(structure, str) else {},
+            status=_read_status(status, end),
+            started_us=_read_time(start),
+            ended_us=_read_time(end),
+        )
+
+    def mark(self) -> str | None:
+        """See `ForeignRun`."""
+        heads = [
+            self._database.ask(f"SELECT max(id) FROM {table} WHERE run_id = ?", self._number)
+            for table in _TABLES[2:]
+        ]
+        state = self._database.ask(
+            "SELECT status, end_time FROM experiments WHERE id = ?", self._number
+        )
+        return repr((heads, state))
+
+    def read(self, position: Mapping[str, Any], losses: Losses) -> Iterator[Portion]:
+        """See `ForeignRun`."""
+        at = {table: int(position.get(table, 0)) for table in _TABLES[2:]}
+        while rows := self._ask("metrics", "key, value, step, timestamp", at, PORTION_POINTS):
+            points = PointList()
+            for number, key, value, step, moment in rows:
+                at["metrics"] = number
+                if not isinstance(value, (int, float)) or not isinstance(step, int):
+                    losses.add("metric", str(key), "its value or its step is no number")
+                    continue
+                points.add(str(key), step, float(value), (_read_time(moment) or 0) / 1e6)
+            yield Portion(position=dict(at), points=points.take() if len(points) else None)
+        started_us = self.describe().started_us or 0
+        records: list[StreamRecord] = []
+        files: list[ForeignFile] = []
+        was = dict(at)
+        for number, trace, form, digest in self._ask(
+            "fingerprints", "trace_id, trace_type, fingerprint", at
+        ):
+            at["fingerprints"] = number
+            subject = _SUBJECTS.get(form)
+            if subject is None or not isinstance(digest, str) or not digest or not trace:
+                losses.add("fingerprint", str(trace), f"it is none: {form!r:.40}")
+                continue
+            fields = (*start_fields(None)[:5], started_us)
+            said = JsonObject({"tool": "ato", "trace_type": form})
+            # Ato's digests say nothing beside ours.
+            records.append(
+                FingerprintRecord(*fields, subject, str(trace), digest, "ato", metadata=said)
+            )
+        for number, path, form, said in self._ask("artifacts", "path, data_type, data_info", at):
+            at["artifacts"] = number
+            taken = self._take_file(str(path), form, _read_json(said), started_us)
+            (files if isinstance(taken, ForeignFile) else records).append(taken)  # type: ignore[arg-type]
+        if at != was:
+            yield Portion(position=dict(at), records=records, files=files)
+
+    def _take_file(
+        self, path: str, form: Any, said: Any, time_us: int
+    ) -> ForeignFile | StreamRecord:
+        """The file of an artifact; an event that tells of it where it is none of this folder."""
+        facts = {"path": path, "data_type": form, "metadata": said}
+        folder = self._database.path.parent
+        try:
+            place = (folder / path).resolve()
+            is_here = place.is_file() and place.is_relative_to(folder)
+            # What a stranger's database names elsewhere on this machine is nobody's to take.
+            if is_here and place.stat().st_size <= settings.artifact_limit_bytes():
+                return ForeignFile(
+                    artifact_type=form if form in _TYPES else "file",
+                    name=place.relative_to(folder).as_posix(),
+                    content=place,
+                    time_us=time_us,
+                    metadata={"ato": facts},
+                )
+        except (OSError, ValueError):
+            pass
+        fields = (*start_fields(None)[:5], time_us)
+        payload = JsonObject({"message": f"artifact {path}", **facts})
+        return EventRecord(*fields, "ato_artifact", "info", None, None, None, payload)
+
+    def _ask(
+        self, table: str, fields: str, at: Mapping[str, int], limit: int = -1
+    ) -> list[tuple[Any, ...]]:
+        return self._database.ask(
+            f"SELECT id, {fields} FROM {table} WHERE run_id = ? AND id > ? ORDER BY id LIMIT ?",
+            self._number,
+            at[table],
+            limit,
+        )
+
+
+def _read_status(status: Any, ended: Any) -> str:
+    word = str(status).strip().lower()
+    if word in _COMPLETED:
+        return "completed"
+    if word in _FAILED:
+        return "failed"
+    if word == _RUNNING:
+        return "running"
+    return "completed" if ended else "interrupted"
+
+
+def _read_json(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _read_time(text: Any) -> int | None:
+    """A moment, as SQLite has Python's: in UTC, without saying so."""
+    if not isinstance(text, str):
+        return None
+    moment = text.strip().replace(" ", "T", 1)
+    for spelled in (moment, f"{moment}+00:00"):
+        try:
+            return parse_time(spelled)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    return None

@@ -1,0 +1,77 @@
+"""What a run knows of the machine, the libraries and the switches that decide of its numbers."""
+
+import dataclasses
+
+from quark_core.analysis.comparison.changes import compare_settings
+from quark_core.provenance.kept_sources import read_packages
+from quark_core.records import EnvironmentSnapshot
+from quark_core.records.json_object import JsonObject
+from quark_core.records.run_digests import digest_environment
+from quark_core.runs.composition import open_reader
+
+
+def load(project, run_id):
+    return open_reader(project.store).load_run(run_id)
+
+
+def test_imported_packages_are_told_from_installed_ones(project):
+    project.write_training("import yaml, numpy")
+    run_id = project.train()
+    values = load(project, run_id).environment.values
+    assert {"PyYAML", "pyyaml"} & set(values["imported"])
+    assert "numpy" in values["imported"]
+    assert "torch" not in values["imported"]
+    assert values["packages"]["numpy"] == __import__("numpy").__version__
+    packages = read_packages(open_reader(project.store), run_id)
+    assert len(packages) == values["installed"]["count"]
+    assert f"numpy=={__import__('numpy').__version__}" in packages
+    assert values["cpu"]
+    assert values["blas"]["numpy"]
+
+
+def test_nothing_is_imported_in_order_to_be_asked(project):
+    project.write_training(
+        body="session.open_run.background.join(); import sys; "
+        "assert not {'torch', 'threadpoolctl', 'pandas'} & sys.modules.keys()"
+    )
+    run_id = project.train()
+    assert "switches" not in load(project, run_id).environment.values
+
+
+def test_a_switch_that_is_set_after_the_start_is_seen(project):
+    project.write_training(
+        "import torch",
+        body="session.open_run.background.join(); torch.backends.cudnn.benchmark = True; "
+        "torch.use_deterministic_algorithms(True)",
+    )
+    stored = load(project, project.train())
+    switches = stored.environment.values["switches"]["torch"]
+    assert switches["cudnn_benchmark"] is True
+    assert switches["deterministic_algorithms"] is True
+    assert switches["default_dtype"] == "torch.float32"
+    assert stored.digests.environment == digest_environment(stored.environment.values)
+
+
+def test_equal_environments_have_equal_digests(project):
+    project.write_training("import numpy")
+    first, second = (load(project, project.train()).digests for _ in range(2))
+    assert first.environment == second.environment is not None
+
+
+def test_what_was_only_installed_comes_last_and_in_one_line(project):
+    project.write_training("import numpy")
+    stored = load(project, project.train())
+    values = dict(stored.environment.values)
+    other = {
+        **values,
+        "packages": {**values["packages"], "numpy": "9.9", "mlflow": "0.1", "wandb": "0.2"},
+        "installed": {"count": 3, "digest": "f" * 64},
+        "switches": {"torch": {"cudnn_benchmark": True}},
+    }
+    changed = dataclasses.replace(stored, environment=EnvironmentSnapshot(JsonObject(other)))
+    found = compare_settings([stored], [changed])
+    assert [change.path for change in found] == [
+        "switches.torch.cudnn_benchmark",
+        "packages.numpy",
+        "installed",
+    ]
