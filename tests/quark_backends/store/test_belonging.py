@@ -152,7 +152,7 @@ def test_a_run_is_grouped_and_annotated_after_its_end(tmp_path):
     ]
     assert "group 'c/d' added, group 'b' removed" in event.payload["message"]
     assert event.payload["changes"]["fields"]["before"] == {"x": 1, "y": 2}
-    found = quark.search_runs(where="'c' in groups and field.y == null", storage_dir=tmp_path)
+    found = quark.search_runs(where="'c' in groups and field.x.deep != null", storage_dir=tmp_path)
     assert [each.run_id for each in found] == [run]
 
 
