@@ -122,6 +122,7 @@ def _start_all(
     after: TrainingSession,
     runs: int,
 ) -> bool:
+    from quark_core.analysis.explanation.attribution import EXCHANGED
     from quark_core.errors import RunNotFoundError
     from quark_core.runs.run_editing import edit_run
 
@@ -148,7 +149,7 @@ def _start_all(
             edit_run(
                 run_id,
                 add_groups=group,
-                fields={"why_exchanged": ", ".join(exchange.places)},
+                fields={EXCHANGED: ", ".join(exchange.places)},
                 storage_dir=before.context.storage_dir,
             )
         except RunNotFoundError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,20 @@ from quark_core.analysis.explanation.history import PastRun
 from quark_core.analysis.explanation.results import ABSENT, Effect, NoiseFloor
 from quark_core.analysis.explanation.traits import Place, encode_value, tells_runs_apart
 
-__all__ = ["LEAST_HISTORY", "Attribution", "measure_pairs", "regress"]
+__all__ = [
+    "EXCHANGED",
+    "LEAST_HISTORY",
+    "Attribution",
+    "attribute",
+    "measure_checks",
+    "measure_pairs",
+    "regress",
+]
 
 Floats = NDArray[np.float64]
+
+EXCHANGED = "why_exchanged"
+"""Field of a run that was made to check a cause: what of the second side it has."""
 
 LEAST_HISTORY = 20
 """Runs below which a regression stays silent."""
@@ -65,7 +76,43 @@ def measure_pairs(
         if own in values:
             rest = run.sign_rest(difference.key)
             groups[rest][values.index(own)].append(run.value)
-    both = [(np.array(one), np.array(two)) for one, two in groups.values() if one and two]
+    return _measure(groups.values(), floor)
+
+
+def measure_checks(
+    history: Sequence[PastRun],
+    first: PastRun,
+    difference: Difference,
+    floor: NoiseFloor | None,
+) -> Effect | None:
+    """What runs say that were made to check this alone; None without any.
+
+    Args:
+        history: Runs of the project, with those that are compared.
+        first: The first side's run, which they are again but for the difference.
+        difference: What was exchanged in them.
+        floor: What chance does.
+    """
+    kind = first.sign_rest()
+    before = [run.value for run in history if run.is_whole and run.sign_rest() == kind]
+    after = [
+        run.value
+        for run in history
+        if run.is_whole
+        and run.fields.get(EXCHANGED) == difference.place
+        and any(group.startswith(f"why/{first.run_id}-") for group in run.groups)
+    ]
+    sides = (
+        [value for value in before if value is not None],
+        [value for value in after if value is not None],
+    )
+    return _measure([sides], floor)
+
+
+def _measure(
+    groups: Iterable[tuple[list[float], list[float]]], floor: NoiseFloor | None
+) -> Effect | None:
+    both = [(np.array(one), np.array(two)) for one, two in groups if one and two]
     if not both:
         return None
     gaps = np.array([float(two.mean() - one.mean()) for one, two in both])
@@ -97,6 +144,29 @@ def _bound(
     error = math.sqrt(squares / degrees / float(weights.sum()))
     half = student_quantile(0.5 + _LEVEL / 2.0, degrees) * error
     return mean - half, mean + half
+
+
+def attribute(
+    history: Sequence[PastRun], differences: Sequence[Difference], change: float
+) -> Attribution | None:
+    """What a regression says of each difference; functions stand for their sources together."""
+    stands: dict[Place, list[Difference]] = {}
+    for each in differences:
+        stands.setdefault(each.in_history.key, []).append(each)
+    found = regress(history, [each[0].in_history for each in stands.values()], change)
+    if found is None:
+        return None
+    effects, together = {}, {}
+    for key, members in stands.items():
+        if key not in found.effects:
+            continue
+        alike = [
+            each.key for other in (key, *found.together[key]) for each in stands.get(other, ())
+        ]
+        for member in members:
+            effects[member.key] = found.effects[key]
+            together[member.key] = tuple(place for place in alike if place != member.key)
+    return Attribution(effects, together, found.count)
 
 
 def regress(

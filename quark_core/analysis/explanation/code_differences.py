@@ -132,6 +132,7 @@ def _make(
         hashes[1],
         words=words if said is None else f"{words}, {said}",
         is_aside=reach is not None and reach.misses(change),
+        past=(CODE_PLACE, one.digest, two.digest),
     )
 
 

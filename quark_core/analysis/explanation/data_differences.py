@@ -106,4 +106,5 @@ def _make(
         digests[1][:_SHOWN_DIGEST],
         words=comparison.words,
         may_follow=is_stream,
+        past=(comparison.key, digests[0], digests[1]),
     )

@@ -53,6 +53,8 @@ class Difference:
         is_aside: Whether it has no business with the result: it is told last, as unlikely.
         may_follow: Whether it may be what the other differences brought about, as the batches
             that a loader gives.
+        past: What history knows of it, where that is something else: a place of the same kind,
+            and its values. Of functions it knows the digest over all sources.
     """
 
     kind: CauseKind
@@ -64,6 +66,15 @@ class Difference:
     words: str = ""
     is_aside: bool = False
     may_follow: bool = False
+    past: tuple[str, Any, Any] | None = None
+
+    @property
+    def in_history(self) -> Difference:
+        """The difference as other runs may have it."""
+        if self.past is None:
+            return self
+        place, before, after = self.past
+        return Difference(self.kind, place, before, after, self.is_clean)
 
     @property
     def key(self) -> Place:
@@ -138,6 +149,7 @@ def _compare_kind(
     absent = {name for _, name in places if any((kind, name) not in run.values for run in everyone)}
     found: list[Difference] = []
     unknown: list[Remark] = []
+    unused: list[str] = []
     for place in places:
         difference = _compare(place, before, after)
         if difference is not None and kind == "package" and place[1] in absent:
@@ -148,8 +160,13 @@ def _compare_kind(
                 unknown.append(Remark(kind, place[1], "a secret, whose value is not kept"))
         elif _is_missing(place, everyone):
             unknown.append(Remark(kind, place[1], "recorded on one side only"))
+        elif kind == "package" and _is_unused(place[1], everyone):
+            unused.append(place[1])
         else:
             found.append(_annotate(difference, everyone))
+    if unused:
+        words = "differs, and no run has imported it"
+        unknown += [Remark(kind, name, words) for name in unused]
     if not all(kind in run.known for run in everyone):
         return Findings(tuple(found), (), (Remark(kind, "", _UNRECORDED[kind]), *unknown))
     if found or unknown or kind == "code":
@@ -187,10 +204,8 @@ def _compare(
 
 
 def _annotate(difference: Difference, runs: Sequence[RunTraits]) -> Difference:
-    """Tell what only says it again, and whether it is of what no run has loaded."""
+    """Tell what only says it again."""
     names = {name for run in runs for name, place in run.repeats.items() if place == difference.key}
-    if difference.kind == "package" and _is_unused(difference.place, runs):
-        return replace(difference, is_aside=True, words="installed, but no run has imported it")
     return replace(difference, repeats=(*difference.repeats, *sorted(names)))
 
 

@@ -15,7 +15,11 @@ from quark_core.analysis.comparison.engine import pair_runs
 from quark_core.analysis.comparison.metrics import compare_metrics
 from quark_core.analysis.comparison.results import MetricDiff
 from quark_core.analysis.comparison.sides import find_storage_dir, list_targets
-from quark_core.analysis.explanation.attribution import measure_pairs, regress
+from quark_core.analysis.explanation.attribution import (
+    attribute,
+    measure_checks,
+    measure_pairs,
+)
 from quark_core.analysis.explanation.checks import plan_checks
 from quark_core.analysis.explanation.code_differences import compare_code
 from quark_core.analysis.explanation.data_differences import (
@@ -30,6 +34,7 @@ from quark_core.analysis.explanation.differences import (
     rule_out_unread,
 )
 from quark_core.analysis.explanation.divergence import find_parting
+from quark_core.analysis.explanation.ends import compare_own_ends, find_end, find_lengths
 from quark_core.analysis.explanation.good_runs import find_good_run
 from quark_core.analysis.explanation.history import PastRun, load_history
 from quark_core.analysis.explanation.ranking import Case, rank_causes
@@ -162,6 +167,11 @@ class _Explanation:
         self._before = before
         self._after = after
         self._metric = _choose_metric(before, after, key)
+        self._lengths: tuple[int, int] | None = None
+        if self._metric is not None:
+            self._lengths = find_lengths(before, after, self._metric)
+            if self._lengths is not None:
+                self._metric = compare_own_ends(self._metric, before, after)
         self._key = key if self._metric is None else self._metric.metric_key
 
     def make(self) -> ChangeExplanation:
@@ -220,12 +230,14 @@ class _Explanation:
         )
 
     def _measure(self, run_id: str) -> float | None:
-        """The end of a run's curve, over the same stretch as that of the comparison."""
+        """The end of a run's curve, taken as those of the sides are."""
         metric = self._metric
         if metric is None or metric.tail_start is None or metric.common_end is None:
             return None
         series = read_series(self._before[0].reader, run_id, metric.metric_key)
         places = series.step if metric.unit == "step" else series.epoch
+        if self._lengths is not None:
+            return find_end(places, series.last)
         inside = (places >= metric.tail_start) & (places <= metric.common_end)
         values = series.last[inside & np.isfinite(series.last)]
         reached = len(places) and int(places.max()) >= metric.common_end
@@ -244,11 +256,14 @@ class _Explanation:
         pairs, attribution = {}, None
         if change:
             for each in differences.found:
-                effect = measure_pairs(history.others, each, floor)
+                effect = measure_pairs(history.others, each.in_history, floor)
+                if history.own[0]:
+                    checked = measure_checks(history.everyone, history.own[0][0], each, floor)
+                    effect = checked or effect
                 if effect is not None:
                     pairs[each.key] = effect
             candidates = [each for each in differences.found if each.kind != "seed"]
-            attribution = regress(history.others, candidates, change)
+            attribution = attribute(history.others, candidates, change)
         return Case(
             judgement.verdict,
             change,
@@ -283,6 +298,10 @@ class _Explanation:
         parting = find_parting((one.reader, one.run_id), (two.reader, two.run_id))
         return include_outputs(parting, self._before, self._after)
 
+    @property
+    def _metric_unit(self) -> str:
+        return "step" if self._metric is None else self._metric.unit
+
     def _name_sides(self) -> str:
         return " ".join(
             ",".join(run.run_id for run in side) for side in (self._before, self._after)
@@ -295,12 +314,18 @@ class _Explanation:
             out.append("Both sides are the same runs.")
         elif shared := ids[0] & ids[1]:
             out.append(f"On both sides: {', '.join(sorted(shared))}.")
+        if self._lengths is not None:
+            first, second = self._lengths
+            out.append(
+                f"The first ends at {self._metric_unit} {first}, the second at {second}: each is "
+                "taken by its own end."
+            )
         everyone = (*self._before, *self._after)
         going = [run.run_id for run in everyone if run.stored.state == "running"]
         if going:
             out.append(f"Still running, so the figures are of now: {', '.join(going)}.")
         projects = sorted({run.stored.run.project_name for run in everyone})
         if len(projects) > 1:
-            first = self._before[0].stored.run.project_name
-            out.append(f"The runs are of {', '.join(projects)}; history is that of {first}.")
+            own = self._before[0].stored.run.project_name
+            out.append(f"The runs are of {', '.join(projects)}; history is that of {own}.")
         return out

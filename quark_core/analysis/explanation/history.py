@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quark_core.analysis.explanation.traits import (
@@ -39,6 +39,8 @@ class PastRun:
         state: Its status, or lost.
         config_digest: Of its configuration without seeds, or None without one.
         seed: Its seeds as a text, or None.
+        fields: What was noted of it.
+        groups: The groups that it is in.
     """
 
     run_id: str
@@ -48,6 +50,8 @@ class PastRun:
     state: str
     config_digest: str | None
     seed: bytes | None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -134,6 +138,8 @@ def _make(summary: RunSummary, metric_key: str | None, data: Mapping[Place, Any]
         stored.state,
         digest,
         _encode_seeds(traits),
+        stored.fields,
+        stored.run.groups,
     )
 
 

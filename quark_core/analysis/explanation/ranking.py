@@ -171,6 +171,7 @@ def _weigh_alone(case: Case, difference: Difference) -> list[tuple[Standing, Evi
         and each.kind != "seed"
         and not each.is_aside
         and not each.may_follow
+        and not is_incidental(each.key)
     ]
     if difference.kind == "seed" or difference.is_aside or others:
         return []
@@ -180,8 +181,11 @@ def _weigh_alone(case: Case, difference: Difference) -> list[tuple[Standing, Evi
     if case.has_hidden:
         words = "nothing else that is recorded differs, but something else does"
         return [("possible", _note("alone", difference, words, None))]
+    named = [each.place for each in case.differences if is_incidental(each.key)]
     missing = sorted({remark.kind for remark in case.unknown if not remark.place})
     words = "nothing else that is recorded differs"
+    if named:
+        words += f", but for {', '.join(named)}"
     if missing:
         words += f" (not recorded: {', '.join(missing)})"
     return [("probable", _note("alone", difference, words, None))]

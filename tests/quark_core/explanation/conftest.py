@@ -21,7 +21,17 @@ class Project:
         self.root = root
         self.name = name
 
-    def run(self, config=None, *, level=0.9, noise=0.003, status="completed", seed=0, **options):
+    def run(
+        self,
+        config=None,
+        *,
+        level=0.9,
+        noise=0.003,
+        status="completed",
+        seed=0,
+        steps=STEPS,
+        **options,
+    ):
         """One run; its accuracy rises to `level` and a deviation that the seed decides."""
         values = dict(config or {}, seed=seed) if config is not None else None
         rng = np.random.default_rng(seed)
@@ -30,7 +40,7 @@ class Project:
             project=self.name, storage_dir=self.root, config=values, **options
         )
         metrics = quark.MetricsLogger(session)
-        for step in range(STEPS):
+        for step in range(steps):
             wobble = noise / 5 * rng.standard_normal()
             metrics.log("val/acc", end * (1 - 0.7 ** (step + 1)) + wobble, step=step)
         session.end_run(status)

@@ -37,3 +37,12 @@ def test_what_was_not_recorded_is_unknown_and_never_the_same(project):
     unknown = {remark.kind for remark in found.unknown if not remark.place}
     assert {"config", "data", "code", "seed"} <= unknown
     assert not {"config", "data", "code", "seed"} & {remark.kind for remark in found.ruled_out}
+
+
+def test_runs_of_different_lengths_are_taken_by_their_own_ends(project):
+    seeds = [project.run({**BASE, "steps": 60}, seed=seed, steps=60) for seed in range(4)]
+    short = project.run({**BASE, "steps": 6}, seed=0, steps=6)
+    found = project.explain(seeds[0], short)
+    assert found.verdict == "worse"
+    assert [cause.place for cause in found.causes] == ["steps"]
+    assert any("own end" in note for note in found.notes)

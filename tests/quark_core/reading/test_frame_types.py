@@ -120,7 +120,7 @@ def test_columns_that_are_all_none_keep_their_types():
 def test_types_of_metrics(all_records):
     columns = Columns.from_records("metric", [r for r in all_records if r.KIND == "metric"])
     schema = columns.to_arrow().schema
-    assert schema.metadata == {b"quark.kind": b"metric", b"quark.schema_version": b"4"}
+    assert schema.metadata == {b"quark.kind": b"metric", b"quark.schema_version": b"5"}
     text = pa.dictionary(pa.int32(), pa.string())
     assert schema.field("metric_key") == pa.field("metric_key", text, nullable=False)
     assert schema.field("timestamp").type == pa.timestamp("us", tz="UTC")

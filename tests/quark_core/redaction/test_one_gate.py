@@ -27,7 +27,7 @@ NAMES = {
     *("artifact_type", "artifact_key", "artifact_name", "payload_format", "sha256"),
     *("payload_relative_path", "metadata_relative_path", "rule_id", "category", "alert_id"),
     *("artifact_run_id", "artifact_id", "alias"),
-    *("score_key", "status", "phase_name", "display_name"),
+    *("score_key", "status", "phase_name", "display_name", "unit", "clock", "digest", "level"),
 }
 NUMBERS = {"tensor_shape", "shape", "bin_edges", "counts", "sequence_lengths", "gpus"}
 
