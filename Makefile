@@ -24,7 +24,8 @@ PYTEST := pytest -q -n $(JOBS) --dist worksteal
 # An environment for each interpreter, beside that of the development tools.
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 QUICK_VENV := .venv-$(VERSION)
-QUICK_TESTS ?= $(addprefix tests/quark_core/,analysis backends config delivery records runs search sessions system writers) tests/quark_backends/store
+QUICK_TESTS ?= $(addprefix tests/quark_core/,analysis backends config delivery records runs search sessions system writers) tests/quark_backends/store \
+  $(addprefix tests/quark_core/provenance/test_,normal_form.py code_changes.py code_reach.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test long test-all check bench diagnosis faults conformance docs gpu clean

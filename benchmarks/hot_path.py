@@ -35,7 +35,13 @@ GOALS = {
     "read 10,000 points, new process, ms": 250.0,
     "read 10,000 points again, ms": 2.0,
     "one scalar, tight, with the black box, p50 us": 2.5,
+    "a timed block, us": 1.0,
+    "a value aggregated, us": 1.0,
+    "a step of progress, us": 1.0,
 }
+
+
+_ROUNDS = 5
 
 
 def measure(call: Callable[[int], object], calls: int, pause_s: float = 0.0) -> tuple[float, float]:
@@ -178,6 +184,40 @@ def measure_calls(folder: str, calls: int, paced: int) -> dict[str, float]:
     return figures
 
 
+def measure_loop(folder: str, times: int) -> dict[str, float]:
+    """What a turn of a loop pays for, sums included; the least of some rounds, by the turn."""
+    session = TrainingSession.start_run(project="bench", storage_dir=folder)
+    metrics = MetricsLogger(session)
+
+    def time_blocks() -> None:
+        for _ in range(times):
+            with metrics.chrono("block"):
+                pass
+
+    def aggregate() -> None:
+        for _ in range(times):
+            metrics.aggregate("value", 0.5)
+
+    def tell() -> None:
+        for _ in metrics.progress(range(times)):
+            pass
+
+    figures = {}
+    for name, call in (
+        ("a timed block", time_blocks),
+        ("a value aggregated", aggregate),
+        ("a step of progress", tell),
+    ):
+        taken = []
+        for _ in range(_ROUNDS):
+            begin = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - begin)
+        figures[f"{name}, us"] = min(taken) / times * 1e6
+    session.end_run()
+    return figures
+
+
 def measure_processes(folder: str, times: int) -> dict[str, float]:
     def median(program: str) -> float:
         found = [run_child(program, folder, repr(time.time()))[0] for _ in range(times)]
@@ -200,6 +240,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = measure_calls(folder, calls, paced)
         figures.update(measure_with_black_box(folder, calls))
+        figures.update(measure_loop(folder, calls))
         figures.update(measure_processes(folder, times))
     width = max(map(len, figures))
     for name, value in figures.items():

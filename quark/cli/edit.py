@@ -119,13 +119,14 @@ def edit(
         return
     from quark_core.system.terminal_text import clean_line
 
+    changed = ", ".join([*fields, *(f"{name} removed" for name in unfield)])
     for label, value in (
         ("name", record.name),
         ("notes", record.notes),
         ("tags", ", ".join(record.tags)),
         ("groups", ", ".join(record.groups)),
-        ("fields", ", ".join([*fields, *(f"{name} removed" for name in unfield)])),
         ("archived", record.archived_at),
+        *([("fields", changed)] if changed else []),
     ):
         click.echo(clean_line(f"{label:<9} {value or '-'}"))
 

@@ -186,11 +186,13 @@ def hold_configuration(root: Path, project: str, config: ConfigSnapshot) -> Iter
     first one has begun, 5 s at most; where there can be no file, nobody waits.
     """
     name = xxhash.xxh3_64_hexdigest(f"{project}\0{_make_uid(config)}".encode("utf-8", "replace"))
-    lease = Lease(root / ".quark" / "launches" / f"{name}.starting")
+    path = root / ".quark" / "launches" / f"{name}.starting"
+    lease = Lease(path)
     deadline = time.monotonic() + _HOLD_S
     try:
-        (root / ".quark" / "launches").mkdir(parents=True, exist_ok=True)
-        while not lease.take() and time.monotonic() < deadline:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Where nobody holds it and it cannot be taken, there can be no file.
+        while not lease.take() and path.exists() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
     except OSError as error:
         _log.debug("starts of one configuration are not kept apart: %s", error)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quark_core.testing.belonging_conformance import BelongingConformance
 from quark_core.testing.following_conformance import FollowingConformance
 from quark_core.testing.kit import Observation, OldStore
 from quark_core.testing.process_conformance import ProcessConformance
@@ -48,6 +49,7 @@ class BackendConformance(
     PrimaryConformance,
     StoreConformance,
     FollowingConformance,
+    BelongingConformance,
     ArtifactConformance,
 ):
     """Standard tests of a backend; see the module for how to use it."""

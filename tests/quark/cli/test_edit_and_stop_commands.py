@@ -33,6 +33,7 @@ def test_a_run_is_edited(tmp_path, log_run, invoke):
         ["name", "b"],
         ["notes", "n"],
         ["tags", "y,", "z"],
+        ["groups", "-"],
         ["archived", "-"],
     ]
     found = json.loads(invoke("edit", "b", "-d", tmp_path, "--name", "", "--json").output)

@@ -1,6 +1,7 @@
 """What is done again, what is left, and what is gone on with: `start_run(if_done=)`."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -287,3 +288,27 @@ def test_a_session_of_what_is_done_says_which_run(tmp_path):
         assert session.status == "completed"
         assert session.stop_requested is None
         assert session.report_delivery().complete
+
+
+def test_where_there_can_be_no_file_nobody_waits_and_the_run_begins(tmp_path, caplog):
+    run(tmp_path, config={"other": 1})
+    launches = tmp_path / ".quark" / "launches"
+    shutil.rmtree(launches)
+    launches.write_text("no folder")
+    caplog.set_level("DEBUG", "quark")
+    assert run(tmp_path).revision == 1
+    assert "starts of one configuration are not kept apart" in caplog.text
+    with start(tmp_path) as session:
+        assert session.already_done
+
+
+def test_a_start_waits_for_another_one_of_its_configuration_and_not_for_ever(tmp_path, monkeypatch):
+    from quark_core.records import ConfigSnapshot
+    from quark_core.records.json_object import JsonObject
+    from quark_core.runs import earlier_runs
+
+    monkeypatch.setattr(earlier_runs, "_HOLD_S", 0.2)
+    run(tmp_path, config={"other": 1})
+    config = ConfigSnapshot(JsonObject(CONFIG))
+    with earlier_runs.hold_configuration(tmp_path, "p", config):
+        assert run(tmp_path).revision == 1

@@ -5,13 +5,25 @@ import warnings
 import pytest
 
 import quark
+from quark_core.records.base import start_fields
+from quark_core.records.kinds.provenance import FingerprintRecord
 
 
 @pytest.fixture
 def log_run(monkeypatch):
     """Makes one ended run: its values by metric key, in steps from 0."""
 
-    def log(storage_dir, run_id, project="vision", *, status="completed", values=(), **arguments):
+    def log(
+        storage_dir,
+        run_id,
+        project="vision",
+        *,
+        status="completed",
+        values=(),
+        fields=(),
+        fingerprints=(),
+        **arguments,
+    ):
         monkeypatch.setenv("QUARK_RUN_ID", run_id)
         session = quark.start_run(project=project, storage_dir=storage_dir, **arguments)
         with quark.MetricsLogger(session) as metrics, warnings.catch_warnings():
@@ -19,6 +31,10 @@ def log_run(monkeypatch):
             for key, points in dict(values).items():
                 for step, value in enumerate(points):
                     metrics.log(key, value, step=step)
+        if fields:
+            session.annotate(**fields)
+        for key, digest in dict(fingerprints).items():
+            session.write([FingerprintRecord(*start_fields(None), "data", key, digest)])
         session.end_run(status)
 
     return log

@@ -47,6 +47,9 @@ def runs(tmp_path, log_run, monkeypatch):
             "2nd try": [1.0],
             "step": [2000.0],
         },
+        group="paper/fig3",
+        fields={"gpu": "V100", "score": 0.9, "nested": {"note": "x"}},
+        fingerprints={"train": "5f1c0a"},
     )
     log_run("runs", "other", status="failed", values={"val/loss": [float("nan")]})
 
