@@ -37,7 +37,7 @@ LEAST_HISTORY = 20
 """Runs below which a regression stays silent."""
 
 _LEVEL = 0.95
-_RESAMPLES = 200
+_RESAMPLES = 100
 _MOST_COLUMNS = 300
 _MOST_LEVELS = 40
 _FEW_NUMBERS = 4
