@@ -21,7 +21,6 @@ from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.names import split_name
 from quark_core.records.run_digests import digest_environment
-from quark_core.records.times import now_us
 from quark_core.runs.environment import GitState, complete_environment
 from quark_core.system.process import importing
 
@@ -242,48 +241,21 @@ class _Place:
         return self._run.stream.payloads
 
     def emit_payload(self, key: str, payload_format: str, put: PutPayload) -> None:
-        run = self._run
-        origin, channel = run.origin, run.stream.channel(ArtifactRecord.KIND)
-        namespace, name = split_name(key)
-        channel.put(
-            ArtifactRecord(
-                origin.run_id,
-                origin.writer_id,
-                origin.attempt,
-                origin.rank,
-                channel.take_sequence(),
-                now_us(),
-                KEPT_SOURCES,
-                key,
-                namespace,
-                name,
-                payload_format,
-                put.size_bytes,
-                put.sha256,
-                payload_relative_path=object_path(put.sha256),
-            )
+        self._run.emit(
+            ArtifactRecord,
+            KEPT_SOURCES,
+            key,
+            *split_name(key),
+            payload_format,
+            put.size_bytes,
+            put.sha256,
+            payload_relative_path=object_path(put.sha256),
         )
 
     def emit_fingerprint(
         self, subject: str, key: str, digest: str, level: str, metadata: JsonObject
     ) -> None:
-        run = self._run
-        origin, channel = run.origin, run.stream.channel(FingerprintRecord.KIND)
-        channel.put(
-            FingerprintRecord(
-                origin.run_id,
-                origin.writer_id,
-                origin.attempt,
-                origin.rank,
-                channel.take_sequence(),
-                now_us(),
-                subject,
-                key,
-                digest,
-                level,
-                metadata=metadata or None,
-            )
-        )
+        self._run.emit(FingerprintRecord, subject, key, digest, level, metadata=metadata or None)
 
 
 def choose_mode(run: OpenRun) -> tuple[SourceMode, str]:
