@@ -79,3 +79,9 @@ def test_several_runs_a_side_are_checked_by_one_of_each(project):
     after = [project.run({"lr": 0.9}, seed=seed, level=0.5) for seed in seeds]
     (check,) = project.explain(before, after).checks
     assert check.command == f"quark why {before[0]} {after[0]} --check 3"
+
+
+def test_a_run_is_held_against_a_good_one_that_has_another_name_in_its_configuration(project):
+    seeds = [project.run({**BASE, "name": f"base-{seed}"}, seed=seed) for seed in range(3)]
+    worse = project.run({**BASE, "name": "late"}, level=0.5, seed=1)
+    assert project.explain(worse, None).before.run_id == seeds[1]
