@@ -26,6 +26,7 @@ from quark_core.runs.environment import GitState, complete_environment
 from quark_core.system.process import importing
 
 if TYPE_CHECKING:
+    from quark_core.provenance.installed_packages import InstalledPackages
     from quark_core.provenance.source_keeping import SourceKeeper, SourceMode
     from quark_core.runs.open_run import OpenRun
 
@@ -61,6 +62,7 @@ class MadeOf:
         self._keeper: SourceKeeper | None = None
         self._mode: SourceMode = "off"
         self._values: dict[str, Any] | None = None
+        self._packages: InstalledPackages | None = None
         self._traced: set[object] = set()
 
     def start(self) -> threading.Thread | None:
@@ -104,7 +106,7 @@ class MadeOf:
                 root = find_root(str(self._known["process"]["cwd"]))
                 self._keeper = SourceKeeper(_Place(run), root, self._mode, reason)
                 self._look_at_sources()
-            packages = find_packages(self._ending.is_set)
+            packages = self._packages = find_packages(self._ending.is_set)
             snapshot = complete_environment(self._known, self._git, packages)
         except Exception as error:  # noqa: BLE001 - what is known at once must do
             _log.debug("what the run is made of could not be found out: %s", error)
@@ -175,7 +177,7 @@ class MadeOf:
             from quark_core.provenance.installed_packages import find_packages
             from quark_core.provenance.numeric_facts import describe_machine, describe_switches
 
-            packages = find_packages(self._ending.is_set)
+            packages = self._packages = find_packages(self._ending.is_set, self._packages)
             known = self._values
             now = {**known, **describe_machine()}
             if switches := describe_switches():
