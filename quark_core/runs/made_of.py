@@ -34,6 +34,8 @@ __all__ = ["MadeOf", "choose_mode"]
 
 _log = logging.getLogger("quark")
 
+# What the training thread still imports for its first value comes before it.
+_FIRST_S = 0.1
 _LOOKS_S = (5.0, 60.0)
 _GIT_TIMEOUT_S = 10.0
 # What is looked at again may be set by the first steps, and what is imported by them.
@@ -95,6 +97,7 @@ class MadeOf:
 
     def _look_first(self) -> None:
         run = self._run
+        self._ending.wait(_FIRST_S)
         self._note_traced()
         try:
             with importing():
