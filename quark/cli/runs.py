@@ -163,6 +163,7 @@ def _describe(run: RunSummary) -> dict[str, Any]:
     from quark.cli.texts import find_duration_s
 
     loss = find_loss(run)
+    progress = run.stored.progress if run.state == "running" else None
     return {
         **run.stored.run.to_dict(),
         "state": run.state,
@@ -171,6 +172,7 @@ def _describe(run: RunSummary) -> dict[str, Any]:
         "last_loss": None if loss is None else loss.last,
         "loss_metric": None if loss is None else loss.key,
         "newest_step": run.newest_step,
+        "progress": None if progress is None else progress.to_dict(),
         "config": run.config,
         "fields": dict(run.stored.fields),
         "digests": run.stored.digests.to_dict(),

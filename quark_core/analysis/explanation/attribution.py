@@ -93,20 +93,23 @@ def measure_checks(
         difference: What was exchanged in them.
         floor: What chance does.
     """
-    kind = first.sign_rest()
-    before = [run.value for run in history if run.is_whole and run.sign_rest() == kind]
     after = [
         run.value
         for run in history
-        if run.is_whole
+        if run.value is not None
+        and run.is_whole
         and run.fields.get(EXCHANGED) == difference.place
         and any(group.startswith(f"why/{first.run_id}-") for group in run.groups)
     ]
-    sides = (
-        [value for value in before if value is not None],
-        [value for value in after if value is not None],
-    )
-    return _measure([sides], floor)
+    if not after:
+        return None
+    kind = first.sign_rest()
+    before = [
+        run.value
+        for run in history
+        if run.value is not None and run.is_whole and run.sign_rest() == kind
+    ]
+    return _measure([(before, after)], floor)
 
 
 def _measure(
