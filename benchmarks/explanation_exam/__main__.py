@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,13 @@ from benchmarks.explanation_exam.second.paper import SECOND
 _GOALS = {"single": 0.90, "pairs": 0.75, "nothing": 1.0}
 _PAPERS = {"first": FIRST, "second": SECOND}
 _HALF = 0.5
+
+
+@dataclass(frozen=True)
+class _Answer:
+    question: Question
+    explanation: Any
+    taken_s: float
 
 
 def main() -> int:
@@ -43,16 +50,16 @@ def main() -> int:
         }
     worlds = _make_worlds(arguments.out, paper, parts, arguments.short)
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        questions = {
-            part: list(pool.map(lambda task: _ask(worlds, paper, arguments.out, task), tasks))
+        answers = {
+            part: list(pool.map(lambda task: _answer(worlds, paper, arguments.out, task), tasks))
             for part, tasks in parts.items()
         }
     effects = {
-        question.changes[0].name: _measure_effect(paper, question)
-        for question in questions["single"]
+        each.question.changes[0].name: _measure_effect(paper, each.question)
+        for each in answers["single"]
     }
     marks = {
-        part: [_mark(paper, each, effects) for each in asked] for part, asked in questions.items()
+        part: [_mark(paper, each, effects) for each in given] for part, given in answers.items()
     }
     return _report(marks, arguments.json)
 
@@ -85,23 +92,22 @@ def _make_worlds(
     }
 
 
-def _ask(worlds: dict[str, World], paper: Paper, out: Path, task: Task) -> Question:
+def _answer(worlds: dict[str, World], paper: Paper, out: Path, task: Task) -> _Answer:
+    import quark
+
     world = worlds[paper.find_script(task)]
-    return ask(world, out / task.name, task.changes, seed=task.seed, other=task.other)
+    question = ask(world, out / task.name, task.changes, seed=task.seed, other=task.other)
+    begun = time.perf_counter()
+    explanation = quark.explain_change(question.before, question.after, storage_dir=question.store)
+    return _Answer(question, explanation, time.perf_counter() - begun)
 
 
 def _measure_effect(paper: Paper, question: Question) -> float:
     return paper.measure_effect(question.before_result, question.after_result)
 
 
-def _mark(paper: Paper, question: Question, effects: dict[str, float]) -> Mark:
-    import quark
-
-    begun = time.perf_counter()
-    explanation: Any = quark.explain_change(
-        question.before, question.after, storage_dir=question.store
-    )
-    taken_s = time.perf_counter() - begun
+def _mark(paper: Paper, answer: _Answer, effects: dict[str, float]) -> Mark:
+    question, explanation = answer.question, answer.explanation
     guilty = _find_guilty(paper, question.changes, effects)
     if not guilty:
         mark = mark_nothing(question, explanation)
@@ -110,7 +116,7 @@ def _mark(paper: Paper, question: Question, effects: dict[str, float]) -> Mark:
     else:
         mark = mark_unrecorded(question, explanation)
     print(
-        f"{'ok ' if mark.right else 'NO '} {mark.name}  {taken_s:.1f} s  "
+        f"{'ok ' if mark.right else 'NO '} {mark.name}  {answer.taken_s:.1f} s  "
         f"{question.before_result:.3g} -> {question.after_result:.3g}  {mark.said}",
         flush=True,
     )

@@ -134,7 +134,7 @@ SECOND = Paper(
     },
     neutral=NEUTRAL,
     short={
-        "single": ("default-0-0", "column-5-79", "rate-2-84"),
+        "single": ("default-0-0", "column-5-79", "rate-4-84"),
         "pairs": ("together+report-4-4",),
         "nothing": ("nothing-0-0", "formatted-1-71"),
     },
