@@ -37,7 +37,7 @@ from quark_core.analysis.explanation.divergence import find_parting
 from quark_core.analysis.explanation.ends import compare_own_ends, find_end, find_lengths
 from quark_core.analysis.explanation.good_runs import find_good_run
 from quark_core.analysis.explanation.history import PastRun, load_history
-from quark_core.analysis.explanation.ranking import Case, rank_causes
+from quark_core.analysis.explanation.ranking import Case, list_never_recorded, rank_causes
 from quark_core.analysis.explanation.results import (
     ChangeExplanation,
     NoiseFloor,
@@ -204,7 +204,7 @@ class _Explanation:
             if accuses
             else tuple(replace(cause, standing="unlikely") for cause in causes),
             ruled_out=differences.ruled_out,
-            unknown=differences.unknown,
+            unknown=(*differences.unknown, *list_never_recorded(case, causes)),
             checks=plan_checks(causes, self._name_sides()) if accuses else (),
             history_count=len(history.others),
             notes=tuple(self._list_notes(() if hidden is None else (hidden,))),

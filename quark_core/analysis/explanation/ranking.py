@@ -22,7 +22,7 @@ from quark_core.analysis.observations import format_number
 from quark_core.provenance.numeric_facts import NUMERIC_PACKAGES
 from quark_core.records import EvidenceRecord
 
-__all__ = ["Case", "rank_causes"]
+__all__ = ["Case", "list_never_recorded", "rank_causes"]
 
 _AGREEMENT = 0.8
 """Share of resamples that must hold one cause for the largest before it is probable."""
@@ -38,7 +38,13 @@ _LEAST_TO_ACQUIT = 60
 to none of its own."""
 
 _KINDS = ("seed", "data", "config", "code", "launch", "switch", "package", "hardware")
+_CHANGES = ("better", "worse", "changed")
 _STANDINGS: tuple[Standing, ...] = ("probable", "possible", "unlikely")
+
+_NEVER_RECORDED = (
+    Remark("switch", "environment variables", "few are recorded, by a fixed list"),
+    Remark("data", "files without a fingerprint", "what else the code has read"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,12 @@ def rank_causes(case: Case) -> tuple[Cause, ...]:
     judged = [(_judge(case, each), each) for each in case.differences]
     judged.sort(key=lambda pair: _order(pair[0], pair[1], case))
     return tuple(cause for cause, _ in judged)
+
+
+def list_never_recorded(case: Case, causes: Sequence[Cause]) -> tuple[Remark, ...]:
+    """What no run records and may be to blame, where nothing that is recorded explains a change."""
+    explained = any(cause.standing != "unlikely" for cause in causes)
+    return () if explained or case.verdict not in _CHANGES else _NEVER_RECORDED
 
 
 def _judge(case: Case, difference: Difference) -> Cause:
@@ -212,11 +224,11 @@ def _weigh_timing(case: Case, difference: Difference) -> list[tuple[Standing, Ev
 def _weigh_kind(case: Case, difference: Difference) -> list[tuple[Standing, EvidenceRecord]]:
     if difference.kind == "seed":
         others = [each for each in case.differences if each.kind != "seed"]
-        if not others:
-            return [("probable", _note("alone", difference, "nothing else differs", None))]
-        if case.verdict in ("better", "worse", "changed"):
+        if case.verdict in _CHANGES and (others or case.floor is not None):
             words = "the change is more than seeds do"
             return [("unlikely", _note("noise", difference, words, None))]
+        if not others:
+            return [("probable", _note("alone", difference, "nothing else differs", None))]
     if difference.is_aside:
         return [("unlikely", _note("kind", difference, difference.words, None))]
     if difference.may_follow and any(not each.may_follow for each in case.differences):

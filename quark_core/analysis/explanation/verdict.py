@@ -53,11 +53,22 @@ def find_noise_floor(
         apart: Whether the sides differ in more than seeds: then their runs are not of one kind,
             also where history does not show in what.
     """
+    # A run that is in question says nothing of what chance does: it would excuse itself.
+    own = {sides[0][0].sign_rest()} if sides[0] else set()
+    asked = {run.run_id for run in sides[-1] if run.sign_rest() in own}
+    floor = _find_floor([run for run in history if run.run_id not in asked], sides, measure)
+    if floor is None and asked and not apart:
+        return _find_floor(history, sides, measure)
+    return floor
+
+
+def _find_floor(
+    history: Sequence[PastRun],
+    sides: Sequence[Sequence[PastRun]],
+    measure: Callable[[str], float | None],
+) -> NoiseFloor | None:
     groups: dict[bytes, list[PastRun]] = defaultdict(list)
-    second = {run.run_id for run in sides[-1]} if apart else set()
     for run in history:
-        if run.run_id in second and sides[0] and run.sign_rest() == sides[0][0].sign_rest():
-            continue
         if run.is_whole and run.config_digest is not None:
             groups[run.sign_rest()].append(run)
     keys = dict.fromkeys(

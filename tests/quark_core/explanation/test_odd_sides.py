@@ -118,3 +118,21 @@ def test_pairs_of_other_runs_decide_between_two_differences(project):
     assert effect.low < -0.1 < effect.high < 0
     assert {piece.kind for piece in found.causes[0].evidence} >= {"pairs"}
     assert found.to_dict()["causes"][0]["place"] == "augment"
+
+
+@pytest.mark.parametrize("seed", [0, 9])
+def test_a_change_that_nothing_recorded_explains_is_one_and_says_what_is_never_recorded(
+    project, seed
+):
+    seeds = [project.run(BASE, seed=number) for number in range(6)]
+    found = project.explain(seeds[0], project.run(BASE, level=0.6, seed=seed))
+    assert found.verdict == "worse"
+    assert [cause.place for cause in found.causes if cause.standing != "unlikely"] == []
+    assert "environment variables" in {remark.place for remark in found.unknown}
+
+
+def test_what_has_a_cause_needs_no_list_of_what_is_never_recorded(project):
+    seeds = [project.run(BASE, seed=number) for number in range(6)]
+    found = project.explain(seeds[0], project.run({**BASE, "lr": 3.0}, level=0.6))
+    assert found.causes[0].standing == "probable"
+    assert "environment variables" not in {remark.place for remark in found.unknown}
