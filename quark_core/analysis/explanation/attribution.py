@@ -162,13 +162,14 @@ def attribute(
         return None
     effects, together = {}, {}
     for key, members in stands.items():
-        if key not in found.effects:
+        if key not in found.effects and not found.together[key]:
             continue
         alike = [
             each.key for other in (key, *found.together[key]) for each in stands.get(other, ())
         ]
         for member in members:
-            effects[member.key] = found.effects[key]
+            if key in found.effects:
+                effects[member.key] = found.effects[key]
             together[member.key] = tuple(place for place in alike if place != member.key)
     return Attribution(effects, together, found.count)
 
@@ -187,15 +188,19 @@ def regress(
     if len(runs) < LEAST_HISTORY or not differences or not change:
         return None
     table = _Table(runs, [each.key for each in differences])
-    candidates = [each for each in differences if table.knows(each)]
-    if not candidates:
-        return None
     together = {
         one.key: tuple(
-            two.key for two in candidates if two is not one and table.are_alike(one.key, two.key)
+            two.key for two in differences if two is not one and table.are_alike(one.key, two.key)
         )
-        for one in candidates
+        for one in differences
     }
+    strange = {each.key for each in differences if not table.knows(each)}
+    # What cannot be told from something that history has not seen has not been seen either.
+    candidates = [
+        each for each in differences if strange.isdisjoint((each.key, *together[each.key]))
+    ]
+    if not candidates:
+        return Attribution({}, together, len(runs)) if any(together.values()) else None
     design = table.make_design([each.key for each in candidates])
     y = _tame(np.array([run.value for run in runs], dtype=np.float64))
     shifts = np.array([design.shift(each) for each in candidates])
@@ -370,9 +375,11 @@ class _Table:
 
     def are_alike(self, one: Place, two: Place) -> bool:
         """Whether the two always changed together."""
-        first, second = self._texts[one], self._texts[two]
+        first, second = self._texts.get(one, []), self._texts.get(two, [])
+        if len(first) != len(second):
+            return False
         pairs = len(set(zip(first, second, strict=True)))
-        return pairs == len(set(first)) == len(set(second))
+        return 1 < pairs == len(set(first)) == len(set(second))
 
     def make_design(self, wanted: Sequence[Place]) -> _Design:
         """Columns of what varied, the wanted ones first, as many as there is room for."""

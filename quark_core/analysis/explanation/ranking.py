@@ -244,7 +244,7 @@ def _order(cause: Cause, difference: Difference, case: Case) -> tuple[object, ..
     agreement = 0.0 if cause.effect is None else cause.effect.agreement or 0.0
     return (
         _STANDINGS.index(cause.standing),
-        cause.effect is None,
+        _rank_effect(cause.effect, case),
         fits_parting(difference, case.parting) is not True,
         -agreement,
         -share,
@@ -254,6 +254,15 @@ def _order(cause: Cause, difference: Difference, case: Case) -> tuple[object, ..
         cause.kind == "package" and not _is_numeric(difference),
         cause.place,
     )
+
+
+def _rank_effect(effect: Effect | None, case: Case) -> int:
+    """What may explain the change by its size comes first, and what nobody knows next."""
+    if effect is None:
+        return 1
+    bounds = [abs(bound) for bound in (effect.low, effect.high) if bound is not None]
+    reach = max(bounds, default=abs(effect.difference))
+    return 0 if reach >= _MOST_SHARE * abs(case.change or 0.0) else 2
 
 
 def _is_numeric(difference: Difference) -> bool:

@@ -136,3 +136,19 @@ def test_what_has_a_cause_needs_no_list_of_what_is_never_recorded(project):
     found = project.explain(seeds[0], project.run({**BASE, "lr": 3.0}, level=0.6))
     assert found.causes[0].standing == "probable"
     assert "environment variables" not in {remark.place for remark in found.unknown}
+
+
+def test_what_always_changed_together_is_named_together_with_values_that_no_run_had(project):
+    sizes = {(24, 2): 0.9, (12, 1): 0.87, (48, 3): 0.91}
+    runs = [
+        project.run(
+            {"width": width, "depth": depth, "report": 5 + 5 * (seed % 2)}, level=level, seed=seed
+        )
+        for (width, depth), level in sizes.items()
+        for seed in range(7)
+    ]
+    narrow = project.run({"width": 3, "depth": 1, "report": 10}, level=0.5)
+    causes = {cause.place: cause for cause in project.explain(runs[0], narrow).causes}
+    assert list(causes)[:2] == ["depth", "width"] or list(causes)[:2] == ["width", "depth"]
+    assert causes["width"].together == ("depth",)
+    assert causes["depth"].together == ("width",)
