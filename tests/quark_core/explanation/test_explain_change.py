@@ -85,3 +85,12 @@ def test_a_run_is_held_against_a_good_one_that_has_another_name_in_its_configura
     seeds = [project.run({**BASE, "name": f"base-{seed}"}, seed=seed) for seed in range(3)]
     worse = project.run({**BASE, "name": "late"}, level=0.5, seed=1)
     assert project.explain(worse, None).before.run_id == seeds[1]
+
+
+def test_printed_it_is_the_whole_answer(project):
+    seeds = [project.run(BASE, seed=seed) for seed in range(5)]
+    worse = project.run({**BASE, "augment": "none"}, level=0.8, seed=0)
+    said = str(project.explain(seeds[0], worse))
+    assert said.startswith("val/acc  0.9")
+    assert 'augment  "strong" -> "none"' in said
+    assert "Ruled out" in said
