@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from quark_core.analysis.explanation.differences import Difference, Findings
 from quark_core.analysis.explanation.results import ABSENT, Parting, PartingManner, Remark
@@ -142,5 +143,6 @@ def _is_of(record: FingerprintRecord, comparison: FingerprintComparison) -> bool
     """Whether this is the record of a side that the comparison has told different."""
     if record.key != comparison.key or _is_stream(record) != _is_stream(comparison):
         return False
-    place = (record.metadata or {}).get("pass") if _is_stream(record) else record.step
+    metadata: Mapping[str, Any] = record.metadata or {}
+    place = metadata.get("pass") if _is_stream(record) else record.step
     return comparison.step is None or place == comparison.step
