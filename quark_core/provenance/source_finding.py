@@ -18,6 +18,9 @@ CELLS_PATH = "notebook-cells.py"
 _PYTHON_SUFFIXES = (".py", ".pyw")
 _ENVIRONMENT_PARTS = ("site-packages", "dist-packages", "node_modules", "__pypackages__")
 _OWN_PACKAGES = frozenset({"quark", "quark_backends", "quark_core", "quark_torch"})
+# A checkout that is worked in is the project's folder too; what it trains is not made of it.
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_OWN_PREFIXES = tuple(os.path.join(_OWN_FOLDER, name, "") for name in sorted(_OWN_PACKAGES))
 # What lies about in sys.modules and has no file of the project's.
 _MOST_OUTSIDE = 50
 _MOST_FILES = 20_000
@@ -94,7 +97,9 @@ def survey_sources(root: SourceRoot) -> SourceSurvey:
             survey.left_out["<more>"] = f"more than {_MOST_FILES} modules"
             break
         path = _find_file(module)
-        if path is None or _add(survey, root, path, environment):
+        if path is None or path.startswith(_OWN_PREFIXES):
+            continue
+        if _add(survey, root, path, environment):
             continue
         if len(outside) < _MOST_OUTSIDE and not _is_environment(path, environment):
             outside.add(name.partition(".")[0])

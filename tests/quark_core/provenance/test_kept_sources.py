@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,16 @@ def test_the_script_and_the_projects_modules_are_kept_and_no_others(project):
     assert (kept.main, kept.entry, kept.root) == ("train.py", "script", str(project.root))
     digests = open_reader(project.store).load_run(kept.run_id).digests
     assert digests.code == kept.digest
+
+
+def test_quark_itself_is_no_source_where_it_lies_in_the_project(project):
+    checkout = Path(quark.__file__).parents[1]
+    for name in ("quark", "quark_backends", "quark_core"):
+        (project.root / name).symlink_to(checkout / name)
+    project.write("quarks.py", "x = 1\n")
+    project.write_training("import quarks")
+    kept = project.read(project.train(PYTHONPATH=str(project.root)))
+    assert list(kept) == ["quarks.py", "train.py"]
 
 
 def test_what_an_earlier_run_has_is_the_same_file_on_the_disk(project):
