@@ -18,6 +18,7 @@ __all__ = ["describe_fingerprints", "read_fingerprints"]
 _MOST_READ = 1000
 _MOST_SHOWN = 12
 _DIGEST_CHARACTERS = 12
+_STREAM = "stream"
 _SUBJECTS = ("data", "output", "code", "environment")
 _COUNTS = {"files": "files", "rows": "rows", "length": "items", "samples": "samples"}
 _TROUBLES = ("unreadable", "changed", "failed", "not_the_same_twice", "unseen")
@@ -25,11 +26,18 @@ _MOST_KEYS = 8
 
 
 def read_fingerprints(reader: SupportsRead, run_id: str) -> list[FingerprintRecord]:
-    """The newest fingerprint of each subject and key, those of data first."""
+    """The newest fingerprint of each subject and key, those of data first.
+
+    Data that came may have the key of the data that were given: they are two.
+    """
     found: Iterable[object] = reader.read(
         run_id, FingerprintRecord.KIND, Query(limit=_MOST_READ)
     ).to_records()
-    newest = {(one.subject, one.key): one for one in found if isinstance(one, FingerprintRecord)}
+    newest = {
+        (one.subject, one.key, one.level.startswith(_STREAM)): one
+        for one in found
+        if isinstance(one, FingerprintRecord)
+    }
     return sorted(newest.values(), key=lambda one: (_SUBJECTS.index(one.subject), one.key))
 
 

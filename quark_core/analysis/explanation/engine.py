@@ -303,9 +303,8 @@ class _Explanation:
         return "step" if self._metric is None else self._metric.unit
 
     def _name_sides(self) -> str:
-        return " ".join(
-            ",".join(run.run_id for run in side) for side in (self._before, self._after)
-        )
+        """One run of each side: a check is the first run again, with one thing exchanged."""
+        return f"{self._before[0].run_id} {self._after[0].run_id}"
 
     def _list_notes(self, notes: Sequence[str]) -> list[str]:
         out = list(notes)

@@ -47,6 +47,7 @@ def test_groups_by_comma_and_one_run_alone(tmp_path, log_run, invoke):
     assert json.loads(group.stdout)["before"]["run_count"] == 3
     alone = json.loads(invoke("why", "late", "-d", tmp_path, "--json").stdout)
     assert (alone["before"]["run_id"], alone["after"]["run_id"]) == ("good-3", "late")
+    assert "against good-3, the last good run" in invoke("why", "late", "-d", tmp_path).stdout
 
 
 def test_a_check_without_yes_runs_nothing(tmp_path, log_run, invoke):
