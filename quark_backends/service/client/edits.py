@@ -120,16 +120,7 @@ class ServiceEdits:
         parameters = {"project": project, "store": self._store}
         call = Call(method="GET", path=f"/v1/{what}", parameters=parameters, accept=MSGPACK)
         with self._reading():
-            try:
-                found: T = self._fetch(call, kind)
-            except Refused as error:
-                if error.code not in _NO_ROUTE:
-                    raise
-                raise SessionStoreError(
-                    f"the service at {self._url} is too old to know of projects and groups: "
-                    "whoever runs it has to bring it up to date"
-                ) from None
-        return found
+            return self._fetch_new(call, kind, "know of projects and groups")
 
     def _update(
         self, what: str, project: str, path: str | None, edit: BelongingEdit, by: str
@@ -144,14 +135,20 @@ class ServiceEdits:
             raise SessionStoreError(f"the store at {self._url} was opened for reading only")
         # Sent once: what is asked twice is noted in the run twice.
         call = Call(method="POST", path=path, body=msgspec.msgpack.encode(request), attempts=1)
+        return self._fetch_new(
+            call, kind, "edit or to stop runs, or to describe projects and groups"
+        )
+
+    def _fetch_new(self, call: Call, kind: type[T], what: str) -> T:
+        """The reply of a route that earlier versions of the service do not have."""
         try:
             found: T = self._fetch(call, kind)
         except Refused as error:
             if error.code not in _NO_ROUTE:
                 raise
             raise SessionStoreError(
-                f"the service at {self._url} is too old to edit or to stop runs, or to describe "
-                "projects and groups: whoever runs it has to bring it up to date"
+                f"the service at {self._url} is too old to {what}: whoever runs it has to bring it "
+                "up to date"
             ) from None
         return found
 
