@@ -94,7 +94,7 @@ class MadeOf:
         self._note_traced(asks=False)
 
     def _choose(self, *, asks: bool) -> tuple[SourceMode, str]:
-        """What is kept; a store elsewhere may have to be asked, which the training never waits for."""
+        """What is kept; a store elsewhere may have to be asked, for which no training waits."""
         if self._chosen is None and asks:
             self._chosen = choose_mode(self._run)
         return self._chosen or (

@@ -1,4 +1,4 @@
-"""The code of trainings that go to a service: hashes, until its owner says that it is to be kept."""
+"""The code of trainings that go to a service: hashes, until its owner says more."""
 
 import os
 import subprocess
@@ -68,6 +68,17 @@ def test_a_service_whose_owner_says_so_keeps_them(keeping, tmp_path):
     # Another run of the same code.
     _, again = train(tmp_path)
     assert quark.read_sources(again, project)["train.py"].is_exact
+
+
+def test_a_service_over_postgresql_keeps_them_too(tmp_path, postgres_service_url, monkeypatch):
+    place = tmp_path / "server"
+    with serving(place, store_url=postgres_service_url, keep_sources=True) as running:
+        monkeypatch.setenv("QUARK_PERSISTENCE_URL", running.url)
+        monkeypatch.setenv("QUARK_USER_KEY", running.make_key("default"))
+        project, run_id = train(tmp_path)
+        kept = quark.read_sources(run_id, project)
+    assert kept["train.py"].is_exact
+    assert kept["train.py"].text.endswith(TEXT)
 
 
 def test_the_switch_stands_in_options_environment_and_file(tmp_path):
