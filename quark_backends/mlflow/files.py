@@ -39,7 +39,7 @@ from quark_backends.mlflow.segments import SUFFIX, SegmentFiles, read_segment
 from quark_backends.mlflow.state import MlflowWriter
 from quark_core.artifacts.payload_folder import PayloadFolder, is_plain_file
 from quark_core.backends.contract import Batch, Payload
-from quark_core.errors import ArtifactNotFoundError, BackendUnavailable
+from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError, BackendUnavailable
 from quark_core.provenance.kept_sources import MANIFEST_KEY, PACK_KEY, unpack_sources
 from quark_core.records import ArtifactRecord, EventRecord, LifecycleRecord, MetricRecord
 from quark_core.records.artifact_layout import (
@@ -252,8 +252,9 @@ class MirrorFiles:
             self._outbox.put_file(record.artifact_key, source)
             self._taken.add(source)
             return
-        for path, data in unpack_sources(source.read_bytes(), self._read_staged):
-            self._outbox.put(f"sources/{path}", data)
+        with contextlib.suppress(ArtifactDamagedError):
+            for path, data in unpack_sources(source.read_bytes(), self._read_staged):
+                self._outbox.put(f"sources/{path}", data)
         self._taken |= self._sources
 
     def _read_staged(self, sha256: str) -> bytes:

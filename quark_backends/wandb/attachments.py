@@ -15,6 +15,7 @@ from quark_backends.mirroring.saved_state import make_file_name
 from quark_backends.wandb.log_file import mark_artifact
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.delivery.generation_journal import split_generation
+from quark_core.errors import ArtifactDamagedError
 from quark_core.provenance.kept_sources import MANIFEST_KEY, unpack_sources
 from quark_core.records import (
     AlertRecord,
@@ -180,11 +181,13 @@ class Attachments:
         manifest = self._payloads.find(record.sha256)
         if manifest is None or record.artifact_key != MANIFEST_KEY:
             return
-        name = make_artifact_name(f"source-{self._folder.parents[2].name}")
+        # Names that begin with `source-` are W&B's own.
+        name = make_artifact_name(f"quark-source-{self._folder.parents[2].name}")
         artifact = self._wandb.Artifact(name, type="code", metadata={"sha256": record.sha256})
-        for path, data in unpack_sources(manifest.read_bytes(), self._read_payload):
-            with artifact.new_file(path, mode="wb") as file:
-                file.write(data)
+        with contextlib.suppress(ArtifactDamagedError):
+            for path, data in unpack_sources(manifest.read_bytes(), self._read_payload):
+                with artifact.new_file(path, mode="wb") as file:
+                    file.write(data)
         run.log_artifact(artifact, aliases=["latest"])
 
     def _read_payload(self, sha256: str) -> bytes:

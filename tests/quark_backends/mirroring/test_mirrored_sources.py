@@ -72,13 +72,14 @@ def _inflate(data):
         return b""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("mlflow") is None, reason="needs mlflow")
 @pytest.mark.parametrize("keeps", [False, True])
 def test_mlflow_has_the_code_of_who_asks_for_that_alone(train, tmp_path, keeps):
     place = tmp_path / "mlflow.db"
     option = "&sources=1" if keeps else ""
     run_id = train(f"mlflow:sqlite:///{place}?quark=full{option}")
-    (tables,) = (train.project / "mlruns").rglob("artifacts/quark")
+    (tables,) = (train.project / "mlartifacts").rglob("artifacts/quark")
     mirror = train.project / "store" / ".quark" / "runs" / run_id / "mirrors"
     told = {
         str(file.relative_to(tables.parent))
@@ -87,13 +88,14 @@ def test_mlflow_has_the_code_of_who_asks_for_that_alone(train, tmp_path, keeps):
     }
     if not keeps:
         assert told == set()
-        assert find_files_with_code(train.project / "mlruns", mirror) == []
+        assert find_files_with_code(train.project / "mlartifacts", mirror) == []
         return
     names = {"model.py", "pkg/deep.py", "train.py", "packages.txt"}
     assert told == {f"sources/{name}" for name in names}
     assert SECRET in (tables.parent / "sources" / "model.py").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb")
 @pytest.mark.parametrize("keeps", [False, True])
 def test_wandb_has_the_code_of_who_asks_for_that_alone(train, keeps):
@@ -101,7 +103,7 @@ def test_wandb_has_the_code_of_who_asks_for_that_alone(train, keeps):
     mirror = train.project / "store" / ".quark" / "runs" / run_id / "mirrors"
     logs = [path for path in mirror.rglob("*.wandb") if "latest" not in str(path)]
     assert logs
-    assert any(f"source-{run_id}".encode() in log.read_bytes() for log in logs) == keeps
+    assert any(f"quark-source-{run_id}".encode() in log.read_bytes() for log in logs) == keeps
     if not keeps:
         assert find_files_with_code(mirror) == []
 
