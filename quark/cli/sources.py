@@ -199,7 +199,8 @@ def _print_diff(
         _print_file_diff(diff)
     count = count_equal(before, after)
     click.echo(
-        f"{len(found)} files differ, {count} are the same."
+        f"{len(found)} file{' differs' if len(found) == 1 else 's differ'}, {count} "
+        f"{'is' if count == 1 else 'are'} the same."
         if found
         else f"The sources are the same: {len(before)} files."
     )
