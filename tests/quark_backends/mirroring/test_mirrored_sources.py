@@ -79,7 +79,7 @@ def test_mlflow_has_the_code_of_who_asks_for_that_alone(train, tmp_path, keeps):
     place = tmp_path / "mlflow.db"
     option = "&sources=1" if keeps else ""
     run_id = train(f"mlflow:sqlite:///{place}?quark=full{option}")
-    (tables,) = (train.project / "mlartifacts").rglob("artifacts/quark")
+    (tables,) = tmp_path.rglob("mlartifacts/**/artifacts/quark")
     mirror = train.project / "store" / ".quark" / "runs" / run_id / "mirrors"
     told = {
         str(file.relative_to(tables.parent))
@@ -88,7 +88,7 @@ def test_mlflow_has_the_code_of_who_asks_for_that_alone(train, tmp_path, keeps):
     }
     if not keeps:
         assert told == set()
-        assert find_files_with_code(train.project / "mlartifacts", mirror) == []
+        assert find_files_with_code(tables.parent, mirror) == []
         return
     names = {"model.py", "pkg/deep.py", "train.py", "packages.txt"}
     assert told == {f"sources/{name}" for name in names}
