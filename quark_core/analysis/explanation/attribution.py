@@ -41,6 +41,9 @@ _RESAMPLES = 200
 _MOST_COLUMNS = 300
 _MOST_LEVELS = 40
 _FEW_NUMBERS = 4
+_TILE = 64  # rows and columns that are multiplied at once
+_PIVOT = 32  # of a system that is solved
+_NOTHING = 1e-12  # of the largest square: what is below is rounding
 _PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _OUTLIER = 6.0  # in spreads of the middle half: what is beyond counts as that far away
 
@@ -198,8 +201,10 @@ def regress(
     design = table.make_design([each.key for each in candidates])
     y = _tame(np.array([run.value for run in runs], dtype=np.float64))
     shifts = np.array([design.shift(each) for each in candidates])
-    drawn = _resample(design.columns, y, shifts)
-    own = shifts @ _solve(design.columns, y, np.ones(len(y)), _choose_penalty(design.columns, y))
+    y = y - y.mean()
+    penalty = _choose_penalty(design.columns, y)
+    drawn = _resample(design.columns, y, shifts, penalty)
+    own = shifts @ _solve(design.columns, y, np.ones(len(y)), penalty)
     effects = _sum_up(candidates, together, own, drawn, change, len(runs))
     return Attribution(effects, together, len(runs))
 
@@ -238,11 +243,10 @@ def _sum_up(
     return effects
 
 
-def _resample(columns: Floats, y: Floats, shifts: Floats) -> Floats:
+def _resample(columns: Floats, y: Floats, shifts: Floats, penalty: float) -> Floats:
     """The effects of each difference in each resample of the runs."""
     seed = xxhash.xxh3_64_intdigest(y.tobytes())
     generator = np.random.default_rng(seed)
-    penalty = _choose_penalty(columns, y)
     count = len(y)
     out = np.empty((_RESAMPLES, len(shifts)))
     for row in range(_RESAMPLES):
@@ -254,34 +258,87 @@ def _resample(columns: Floats, y: Floats, shifts: Floats) -> Floats:
 def _solve(columns: Floats, y: Floats, weights: Floats, penalty: float) -> Floats:
     """Coefficients of a weighted ridge regression with an intercept."""
     total = float(weights.sum())
-    centre = weights @ columns / total
-    level = float(weights @ y) / total
-    centred = (columns - centre) * np.sqrt(weights)[:, None]
-    target = (y - level) * np.sqrt(weights)
-    if centred.shape[1] <= centred.shape[0]:
-        gram = centred.T @ centred
-        gram.flat[:: len(gram) + 1] += penalty
-        return np.asarray(np.linalg.solve(gram, centred.T @ target), dtype=np.float64)
-    kernel = centred @ centred.T
-    kernel.flat[:: len(kernel) + 1] += penalty
-    return np.asarray(centred.T @ np.linalg.solve(kernel, target), dtype=np.float64)
+    width = columns.shape[1]
+    if width <= len(y):
+        # Sums, squares and products in one go, centred afterwards.
+        drawn = weights > 0.0
+        whole = np.column_stack([columns[drawn], y[drawn], np.ones(int(drawn.sum()))])
+        sums = _multiply(whole * weights[drawn, None], whole)
+        sums -= np.outer(sums[-1], sums[-1]) / total
+        gram = sums[:width, :width]
+        gram[np.diag_indices(width)] += penalty
+        return _eliminate(gram, sums[:width, width])
+    roots = np.sqrt(weights)[:, None]
+    centred = (columns - (columns * weights[:, None]).sum(axis=0) / total) * roots
+    target = (y - float((weights * y).sum()) / total) * roots[:, 0]
+    kernel = _multiply(centred.T, centred.T)
+    kernel[np.diag_indices(len(y))] += penalty
+    return np.asarray((centred * _eliminate(kernel, target)[:, None]).sum(axis=0), np.float64)
 
 
 def _choose_penalty(columns: Floats, y: Floats) -> float:
     """The penalty that foretells runs best that it has not seen, each left out once."""
     centred = columns - columns.mean(axis=0)
-    target = y - y.mean()
-    u, s, _ = np.linalg.svd(centred, full_matrices=False)
-    projected = u.T @ target
+    if centred.shape[1] <= len(y):
+        squares, turned = np.linalg.eigh(_multiply(centred, centred))
+        is_some = squares > squares[-1] * _NOTHING
+        squares = squares[is_some]
+        u = _multiply(centred.T, turned[:, is_some]) / np.sqrt(squares)
+    else:
+        squares, u = np.linalg.eigh(_multiply(centred.T, centred.T))
+        is_some = squares > squares[-1] * _NOTHING
+        squares, u = squares[is_some], u[:, is_some]
+    projected = (u * y[:, None]).sum(axis=0)
     best, least = _PENALTIES[0], math.inf
     for penalty in _PENALTIES:
-        shrink = s**2 / (s**2 + penalty)
+        shrink = squares / (squares + penalty)
         leverage = (u**2 * shrink).sum(axis=1) + 1.0 / len(y)
-        residuals = (target - u @ (shrink * projected)) / np.maximum(1.0 - leverage, 1e-6)
+        residuals = (y - (u * (shrink * projected)).sum(axis=1)) / np.maximum(1.0 - leverage, 1e-6)
         error = float((residuals**2).mean())
         if error < least:
             best, least = penalty, error
     return best
+
+
+def _eliminate(matrix: Floats, target: Floats) -> Floats:
+    """The solution of a system that is symmetric and positive, in pieces as `_multiply` says."""
+    matrix, target = matrix.copy(), target.copy()
+    pivots: list[Floats] = []
+    for start in range(0, len(matrix), _PIVOT):
+        end = start + _PIVOT
+        pivot = np.asarray(np.linalg.inv(matrix[start:end, start:end]), np.float64)
+        pivots.append(pivot)
+        above = matrix[start:end, end:]
+        if above.shape[1]:
+            shares = _multiply(pivot, above)
+            matrix[end:, end:] -= _multiply(above, shares)
+            target[end:] -= (shares * target[start:end, None]).sum(axis=0)
+    out = np.zeros(len(target))
+    for number in reversed(range(len(pivots))):
+        start, end = number * _PIVOT, (number + 1) * _PIVOT
+        left = target[start:end] - (matrix[start:end, end:] * out[end:]).sum(axis=1)
+        out[start:end] = pivots[number] @ left
+    return out
+
+
+def _multiply(a: Floats, b: Floats) -> Floats:
+    """`a.T @ b` in pieces so small that no BLAS wakes its threads for them.
+
+    They would spin and wait for each other: on a machine that trains on all cores that takes
+    twenty times as long.
+    """
+    blocks = -(-len(a) // _TILE)
+    first = np.zeros((blocks * _TILE, a.shape[1]))
+    second = np.zeros((blocks * _TILE, b.shape[1]))
+    first[: len(a)], second[: len(b)] = a, b
+    lying = first.reshape(blocks, _TILE, -1).transpose(0, 2, 1)
+    standing = second.reshape(blocks, _TILE, -1)
+    out = np.empty((a.shape[1], b.shape[1]))
+    for row in range(0, a.shape[1], _TILE):
+        for column in range(0, b.shape[1], _TILE):
+            left, right = lying[:, row : row + _TILE], standing[:, :, column : column + _TILE]
+            out[row : row + _TILE, column : column + _TILE] = np.matmul(left, right).sum(axis=0)
+    return out
 
 
 def _tame(y: Floats) -> Floats:
