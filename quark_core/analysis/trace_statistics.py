@@ -12,7 +12,7 @@ from typing import Any
 from quark_core.analysis.best_run import choose_mode
 from quark_core.backends.contract import SupportsRead
 from quark_core.backends.run_summary import RunSummary
-from quark_core.config.arguments import resolve_storage_dir
+from quark_core.config.arguments import check_label, resolve_storage_dir
 from quark_core.config.objective import ObjectiveMode
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.provenance.code_changes import CodeChange, compare_sources, count_changed_lines
@@ -129,6 +129,7 @@ def trace_statistics(
         SchemaValidationError: A bad argument, or `name` is none that a run of the project has.
         SessionStoreError: There is no store, or it cannot be read.
     """
+    check_label(project, "project")
     reader = open_reader(resolve_storage_dir(storage_dir))
     try:
         return collect_statistics(reader, project, name, metric=metric, mode=mode)

@@ -128,7 +128,7 @@ def check_field_names(names: Iterable[str] | None, argument: str = "fields") -> 
     Raises:
         SchemaValidationError: Not an iterable of good names.
     """
-    return tuple(_check_field_name(name, argument) for name in check_tags(names))
+    return tuple(_check_field_name(name, argument) for name in check_tags(names, argument))
 
 
 def _check_field_name(name: object, argument: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import xxhash
 
 from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
+from quark_core.config.arguments import describe_argument
 from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 from quark_core.delivery.lane_files import Lease
 from quark_core.errors import QuarkError, SchemaValidationError
@@ -62,9 +63,11 @@ def check_if_done(if_done: object) -> IfDone | None:
     Raises:
         SchemaValidationError: Not one of its words.
     """
-    if if_done is not None and if_done not in get_args(IfDone):
+    if if_done is None:
+        return None
+    if not isinstance(if_done, str) or if_done not in get_args(IfDone):
         raise SchemaValidationError(
-            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, got {if_done!r:.60}"
+            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, got {describe_argument(if_done)}"
         )
     return if_done  # type: ignore[return-value]
 

@@ -19,7 +19,7 @@ from quark_core.records import ArtifactRecord, EnvironmentSnapshot
 from quark_core.records.artifact_layout import KEPT_SOURCES, object_path
 from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.names import split_name
+from quark_core.records.names import check_text, split_name
 from quark_core.records.run_digests import digest_environment
 from quark_core.records.times import now_us
 from quark_core.runs.environment import GitState, complete_environment
@@ -278,7 +278,7 @@ class _Place:
                 channel.take_sequence(),
                 now_us(),
                 subject,
-                key,
+                check_text(key, "key"),
                 digest,
                 level,
                 metadata=metadata or None,
