@@ -67,7 +67,8 @@ def check_if_done(if_done: object) -> IfDone | None:
         return None
     if not isinstance(if_done, str) or if_done not in get_args(IfDone):
         raise SchemaValidationError(
-            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, got {describe_argument(if_done)}"
+            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, "
+            f"got {describe_argument(if_done)}"
         )
     return if_done  # type: ignore[return-value]
 

@@ -14,11 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark_core.config import settings
-from quark_core.config.arguments import describe_argument
+from quark_core.config.arguments import check_label, describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.names import check_name, check_text
+from quark_core.records.names import check_text
 from quark_core.records.query import check_index
 from quark_core.records.times import now_us
 from quark_core.runs.open_run import OpenRun
@@ -150,7 +150,7 @@ class FingerprintWriter:
         self, key: object, value: Any, step: int | None, level: str
     ) -> PendingFingerprint:
         """See `TrainingSession.fingerprint`."""
-        name = check_name(key, "key")
+        name = check_label(key, "key")
         step = check_index(step, "step")
         _check_level(level)
         if self._run.refusal is not None:
@@ -196,7 +196,7 @@ class FingerprintWriter:
 
     def fingerprint_data(self, key: object, source: object, level: str) -> PendingFingerprint:
         """See `TrainingSession.fingerprint_data`."""
-        name = check_name(key, "key")
+        name = check_label(key, "key")
         _check_level(level)
         if self._run.refusal is not None:
             self._run.refuse("fingerprint_data")
@@ -274,8 +274,8 @@ class FingerprintWriter:
             channel.take_sequence(),
             now_us(),
             subject,
+            key,
             # One text that is no Unicode would take all the records of its batch along.
-            check_text(key, "key"),
             check_text(digest, "digest"),
             check_text(level, "level"),
             step,

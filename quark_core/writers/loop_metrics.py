@@ -142,7 +142,8 @@ class LoopMetrics:
         """
         if not isinstance(keep, str) or keep not in get_args(AggregateKeep):
             raise SchemaValidationError(
-                f"keep must be one of {', '.join(get_args(AggregateKeep))}, got {describe_argument(keep)}"
+                f"keep must be one of {', '.join(get_args(AggregateKeep))}, "
+                f"got {describe_argument(keep)}"
             )
         name = check_name(key, "key")
         if keep == "series":

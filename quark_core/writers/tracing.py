@@ -11,11 +11,10 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar, overload
 
-from quark_core.config.arguments import describe_argument
+from quark_core.config.arguments import check_label, describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.provenance.traced_functions import TracedFunction, note_traced
 from quark_core.records.kinds.provenance import SOURCES_KEY
-from quark_core.records.names import check_name, check_text
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.writers.fingerprints import find_writer
 
@@ -91,7 +90,7 @@ def trace(
 
 
 def _check_name(name: object) -> str:
-    checked = check_text(check_name(name, "name"), "name")
+    checked = check_label(name, "name")
     if checked == SOURCES_KEY:
         raise SchemaValidationError(f"name must not be {SOURCES_KEY!r}: the run's sources have it")
     return checked

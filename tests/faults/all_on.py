@@ -1,6 +1,5 @@
 """A training with everything of provenance on, as a script of a project of its own."""
 
-import json
 import os
 import subprocess
 import sys

@@ -11,17 +11,14 @@ import time
 
 import pytest
 from all_on import (
-    ENVIRONMENT,
     count_warnings,
     launch,
     list_done,
-    read_records,
     read_run_id,
     read_steps,
     read_to_step,
     write_project,
 )
-from journaled import wait_for_adoption, wait_until
 
 import quark
 
