@@ -129,7 +129,6 @@ def trace_statistics(
         SchemaValidationError: A bad argument, or `name` is none that a run of the project has.
         SessionStoreError: There is no store, or it cannot be read.
     """
-    check_label(project, "project")
     reader = open_reader(resolve_storage_dir(storage_dir))
     try:
         return collect_statistics(reader, project, name, metric=metric, mode=mode)
@@ -146,6 +145,7 @@ def collect_statistics(
     mode: ObjectiveMode | None = None,
 ) -> tuple[TraceStatistics, ...]:
     """As `trace_statistics`, of a reader that is open."""
+    check_label(project, "project")
     wished = None if metric is None else choose_mode(metric, mode)
     runs = find_runs(reader, build_search(project=project, archived=True))
     runs.sort(key=lambda run: (run.stored.run.created_at, run.run_id))

@@ -181,6 +181,8 @@ def project(name: str, *, storage_dir: str | Path | None = None) -> RunProject:
 
 def list_groups(reader: SupportsRead, project_name: str | None = None) -> list[StoredGroup]:
     """The groups of an opened store, by project and path, each before what lies in it."""
+    if project_name is not None:
+        check_label(project_name, "project")
     if isinstance(reader, SupportsBelonging):
         found = reader.list_groups(project_name)
     else:

@@ -368,7 +368,10 @@ def find_writer(run: OpenRun) -> FingerprintWriter:
         return found
     # The run's lock: a signal handler may come in, and a forked child has one of its own.
     with run.lock:
+        if isinstance(run.fingerprints, FingerprintWriter):
+            return run.fingerprints
+        made = FingerprintWriter(run)
         found = run.fingerprints
-        if not isinstance(found, FingerprintWriter):
-            found = run.fingerprints = FingerprintWriter(run)
+        if not isinstance(found, FingerprintWriter):  # a handler may have made one meanwhile
+            found = run.fingerprints = made
         return found

@@ -204,3 +204,164 @@ def test_the_end_is_bounded_while_a_fingerprint_hangs_and_the_store_is_locked(
     done = list_done(first + told)
     assert read_steps(run_id, runs)[: len(done)] == done
     assert quark.open_run(run_id, runs).context.run.status == "interrupted"
+
+
+FORK_UNDER_THREADS = """
+session, config = begin(storage_dir)
+os.write(1, b"run %s\\n" % session.run_id.encode())
+metrics = quark.MetricsLogger(session)
+is_over = threading.Event()
+def work():
+    number = 0
+    while not is_over.is_set():
+        number += 1
+        train_step(np.full(4, number), 0.1)
+        session.fingerprint("thread", number)
+        metrics.aggregate("threads", float(number))
+        if number % 5 == 0:
+            session.fingerprint_data("hosts", "/etc/hosts")
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for step in range(int(sys.argv[2])):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        train_step(np.full(4, step), 0.1)
+        session.fingerprint("child", step)
+        session.fingerprint_data("hosts", "/etc/hosts").wait(20)
+        with metrics.chrono(f"child{step}"):
+            metrics.aggregate("children", float(step))
+        for _ in metrics.progress(quark.watch_data([1, 2], session=session)):
+            pass
+        metrics.log("m", float(step), step=step)
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    os.write(1, b"step %d\\n" % step if status == 0 else b"hung %d\\n" % status)
+is_over.set()
+for thread in threads:
+    thread.join()
+session.end_run()
+"""
+
+
+@pytest.mark.parametrize("forks", [8, pytest.param(60, marks=pytest.mark.long)])
+def test_children_that_are_forked_while_threads_fingerprint_and_leave_at_once_log_all(
+    tmp_path, forks
+):
+    script = write_project(tmp_path / "project", FORK_UNDER_THREADS)
+    job = launch(script, tmp_path / "runs", forks)
+    told, errors = job.communicate(timeout=200)
+    assert job.returncode == 0, errors
+    assert "Traceback" not in errors, errors
+    assert list_done(told) == list(map(float, range(forks))), told
+    run_id = told.split()[1]
+    sync(tmp_path / "runs")
+    assert sorted(read_steps(run_id, tmp_path / "runs")) == list(map(float, range(forks)))
+
+
+INTERRUPT = """
+session, config = begin(storage_dir)
+os.write(1, b"run %s\\n" % session.run_id.encode())
+metrics = quark.MetricsLogger(session)
+calls = {"handled": 0, "done": 0}
+def handle(*_):
+    number = calls["handled"] = calls["handled"] + 1
+    train_step(np.full(4, number), 0.1)
+    session.fingerprint("handler", number)
+    session.fingerprint_data("hosts", "/etc/hosts")
+    metrics.aggregate("handled", 1.0)
+    with metrics.chrono("handler"):
+        metrics.log("m", float(number), step=number)
+    if number < 150:
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
+def start_no_thread(self):
+    raise RuntimeError("can't start new thread")
+if sys.argv[2] == "no threads":
+    threading.Thread.start = start_no_thread
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.002)
+while calls["handled"] < 150:
+    calls["done"] += 1
+    train_step(np.full(4, calls["done"]), 0.1)
+    session.fingerprint("loop", calls["done"])
+    session.fingerprint_data("hosts", "/etc/hosts")
+    metrics.aggregate("looped", 1.0)
+    with metrics.chrono("loop"):
+        pass
+session.end_run()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("which", ["no threads", pytest.param("", marks=pytest.mark.long)])
+def test_a_handler_that_does_all_that_the_loop_does_waits_for_nobody_without_threads_too(
+    tmp_path, which
+):
+    script = write_project(tmp_path / "project", INTERRUPT)
+    job = launch(script, tmp_path / "runs", which, QUARK_SOURCES="off")
+    told, errors = job.communicate(timeout=100)
+    assert told.endswith("ended\n"), errors
+    assert_calm(errors)
+    steps = read_steps(told.split()[1], tmp_path / "runs")
+    assert steps == list(map(float, range(1, 151)))
+
+
+LEAVE = """
+import shutil
+session, config = begin(storage_dir)
+train(session, config, 100)
+shutil.rmtree(os.path.dirname(os.path.abspath(__file__)))
+os._exit(3)
+"""
+
+
+def test_a_program_that_leaves_at_once_and_takes_its_sources_along_has_each_step(tmp_path):
+    script, runs = write_project(tmp_path / "project", LEAVE), tmp_path / "runs"
+    job = launch(script, runs)
+    told, errors = job.communicate(timeout=100)
+    assert job.returncode == 3, errors
+    assert_calm(errors)
+    sync(runs)
+    run_id = told.split()[1]
+    assert list_done(told) == read_steps(run_id, runs) == list(map(float, range(100)))
+    assert_readable(run_id, runs)
+
+
+TRAIN_A_RANK = """
+rank = int(os.environ["RANK"])
+if rank % 2:
+    real_ns = time.time_ns
+    time.time_ns = lambda: real_ns() - 3 * 86_400 * 10**9
+session, config = begin(storage_dir, ranks="all")
+train(session, config, 60, sleep_s=0.01)
+if rank == 5:
+    os.kill(os.getpid(), signal.SIGKILL)
+session.end_run()
+"""
+
+
+@pytest.mark.long
+def test_eight_ranks_of_which_one_is_killed_and_half_have_a_clock_of_last_week(tmp_path):
+    script, runs = write_project(tmp_path / "project", TRAIN_A_RANK), tmp_path / "runs"
+    ranks = {
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "x",
+    }
+    jobs = [
+        launch(script, runs, **ranks, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(8)
+    ]
+    for rank, job in enumerate(jobs):
+        told, errors = job.communicate(timeout=200)
+        assert job.returncode == (-signal.SIGKILL if rank == 5 else 0), errors
+        assert "Traceback" not in errors, errors
+        assert list_done(told) == list(map(float, range(60)))
+    sync(runs)
+    run_id = told.split()[1]
+    metrics = quark.MetricsLogger(quark.open_run(run_id, runs))
+    for rank in range(8):
+        found = metrics.read(metric_key="m", rank=rank)
+        assert [record.value for record in found] == list(map(float, range(60)))
+    assert_readable(run_id, runs)
