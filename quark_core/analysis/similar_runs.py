@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from quark_core.backends.contract import StoredRun, SupportsPrimary
 from quark_core.backends.run_summary import RunSummary
-from quark_core.config.arguments import resolve_storage_dir
+from quark_core.config.arguments import check_run_id, describe_argument, resolve_storage_dir
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records.query import check_index
 from quark_core.records.run_digests import is_seed
@@ -84,7 +84,7 @@ def find_similar_runs(
     """
     if by not in get_args(SimilarBy):
         raise SchemaValidationError(
-            f"by must be one of {', '.join(get_args(SimilarBy))}, got {by!r:.60}"
+            f"by must be one of {', '.join(get_args(SimilarBy))}, got {describe_argument(by)}"
         )
     most = check_index(limit, "limit")
     most = _MOST if most is None else min(most, _MOST)
@@ -114,7 +114,7 @@ def _find_target(run: object, storage_dir: str | Path | None) -> tuple[str, Path
             f"run must be an id, or a session, context or summary of a run, not "
             f"{type(run).__name__}"
         )
-    return run, root or resolve_storage_dir(None)
+    return check_run_id(run, "run"), root or resolve_storage_dir(None)
 
 
 def _find_equal(
