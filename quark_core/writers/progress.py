@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TextIO, TypeVar
 
 from quark_core.config import settings
+from quark_core.config.arguments import describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.records import format_time
 from quark_core.records.runs import RunProgress
@@ -328,7 +329,7 @@ def open_progress(
     """
     ways = ("__iter__", "__getitem__")
     if iterable is not None and not any(hasattr(iterable, way) for way in ways):
-        hint = f"; write total={iterable!r}" if isinstance(iterable, int) else ""
+        hint = f"; write total={describe_argument(iterable)}" if isinstance(iterable, int) else ""
         raise SchemaValidationError(
             f"iterable must be something to iterate, not {type(iterable).__name__}{hint}"
         )
@@ -390,7 +391,7 @@ def _check_amount(amount: object, argument: str) -> int:
         number = None
     if not isinstance(number, int) or not 0 <= number <= _LARGEST:
         raise SchemaValidationError(
-            f"{argument} must be a non-negative integer, got {amount!r:.60}"
+            f"{argument} must be a non-negative integer, got {describe_argument(amount)}"
         )
     return number
 
