@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.query import Query
+from quark_core.sessions.config_reads import CONFIG_READS
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -17,17 +18,26 @@ __all__ = ["describe_fingerprints", "read_fingerprints"]
 _MOST_READ = 1000
 _MOST_SHOWN = 12
 _DIGEST_CHARACTERS = 12
+_STREAM = "stream"
 _SUBJECTS = ("data", "output", "code", "environment")
 _COUNTS = {"files": "files", "rows": "rows", "length": "items", "samples": "samples"}
 _TROUBLES = ("unreadable", "changed", "failed", "not_the_same_twice", "unseen")
+_MOST_KEYS = 8
 
 
 def read_fingerprints(reader: SupportsRead, run_id: str) -> list[FingerprintRecord]:
-    """The newest fingerprint of each subject and key, those of data first."""
+    """The newest fingerprint of each subject and key, those of data first.
+
+    Data that came may have the key of the data that were given: they are two.
+    """
     found: Iterable[object] = reader.read(
         run_id, FingerprintRecord.KIND, Query(limit=_MOST_READ)
     ).to_records()
-    newest = {(one.subject, one.key): one for one in found if isinstance(one, FingerprintRecord)}
+    newest = {
+        (one.subject, one.key, one.level.startswith(_STREAM)): one
+        for one in found
+        if isinstance(one, FingerprintRecord)
+    }
     return sorted(newest.values(), key=lambda one: (_SUBJECTS.index(one.subject), one.key))
 
 
@@ -42,6 +52,8 @@ def describe_fingerprints(reader: SupportsRead, run_id: str) -> list[str]:
 
 def _describe(record: FingerprintRecord) -> str:
     metadata: Mapping[str, Any] = record.metadata or {}
+    if (record.subject, record.key) == ("environment", CONFIG_READS):
+        return clean_line(_describe_reads(metadata))
     parts = [record.level]
     if record.step is not None:
         parts.append(f"step {record.step}")
@@ -54,3 +66,18 @@ def _describe(record: FingerprintRecord) -> str:
     parts.extend(name.replace("_", " ") for name in _TROUBLES if metadata.get(name))
     digest = record.digest[:_DIGEST_CHARACTERS]
     return clean_line(f"{record.subject} {record.key}  {digest}  {', '.join(parts)}")
+
+
+def _describe_reads(metadata: Mapping[str, Any]) -> str:
+    """Such as `configuration  2 of 3 keys were read, never: log_every`."""
+    read, known = (
+        [str(key) for key in found] if isinstance(found, list) else []
+        for found in (metadata.get("read"), metadata.get("known"))
+    )
+    unread = sorted({*known} - {*read})
+    never = ", ".join(unread[:_MOST_KEYS])
+    if len(unread) > _MOST_KEYS:
+        never += f" and {len(unread) - _MOST_KEYS} more"
+    return f"configuration  {len(read)} of {len(known)} keys were read" + (
+        f", never: {never}" if never else ""
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,17 @@ def describe(path: str, text: str, project: str | None, storage_dir: Path | None
     except SchemaValidationError as error:
         raise click.UsageError(str(error)) from None
     click.echo(clean_line(f"{path} of {name}: {text or 'no description'}"))
+    if not _has_runs(name, path, storage_dir):
+        click.echo("So far no run is in it.")
+
+
+def _has_runs(project: str, path: str, storage_dir: Path | None) -> bool:
+    from quark_core.runs import projects
+
+    with contextlib.closing(open_store(storage_dir)) as reader:
+        return any(
+            group.path == path and group.runs for group in projects.list_groups(reader, project)
+        )
 
 
 def _find_project(path: str, storage_dir: Path | None) -> str:

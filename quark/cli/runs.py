@@ -85,7 +85,8 @@ class _SearchMistake(click.ClickException):
     "--columns",
     metavar="EXPR",
     multiple=True,
-    help='Show this too: a metric, config.KEY, field.NAME or a field of the run, such as "groups".',
+    help="Show these too, by comma: a metric, config.KEY, field.NAME or a field of the run, such "
+    'as "groups".',
 )
 @click.option(
     "--group-by",
@@ -163,6 +164,7 @@ def _describe(run: RunSummary) -> dict[str, Any]:
     from quark.cli.texts import find_duration_s
 
     loss = find_loss(run)
+    progress = run.stored.progress if run.state == "running" else None
     return {
         **run.stored.run.to_dict(),
         "state": run.state,
@@ -171,6 +173,7 @@ def _describe(run: RunSummary) -> dict[str, Any]:
         "last_loss": None if loss is None else loss.last,
         "loss_metric": None if loss is None else loss.key,
         "newest_step": run.newest_step,
+        "progress": None if progress is None else progress.to_dict(),
         "config": run.config,
         "fields": dict(run.stored.fields),
         "digests": run.stored.digests.to_dict(),
@@ -181,9 +184,19 @@ def _describe(run: RunSummary) -> dict[str, Any]:
 def _parse_columns(columns: Sequence[str]) -> list[Field]:
     if not columns:
         return []
+    from quark_core.errors import SchemaValidationError
     from quark_core.search.parser import parse_column
 
-    return [parse_column(text, "--columns") for text in columns]
+    found: list[Field] = []
+    for text in columns:
+        try:
+            found.append(parse_column(text, "--columns"))
+        except SchemaValidationError:
+            if "," not in text:
+                raise
+            # A name that has a comma itself is one column, in quotes.
+            found += [parse_column(part.strip(), "--columns") for part in text.split(",")]
+    return found
 
 
 class _Grouping:

@@ -167,13 +167,13 @@ def _print_file(kept: KeptSources, path: str, *, as_json: bool) -> None:
 def _print_text(text: str) -> None:
     from quark_core.system.terminal_text import clean_text
 
-    click.echo(clean_text(text), nl=not text.endswith("\n"))
+    click.echo(clean_text(text.replace("\r\n", "\n")), nl=not text.endswith("\n"))
 
 
 def _print_diff(
     before: KeptSources, after: KeptSources, path: str | None, *, as_json: bool
 ) -> None:
-    from quark_core.provenance.source_diffs import diff_sources
+    from quark_core.provenance.source_diffs import count_equal, diff_sources
 
     found = [diff for diff in diff_sources(before, after) if path in (None, diff.path)]
     if as_json:
@@ -197,21 +197,22 @@ def _print_diff(
         return
     for diff in found:
         _print_file_diff(diff)
-    count = len({*before, *after}) - len(found)
+    count = count_equal(before, after)
     click.echo(
-        f"{len(found)} files differ, {count} are the same."
+        f"{len(found)} file{' differs' if len(found) == 1 else 's differ'}, {count} "
+        f"{'is' if count == 1 else 'are'} the same."
         if found
         else f"The sources are the same: {len(before)} files."
     )
 
 
 def _print_file_diff(diff: SourceDiff) -> None:
-    from quark_core.system.terminal_text import clean_line
+    from quark_core.system.terminal_text import clean_line, clean_text
 
     old = "" if diff.kind != "moved" or diff.before is None else f" from {diff.before.path}"
     click.secho(clean_line(f"{diff.kind} {diff.path}{old}"), bold=True)
     for line in diff.lines:
-        click.secho(clean_line(line), fg=_STYLES.get(line[:1]))
+        click.secho(clean_text(line), fg=_STYLES.get(line[:1]))
     if not diff.lines and diff.kind != "moved":
         reasons = {file.reason for file in (diff.before, diff.after) if file and file.reason}
         click.echo(clean_line(f"  no lines to show: {'; '.join(sorted(reasons))}"))

@@ -104,7 +104,13 @@ def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
         )
     console = Console()
     named = "version" if count == 1 else "versions"
-    console.print(Text(f"{statistics.name}: {count} {named}", style="bold"))
+    first = statistics.versions[0].trace
+    console.print(
+        Text.assemble(
+            (f"{statistics.name}: {count} {named}", "bold"),
+            f" of {first.module}.{first.qualname}",
+        )
+    )
     console.print(table)
     if with_diff:
         for before, after in pairwise(statistics.versions):
@@ -114,7 +120,7 @@ def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
 
 def _describe(version: TraceVersion, *, is_first: bool) -> list[str]:
     trace = version.trace
-    said = [f"{trace.module}.{trace.qualname}"] if is_first else []
+    said = ["first version"] if is_first else []
     if version.lines is not None:
         said.append(f"{version.lines} line{'' if version.lines == 1 else 's'}")
     elif not is_first:

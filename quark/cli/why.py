@@ -66,11 +66,17 @@ def why(
       3    with --fail-on-worse: the second is worse
     """  # noqa: D301 - click wants the character
     from quark_core.analysis.explanation.engine import explain_change
+    from quark_core.system.terminal_text import clean_line
 
     source = RunSource(storage_dir)
     first = _open_side(source, before)
     second = None if after is None else _open_side(source, after)
     result = explain_change(first, second, metric)
+    if second is None and not as_json:
+        good = result.before.run_id
+        if result.before.name:
+            good += f' "{result.before.name}"'
+        click.echo(clean_line(f"Held against {good}, the last good run of its configuration."))
     _print(result, as_json=as_json)
     if check_runs is not None:
         if as_json or len(first) > 1 or second is None or len(second) > 1:

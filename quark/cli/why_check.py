@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["check_causes"]
 
 _RUN_ID_BYTES = 8
+_SHOWN = 8
+_NAME_CHARACTERS = 100
 
 
 def check_causes(
@@ -129,7 +131,8 @@ def _start_all(
     stored = before.open_run.reader.load_run(str(before.run_id))  # type: ignore[union-attr]
     process = {} if stored.environment is None else stored.environment.values.get("process") or {}
     where = Path(str(process.get("cwd") or "."))
-    group = f"why/{before.run_id}-{after.run_id}"
+    group = f"why/{str(before.run_id)[:_SHOWN]}-{str(after.run_id)[:_SHOWN]}"
+    places = ", ".join(exchange.places)
     done = False
     for number in range(runs):
         run_id = secrets.token_hex(_RUN_ID_BYTES)
@@ -148,8 +151,10 @@ def _start_all(
         try:
             edit_run(
                 run_id,
+                # The script gives it the name of the first side, which is to name one run.
+                name=f"check: {places}"[:_NAME_CHARACTERS],
                 add_groups=group,
-                fields={EXCHANGED: ", ".join(exchange.places)},
+                fields={EXCHANGED: places},
                 storage_dir=before.context.storage_dir,
             )
         except RunNotFoundError:

@@ -43,6 +43,12 @@ from quark.page.api.run_details import tell_analysis, tell_run
 from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
 from quark.page.api.samples import list_samples, tell_sample
 from quark.page.api.sides import describe_sides, pack_group_curves
+from quark.page.api.sources import (
+    describe_source_diffs,
+    list_sources,
+    tell_source,
+    tell_source_diff,
+)
 from quark.page.api.system import pack_system
 from quark.page.api.tables import TableDesk, read_text
 from quark.page.http_replies import SANDBOX_POLICY, VISITOR, Visitor, make_error
@@ -398,6 +404,14 @@ def _explanation(page: PageApplication, _: Request, parameters: Parameters) -> R
     return _send_json(page.comparisons.explain(parameters))
 
 
+def _source_diffs(page: PageApplication, _: Request, parameters: Parameters) -> Response:
+    return _send_json(describe_source_diffs(page.source, parameters))
+
+
+def _source_diff(page: PageApplication, _: Request, parameters: Parameters) -> Response:
+    return _send_json(tell_source_diff(page.source, parameters))
+
+
 def _group_curves(page: PageApplication, _: Request, parameters: Parameters) -> Response | None:
     return _send_pack(pack_group_curves(page.source, parameters))
 
@@ -412,6 +426,14 @@ def _lineage(page: PageApplication, request: Request, _: Parameters) -> Response
 
 def _console(page: PageApplication, request: Request, parameters: Parameters) -> Response:
     return _send_json(list_console(page.source, request.path_params["run_id"], parameters))
+
+
+def _sources(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(list_sources(page.source, request.path_params["run_id"], parameters))
+
+
+def _source(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(tell_source(page.source, request.path_params["run_id"], parameters))
 
 
 def _batches(page: PageApplication, request: Request, _: Parameters) -> Response:
@@ -522,6 +544,8 @@ _ANSWERS: dict[str, Answer] = {
     "/api/compare": _sides,
     "/api/compare/verdict": _verdict,
     "/api/compare/why": _explanation,
+    "/api/compare/sources": _source_diffs,
+    "/api/compare/source": _source_diff,
     "/api/compare/curves": _group_curves,
     "/api/runs/{run_id}": _run,
     "/api/runs/{run_id}/analysis": _analysis,
@@ -532,6 +556,8 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/evidence": _evidence,
     "/api/runs/{run_id}/events": _events,
     "/api/runs/{run_id}/console": _console,
+    "/api/runs/{run_id}/sources": _sources,
+    "/api/runs/{run_id}/source": _source,
     "/api/runs/{run_id}/artifacts": _artifacts,
     "/api/runs/{run_id}/images": _images,
     "/api/runs/{run_id}/table": _table,

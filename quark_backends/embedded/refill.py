@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.databases.connection import StoreConnection, writing
 from quark_backends.store.reading.generations import add_generation
 from quark_backends.store.reading.reader import find_run, find_writers
 from quark_backends.store.reading.replay import replay_batches
@@ -156,8 +156,7 @@ def _copy_generations(old: StoreConnection, new: StoreConnection, run_id: str) -
         outputs = list(rows)
         _, analyzer, number, replaces = outputs[0][:4]
         bodies = [(kind, count, body) for *_, kind, count, body in outputs if kind is not None]
-        new.begin_write()
-        try:
+        with writing(new):
             run_pk = find_run(new, run_id)
             known = new.execute(
                 "SELECT 1 FROM generation WHERE run_pk = ? AND analyzer = ? AND number = ?",
@@ -165,10 +164,6 @@ def _copy_generations(old: StoreConnection, new: StoreConnection, run_id: str) -
             ).fetchone()
             if known is None:
                 add_generation(new, run_pk, analyzer, number, bool(replaces), bodies)
-            new.commit()
-        except BaseException:
-            new.rollback()
-            raise
 
 
 def _list_outputs(old: StoreConnection, run_id: str) -> Iterator[Any]:

@@ -204,10 +204,14 @@ class Lifecycle:
         self._run.end(data["status"], record.time_us // 1000)
 
     def _tell_digests(self, config: Mapping[str, Any]) -> None:
+        if not self._run.keeps_all:
+            return  # they say something to who looks for runs with Quark, and to nobody else
         self.set_tags({f"quark.{name}": text for name, text in list_digests(config).items()})
 
     def tell_code(self, records: Sequence[StreamRecord]) -> None:
         """Say in tags which sources and data the run has, where fingerprints tell it."""
+        if not self._run.keeps_all:
+            return
         self.set_tags({"quark.code_digest": find_code_digest(records)})
         self.set_named_tags(
             {f"quark.data.{key}": said for key, said in list_data_digests(records).items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from quark_core.config.arguments import check_label, check_tags
 from quark_core.config.redaction import redact_values
@@ -11,6 +11,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject, encode_json, normalize_json
 
 __all__ = [
+    "IfDone",
     "MAX_FIELD_BYTES",
     "REVISION_FIELD",
     "UID_FIELD",
@@ -19,6 +20,7 @@ __all__ = [
     "check_fields",
     "check_group_path",
     "check_groups",
+    "check_if_done",
     "is_below",
 ]
 
@@ -33,6 +35,9 @@ VERSION_FIELD = "version"
 
 MAX_FIELD_BYTES = 16_384
 """How much JSON the value of one field may be."""
+
+IfDone = Literal["skip", "resume", "again"]
+"""What a start does where its configuration has been run before."""
 
 _MAX_FIELDS = 1_000
 _MAX_GROUPS = 100
@@ -136,3 +141,16 @@ def _check_field_name(name: object, argument: str) -> str:
     if not text.isprintable() or text != text.strip():
         raise SchemaValidationError(f"{argument} must be printable, and without space around it")
     return text
+
+
+def check_if_done(if_done: object) -> IfDone | None:
+    """Return what was asked for, or refuse it.
+
+    Raises:
+        SchemaValidationError: Not one of its words.
+    """
+    if if_done is not None and if_done not in get_args(IfDone):
+        raise SchemaValidationError(
+            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, got {if_done!r:.60}"
+        )
+    return if_done  # type: ignore[return-value]

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 __all__ = ["InstalledPackages", "find_packages"]
@@ -20,10 +20,18 @@ _INFO = re.compile(
 _LETTERS = re.compile(r"[-_.]+")
 _MOST_PLACES = 200
 _MOST_PACKAGES = 5000
+# How much of a list of files is looked at once, and of a list of modules at all.
+_BLOCK_BYTES = 64 * 1024
 _MOST_LIST_BYTES = 8 * 1024 * 1024
 # After so many folders others may run.
 _FOLDERS_AT_ONCE = 20
 _PAUSE_S = 0.0005
+# What Quark imports when it needs it, and every interpreter of an environment at its start: that
+# it has done so says nothing of a run.
+_IDLE_MODULES = frozenset(
+    "__main__ __mp_main__ _distutils_hack _virtualenv backports psutil pynvml zstandard".split()
+)
+_EDITABLE = "__editable__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +41,12 @@ class InstalledPackages:
     Attributes:
         versions: Name of each distribution, as it calls itself, -> its version.
         imported: Names of those of which anything was imported, sorted.
+        modules: Top-level modules that were looked for.
     """
 
     versions: dict[str, str]
     imported: tuple[str, ...]
+    modules: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -51,34 +61,50 @@ class _Distribution:
     info: str
 
 
-def find_packages(is_ending: Callable[[], bool] = lambda: False) -> InstalledPackages:
+def find_packages(
+    is_ending: Callable[[], bool] = lambda: False, before: InstalledPackages | None = None
+) -> InstalledPackages:
     """What is installed on the path of this interpreter, and what of it was imported.
 
-    Meant for a background thread; takes some 10 ms, and lets others run in between.
+    Meant for a background thread; takes some 10 ms, and lets others run in between. What is
+    imported from a folder without distributions (a project's own, an editable one) counts where
+    it is called as its distribution is.
 
     Args:
         is_ending: Whether somebody waits for this: then it makes no pauses.
+        before: What was found before: the same again where nothing else was imported since.
     """
+    modules = _list_imported()
+    if before is not None and before.modules == modules.keys():
+        return before
     found: dict[str, _Distribution] = {}
+    folders: set[str] = set()
     for folder in list(sys.path)[:_MOST_PLACES]:
         for distribution in _list_distributions(folder):
+            folders.add(folder)
             # What comes first on the path is what is imported.
             found.setdefault(_normalize(distribution.name), distribution)
             if len(found) >= _MOST_PACKAGES:
                 break
-    modules = {name.partition(".")[0] for name in list(sys.modules)}
-    modules = {name for name in modules if name and name not in sys.stdlib_module_names}
     imported = {_normalize(name) for name in modules} & found.keys()
-    missing = {name for name in modules if _normalize(name) not in found}
+    missing = {
+        name: place is None
+        for name, place in modules.items()
+        if _normalize(name) not in found and (place is None or place in folders)
+    }
     for number, (key, distribution) in enumerate(found.items()):
         if not missing:
             break
         if number % _FOLDERS_AT_ONCE == _FOLDERS_AT_ONCE - 1 and not is_ending():
             time.sleep(_PAUSE_S)
-        if key not in imported and any(name in missing for name in _list_tops(distribution)):
+        if key not in imported and (brought := _list_brought(distribution, missing)):
             imported.add(key)
+            for name in brought:
+                if not missing[name]:
+                    del missing[name]
     versions = {distribution.name: distribution.version for distribution in found.values()}
-    return InstalledPackages(versions, tuple(sorted(found[key].name for key in imported)))
+    names = tuple(sorted(found[key].name for key in imported))
+    return InstalledPackages(versions, names, frozenset(modules))
 
 
 def _list_distributions(folder: str) -> Iterator[_Distribution]:
@@ -94,19 +120,53 @@ def _list_distributions(folder: str) -> Iterator[_Distribution]:
         return
 
 
-def _list_tops(distribution: _Distribution) -> Iterable[str]:
-    """Names of the modules that a distribution brings, at the top."""
-    text = _read(os.path.join(distribution.info, "top_level.txt"))
-    if text is not None:
-        return {line.strip() for line in text.splitlines() if line.strip()}
-    text = _read(os.path.join(distribution.info, "RECORD"))
-    if text is None:
-        return ()
-    tops = set()
-    for line in text.splitlines():
-        top = line.partition(",")[0].partition("/")[0]
-        tops.add(top.partition(".")[0])
-    return tops
+def _list_imported() -> dict[str, str | None]:
+    """Names of imported modules, at the top -> the folder in which the module lies.
+
+    None where it has no file, as a namespace that several distributions may share. Those of the
+    standard library are left out.
+    """
+    library = os.path.dirname(os.__file__)
+    names = {name.partition(".")[0] for name in list(sys.modules)}
+    found: dict[str, str | None] = {}
+    for name in names - sys.stdlib_module_names - _IDLE_MODULES - {""}:
+        try:
+            values = object.__getattribute__(sys.modules.get(name), "__dict__")
+            file = values.get("__file__")
+        except Exception:  # noqa: BLE001 - a module may be of any type
+            file = None
+        place = None
+        if type(file) is str:
+            place, base = os.path.split(file)
+            if base.startswith("__init__."):
+                place = os.path.dirname(place)
+        if place != library and not name.startswith(_EDITABLE):
+            found[name] = place
+    return found
+
+
+def _list_brought(distribution: _Distribution, modules: Mapping[str, bool]) -> list[str]:
+    """Which of some modules a distribution brings, at the top."""
+    listed = _read(os.path.join(distribution.info, "top_level.txt"))
+    if listed is not None:
+        tops = {line.strip() for line in listed.splitlines()}
+        return [name for name in modules if name in tops]
+    names = "|".join(re.escape(name) for name in modules).encode("utf-8", "replace")
+    pattern = re.compile(rb"^(" + names + rb")[/.]", re.MULTILINE)
+    found: set[bytes] = set()
+    try:
+        with open(os.path.join(distribution.info, "RECORD"), "rb", buffering=0) as file:
+            # A list of a hundred thousand files is none to have in memory.
+            end = b""
+            while block := file.read(_BLOCK_BYTES):
+                lines, _, end = (end + block).rpartition(b"\n")
+                found.update(pattern.findall(lines))
+                if len(end) > _BLOCK_BYTES:
+                    break
+            found.update(pattern.findall(end))
+    except OSError:
+        return []
+    return [name for name in modules if name.encode("utf-8", "replace") in found]
 
 
 def _read(path: str) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,6 +48,7 @@ __all__ = [
     "list_attempts",
     "read_git_changes",
     "read_packages",
+    "read_source",
     "read_sources",
 ]
 
@@ -65,6 +67,16 @@ REDACTED = "a secret in it was replaced"
 _MOST_PAYLOAD_BYTES = 64 * 1024 * 1024
 _MOST_MANIFEST_BYTES = 16 * 1024 * 1024
 _MOST_ENTRIES = 50_000
+_MOST_TEXT_BYTES = 64 * 1024 * 1024
+_MOST_PACKED_BYTES = 128 * 1024 * 1024
+# Where a zip file says how large its list of members is; without a comment it is the end.
+_END = struct.Struct("<4s4H2LH")
+_END_MARK = b"PK\5\6"
+# Before it, where a list is so long that its size stands elsewhere.
+_LONG_MARK = b"PK\6\7"
+_LONG_BYTES = 20
+_MOST_LIST_BYTES = 8 * 1024 * 1024
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _FORM = 1
 
 
@@ -150,22 +162,23 @@ class KeptSources(Mapping[str, KeptSource]):
     outside: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    _by_path: dict[str, KeptSource] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_path", {file.path: file for file in self.files})
 
     def find(self, path: str) -> KeptSource | None:
         """The file of a path, or None."""
-        return next((file for file in self.files if file.path == path), None)
+        return self._by_path.get(path)
 
     def __getitem__(self, path: str) -> KeptSource:
-        found = self.find(path)
-        if found is None:
-            raise KeyError(path)
-        return found
+        return self._by_path[path]
 
     def __iter__(self) -> Iterator[str]:
-        return (file.path for file in self.files)
+        return iter(self._by_path)
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self._by_path)
 
 
 def digest_sources(files: Iterable[tuple[str, str]]) -> str:
@@ -219,14 +232,42 @@ def read_sources(
         SessionStoreError: The store cannot be read.
     """
     fingerprint = _find_fingerprint(reader, run_id, attempt)
+    packs = _Packs(reader, run_id) if texts else None
+    entries = _read_entries(reader, run_id, fingerprint)
+    return _describe(run_id, fingerprint, tuple(_read_file(entry, packs) for entry in entries))
+
+
+def read_source(
+    reader: SupportsRead, run_id: str, path: str, *, attempt: int | None = None
+) -> KeptSource | None:
+    """One file that an attempt of a run was made of, or None; the others are not read.
+
+    Raises:
+        ArtifactNotFoundError: Nothing is known of the run's sources; the message says why.
+        RunNotFoundError: An unknown run.
+        SessionStoreError: The store cannot be read.
+    """
+    entries = _read_entries(reader, run_id, _find_fingerprint(reader, run_id, attempt))
+    found = next((entry for entry in entries if entry.path == path), None)
+    return None if found is None else _read_file(found, _Packs(reader, run_id))
+
+
+def _read_entries(
+    reader: SupportsRead, run_id: str, fingerprint: FingerprintRecord
+) -> tuple[ManifestEntry, ...]:
     known = dict(fingerprint.metadata or {})
     manifest = known.get("manifest")
     if not isinstance(manifest, str):
         raise ArtifactNotFoundError(
             f"run {run_id} has only one digest of its sources: {known.get('reason', 'no list')}"
         )
-    entries = decode_manifest(_read_payload(reader, run_id, manifest))
-    packs = _Packs(reader, run_id) if texts else None
+    return decode_manifest(_read_payload(reader, run_id, manifest))
+
+
+def _describe(
+    run_id: str, fingerprint: FingerprintRecord, files: tuple[KeptSource, ...]
+) -> KeptSources:
+    known = dict(fingerprint.metadata or {})
     return KeptSources(
         run_id=run_id,
         attempt=fingerprint.attempt,
@@ -234,7 +275,7 @@ def read_sources(
         root=str(known.get("root", "")),
         main=known["main"] if isinstance(known.get("main"), str) else None,
         entry=str(known.get("entry", "")),
-        files=tuple(_read_file(entry, packs) for entry in entries),
+        files=files,
         outside=_list_texts(known.get("outside")),
         changed=_list_texts(known.get("changed")),
         left_out=_read_reasons(known.get("left_out")),
@@ -328,11 +369,13 @@ def _read_file(entry: ManifestEntry, packs: _Packs | None) -> KeptSource:
 
 
 class _Packs:
-    """The packs of one run, each read once."""
+    """The packs of one run, each read once; and no more of them than an honest run has."""
 
     def __init__(self, reader: SupportsRead, run_id: str) -> None:
         self._reader, self._run_id = reader, run_id
         self._open: dict[str, zipfile.ZipFile | str] = {}
+        self._left_bytes = _MOST_TEXT_BYTES
+        self._left_packed_bytes = _MOST_PACKED_BYTES
 
     def read(self, entry: ManifestEntry) -> tuple[bytes | None, str | None]:
         """A file's bytes, or why they cannot be had."""
@@ -341,9 +384,15 @@ class _Packs:
             pack = self._open[entry.pack] = self._find(entry.pack)
         if isinstance(pack, str):
             return None, pack
+        if self._left_bytes <= 0:
+            return None, f"the run's texts are more than {_MOST_TEXT_BYTES} bytes"
         try:
-            with pack.open(entry.stored or entry.sha256) as file:
+            member = pack.getinfo(entry.stored or entry.sha256)
+            if member.compress_type not in _METHODS:
+                return None, "the pack that has it is damaged: it is packed in another way"
+            with pack.open(member) as file:
                 data = file.read(MOST_FILE_BYTES * 2)
+            self._left_bytes -= len(data)
         except (KeyError, zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
             return None, f"the pack that has it is damaged: {error}"
         if hashlib.sha256(data).hexdigest() != (entry.stored or entry.sha256):
@@ -352,7 +401,13 @@ class _Packs:
 
     def _find(self, sha256: str) -> zipfile.ZipFile | str:
         try:
-            return zipfile.ZipFile(io.BytesIO(_read_payload(self._reader, self._run_id, sha256)))
+            if self._left_packed_bytes <= 0:
+                return f"the run's packs are more than {_MOST_PACKED_BYTES} bytes"
+            data = _read_payload(self._reader, self._run_id, sha256)
+            self._left_packed_bytes -= len(data)
+            if not _has_short_list(data):
+                return "the pack that has it is damaged: its list is none that was written here"
+            return zipfile.ZipFile(io.BytesIO(data))
         except RunNotFoundError:
             raise
         except (SessionStoreError, zipfile.BadZipFile, ValueError, OSError) as error:
@@ -383,6 +438,15 @@ def _read_pieces(file: BinaryIO, most: int) -> Iterator[bytes]:
     while most > 0 and (piece := file.read(min(most, 1024 * 1024))):
         most -= len(piece)
         yield piece
+
+
+def _has_short_list(data: bytes) -> bool:
+    """Whether a zip file's list of members is as short as that of a run's sources may be."""
+    if len(data) < _END.size:
+        return False
+    mark, *_, size_bytes, _, comment = _END.unpack(data[-_END.size :])
+    is_long = data[: -_END.size][-_LONG_BYTES:].startswith(_LONG_MARK)
+    return mark == _END_MARK and not comment and not is_long and size_bytes <= _MOST_LIST_BYTES
 
 
 def _inflate(data: bytes) -> bytes:

@@ -15,13 +15,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import xxhash
 
 from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
-from quark_core.config.arguments import describe_argument
-from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
+from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD, IfDone
 from quark_core.delivery.lane_files import Lease
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import ConfigSnapshot
@@ -29,11 +28,9 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.run_digests import digest_config, is_seed
 from quark_core.runs.primary_reach import PrimaryReach
 
-__all__ = ["EarlierRuns", "IfDone", "check_if_done", "hold_configuration", "look_back"]
+__all__ = ["EarlierRuns", "hold_configuration", "look_back"]
 
 _log = logging.getLogger("quark")
-
-IfDone = Literal["skip", "resume", "again"]
 
 _FINISHED = "completed"
 _ALIVE = "running"
@@ -55,22 +52,6 @@ class EarlierRuns:
     done: StoredRun | None = None
     unfinished: StoredRun | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-def check_if_done(if_done: object) -> IfDone | None:
-    """Return what was asked for, or refuse it.
-
-    Raises:
-        SchemaValidationError: Not one of its words.
-    """
-    if if_done is None:
-        return None
-    if not isinstance(if_done, str) or if_done not in get_args(IfDone):
-        raise SchemaValidationError(
-            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, "
-            f"got {describe_argument(if_done)}"
-        )
-    return if_done  # type: ignore[return-value]
 
 
 def look_back(

@@ -21,11 +21,11 @@ from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.names import check_text, split_name
 from quark_core.records.run_digests import digest_environment
-from quark_core.records.times import now_us
 from quark_core.runs.environment import GitState, complete_environment
 from quark_core.system.process import importing
 
 if TYPE_CHECKING:
+    from quark_core.provenance.installed_packages import InstalledPackages
     from quark_core.provenance.source_keeping import SourceKeeper, SourceMode
     from quark_core.runs.open_run import OpenRun
 
@@ -33,6 +33,8 @@ __all__ = ["MadeOf", "choose_mode"]
 
 _log = logging.getLogger("quark")
 
+# What the training thread still imports for its first value comes before it.
+_FIRST_S = 0.1
 _LOOKS_S = (5.0, 60.0)
 _GIT_TIMEOUT_S = 10.0
 # What is looked at again may be set by the first steps, and what is imported by them.
@@ -61,6 +63,7 @@ class MadeOf:
         self._keeper: SourceKeeper | None = None
         self._mode: SourceMode = "off"
         self._values: dict[str, Any] | None = None
+        self._packages: InstalledPackages | None = None
         self._traced: set[object] = set()
 
     def start(self) -> threading.Thread | None:
@@ -93,6 +96,7 @@ class MadeOf:
 
     def _look_first(self) -> None:
         run = self._run
+        self._ending.wait(_FIRST_S)
         self._note_traced()
         try:
             with importing():
@@ -104,7 +108,7 @@ class MadeOf:
                 root = find_root(str(self._known["process"]["cwd"]))
                 self._keeper = SourceKeeper(_Place(run), root, self._mode, reason)
                 self._look_at_sources()
-            packages = find_packages(self._ending.is_set)
+            packages = self._packages = find_packages(self._ending.is_set)
             snapshot = complete_environment(self._known, self._git, packages)
         except Exception as error:  # noqa: BLE001 - what is known at once must do
             _log.debug("what the run is made of could not be found out: %s", error)
@@ -175,7 +179,7 @@ class MadeOf:
             from quark_core.provenance.installed_packages import find_packages
             from quark_core.provenance.numeric_facts import describe_machine, describe_switches
 
-            packages = find_packages(self._ending.is_set)
+            packages = self._packages = find_packages(self._ending.is_set, self._packages)
             known = self._values
             now = {**known, **describe_machine()}
             if switches := describe_switches():
@@ -242,47 +246,27 @@ class _Place:
         return self._run.stream.payloads
 
     def emit_payload(self, key: str, payload_format: str, put: PutPayload) -> None:
-        run = self._run
-        origin, channel = run.origin, run.stream.channel(ArtifactRecord.KIND)
-        namespace, name = split_name(key)
-        channel.put(
-            ArtifactRecord(
-                origin.run_id,
-                origin.writer_id,
-                origin.attempt,
-                origin.rank,
-                channel.take_sequence(),
-                now_us(),
-                KEPT_SOURCES,
-                key,
-                namespace,
-                name,
-                payload_format,
-                put.size_bytes,
-                put.sha256,
-                payload_relative_path=object_path(put.sha256),
-            )
+        self._run.emit(
+            ArtifactRecord,
+            KEPT_SOURCES,
+            key,
+            *split_name(key),
+            payload_format,
+            put.size_bytes,
+            put.sha256,
+            payload_relative_path=object_path(put.sha256),
         )
 
     def emit_fingerprint(
         self, subject: str, key: str, digest: str, level: str, metadata: JsonObject
     ) -> None:
-        run = self._run
-        origin, channel = run.origin, run.stream.channel(FingerprintRecord.KIND)
-        channel.put(
-            FingerprintRecord(
-                origin.run_id,
-                origin.writer_id,
-                origin.attempt,
-                origin.rank,
-                channel.take_sequence(),
-                now_us(),
-                subject,
-                check_text(key, "key"),
-                digest,
-                level,
-                metadata=metadata or None,
-            )
+        self._run.emit(
+            FingerprintRecord,
+            subject,
+            check_text(key, "key"),
+            digest,
+            level,
+            metadata=metadata or None,
         )
 
 

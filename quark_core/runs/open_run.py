@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from quark_core.backends.contract import SupportsRead
 from quark_core.backends.delivery_report import DeliveryReport
@@ -17,7 +17,7 @@ from quark_core.config import settings
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import FlushLevel, RunStream, StandInStream
 from quark_core.errors import InvalidRunStateError, SessionStoreError
-from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord
+from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord, StreamRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.times import now_us
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from quark_core.runs.recovery import ChildDelivery
 
 __all__ = ["OpenRun", "OpenRuns", "open_runs"]
+
+R = TypeVar("R", bound=StreamRecord)
 
 _AGGREGATE = "aggregate"
 _ENVIRONMENT_TIMEOUT_S = 2.0
@@ -254,19 +256,36 @@ class OpenRun:
         self, action: str, data: Mapping[str, Any] | None = None, *, time_us: int | None = None
     ) -> None:
         """Put a lifecycle record into the stream."""
-        origin, channel = self.origin, self.stream.channel(LifecycleRecord.KIND)
-        channel.put(
-            LifecycleRecord(
-                origin.run_id,
-                origin.writer_id,
-                origin.attempt,
-                origin.rank,
-                channel.take_sequence(),
-                now_us() if time_us is None else time_us,
-                action,
-                None if data is None else JsonObject(data),
-            )
+        said = None if data is None else JsonObject(data)
+        self.emit(LifecycleRecord, action, said, time_us=time_us)
+
+    def emit(
+        self, record_type: type[R], *values: Any, time_us: int | None = None, **named: Any
+    ) -> R:
+        """Put a record into the stream; what it says of itself must be checked already.
+
+        For what is told now and then: what a loop logs at each step makes its own records.
+
+        Args:
+            record_type: Its type.
+            *values, **named: Its fields but those that all records have.
+            time_us: The moment; now by default.
+        """
+        # Looked up now: the first record of a forked child gives it a stream of its own.
+        stream = self.stream
+        origin, channel = stream.origin, stream.channel(record_type.KIND)
+        record = record_type(
+            origin.run_id,
+            origin.writer_id,
+            origin.attempt,
+            origin.rank,
+            channel.take_sequence(),
+            now_us() if time_us is None else time_us,
+            *values,
+            **named,
         )
+        channel.put(record)
+        return record
 
     def emit_gap(self, gaps: Mapping[str, int]) -> None:
         """Put into the stream what is missing from it: records by kind."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,8 +24,10 @@ from quark_core.config.arguments import (
 )
 from quark_core.config.belonging import (
     VERSION_FIELD,
+    IfDone,
     check_fields,
     check_groups,
+    check_if_done,
 )
 from quark_core.config.objective import Objective, ObjectiveMode, choose_objective, keep_objective
 from quark_core.config.snapshot import snapshot_config
@@ -46,13 +49,6 @@ from quark_core.records.schema import TERMINAL_STATUSES
 from quark_core.records.times import now_us
 from quark_core.runs import composition, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
-from quark_core.runs.earlier_runs import (
-    EarlierRuns,
-    IfDone,
-    check_if_done,
-    hold_configuration,
-    look_back,
-)
 from quark_core.runs.environment import GitState, read_git_state
 from quark_core.runs.foreign_runs import open_foreign_run
 from quark_core.runs.fork_points import ForkPoint, check_fork_from
@@ -62,8 +58,10 @@ from quark_core.runs.primary_reach import ATTACHING, JOINING, PrimaryReach, choo
 from quark_core.runs.rank_parts import RankPart
 from quark_core.runs.resumed_runs import continue_run
 from quark_core.runs.run_ids import find_run
-from quark_core.runs.searching import summarize_run
 from quark_core.runs.streams import HAND_OVER_S, open_part, open_run_stream
+
+if TYPE_CHECKING:
+    from quark_core.runs.earlier_runs import EarlierRuns
 
 __all__ = ["attach_run", "open_for_reading", "resolve_target", "start"]
 
@@ -137,6 +135,9 @@ def start(
     with PrimaryReach(plan, root, policy, began_s=began_s) as reach:
         if wished is None or not leads or rank_parts.is_restarted(plan):
             return _begin(start, reach, given)
+        # Who asks for nothing of the kind does not wait for the import.
+        from quark_core.runs.earlier_runs import hold_configuration
+
         with hold_configuration(root, project, snapshot):
             return _begin_unless_done(start, wished, reach, given)
 
@@ -197,6 +198,8 @@ def _begin_unless_done(
 
 
 def _look_back(start: _Start, if_done: IfDone, reach: PrimaryReach) -> EarlierRuns | None:
+    from quark_core.runs.earlier_runs import look_back
+
     version = start.fields.get(VERSION_FIELD)
     return look_back(if_done, reach, start.project, start.snapshot, version)
 
@@ -239,6 +242,8 @@ def _stand_by(
 
 def _summarize(stored: StoredRun, reach: PrimaryReach) -> RunSummary:
     """An earlier run with its metrics, where the store can say them."""
+    from quark_core.runs.searching import summarize_run
+
     primary = reach.primary
     try:
         if primary is not None:

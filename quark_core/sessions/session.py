@@ -15,6 +15,7 @@ from quark_core.backends.delivery_report import DeliveryReport
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
 from quark_core.config.arguments import check_tag
+from quark_core.config.belonging import IfDone
 from quark_core.config.habits import explain_argument_errors, explain_attribute, explain_item
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
@@ -26,7 +27,6 @@ from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION, TERMINAL_STATUSES
 from quark_core.records.times import now_us
 from quark_core.runs import opening, resumed_runs
-from quark_core.runs.earlier_runs import IfDone
 from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.belonging import Belonging

@@ -9,7 +9,6 @@ from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
 from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_links import check_alias
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
-from quark_core.records.times import now_us
 from quark_core.writers.artifact_intake import ArtifactIntake, hide_secrets
 
 if TYPE_CHECKING:
@@ -81,24 +80,14 @@ def put_link(
         raise ArtifactNotFoundError(
             f"artifact {record.artifact_key!r}: this rank does not know the id of its run"
         )
-    # Looked up now: the first record of a forked child gives it a stream of its own.
-    stream = run.stream
-    origin, channel = stream.origin, stream.channel(ArtifactLinkRecord.KIND)
-    channel.put(
-        ArtifactLinkRecord(
-            origin.run_id,
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
-            channel.take_sequence(),
-            now_us(),
-            relation,
-            record.artifact_key,
-            record.run_id,
-            record.id,
-            record.sha256,
-            version,
-            alias,
-            step,
-        )
+    run.emit(
+        ArtifactLinkRecord,
+        relation,
+        record.artifact_key,
+        record.run_id,
+        record.id,
+        record.sha256,
+        version,
+        alias,
+        step,
     )

@@ -20,7 +20,6 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.names import check_text
 from quark_core.records.query import check_index
-from quark_core.records.times import now_us
 from quark_core.runs.open_run import OpenRun
 from quark_core.system.process import importing
 
@@ -262,17 +261,10 @@ class FingerprintWriter:
         metadata: Mapping[str, Any] | None = None,
     ) -> FingerprintRecord:
         """Put a fingerprint into the run's stream."""
-        run = self._run
         if self._is_over:
             raise _Cancelled
-        origin, channel = run.origin, run.stream.channel(FingerprintRecord.KIND)
-        record = FingerprintRecord(
-            origin.run_id,
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
-            channel.take_sequence(),
-            now_us(),
+        return self._run.emit(
+            FingerprintRecord,
             subject,
             key,
             # One text that is no Unicode would take all the records of its batch along.
@@ -282,8 +274,6 @@ class FingerprintWriter:
             None if sketch is None else JsonObject(sketch),
             None if metadata is None else JsonObject(metadata),
         )
-        channel.put(record)
-        return record
 
     def write_stream(self, key: str, digest: str, level: str, metadata: Mapping[str, Any]) -> None:
         """Put into the run what a pass through data has seen; nothing after the run's end."""

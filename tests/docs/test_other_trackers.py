@@ -15,7 +15,17 @@ from blocks import DOCS
 from test_blocks import clean_environment
 
 GUIDE = DOCS / "how-to" / "come-from-another-tracker.md"
-TRACKERS = ("W&B", "MLflow", "TensorBoard", "Aim", "Neptune", "Comet", "ClearML", "Track and tqdm")
+TRACKERS = (
+    "W&B",
+    "MLflow",
+    "TensorBoard",
+    "Aim",
+    "Neptune",
+    "Comet",
+    "ClearML",
+    "Track and tqdm",
+    "Ato",
+)
 TIMEOUT_S = 200
 
 # What both sides of a row may name.

@@ -11,11 +11,12 @@ import os
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from quark_core.system.process import writing_gate
 
-__all__ = ["SqliteConnection", "StoreConnection", "StoreCursor", "close_with"]
+__all__ = ["SqliteConnection", "StoreConnection", "StoreCursor", "close_with", "writing"]
 
 
 def close_with(owner: object, close: Callable[[], object]) -> Callable[[], object]:
@@ -119,6 +120,18 @@ class StoreConnection(Protocol):
 
     def close(self) -> None:
         """Give the connection up."""
+
+
+@contextmanager
+def writing(connection: StoreConnection) -> Iterator[None]:
+    """One transaction that writes: committed at the end, taken back where anything is raised."""
+    connection.begin_write()
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
 
 
 class SqliteConnection(sqlite3.Connection):

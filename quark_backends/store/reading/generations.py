@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.databases.connection import StoreConnection, writing
 from quark_backends.store.reading.reader import find_run
 from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
 from quark_core.records.codec import decode_body, encode_columns
@@ -53,8 +53,7 @@ def store_generation(connection: StoreConnection, generation: Generation) -> int
         SchemaValidationError: Records of another run, or under another kind's name.
     """
     bodies = encode_outputs(generation)
-    try:
-        connection.begin_write()
+    with writing(connection):
         run_pk = find_run(connection, generation.run_id, for_update=True)
         (newest,) = connection.execute(
             "SELECT coalesce(max(number), 0) FROM generation WHERE run_pk = ? AND analyzer = ?",
@@ -62,10 +61,6 @@ def store_generation(connection: StoreConnection, generation: Generation) -> int
         ).fetchone()
         number = int(newest) + 1
         add_generation(connection, run_pk, generation.analyzer, number, generation.replaces, bodies)
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
     return number
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
+from quark_backends.store.databases.connection import SqliteConnection, StoreConnection, writing
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.sqlite import connect
 from quark_backends.store.reading.run_rows import run_not_found
@@ -236,7 +236,7 @@ class RunTrash(StoreTrash):
     def _place_folders(self, connection: SqliteConnection) -> None:
         """Put the folders where the database says that the runs are."""
         root = self._layout.root
-        with _write(connection):
+        with writing(connection):
             trashed = {
                 row[0] for row in connection.execute("SELECT id FROM run WHERE trashed_us NOTNULL")
             }
@@ -317,7 +317,7 @@ def _mark(connection: StoreConnection, run_ids: Sequence[str]) -> None:
     """Say of runs that they are in the trash, all or none; see `SupportsRemoval`."""
     # In one order everywhere: who locks the same runs waits, and does not deadlock.
     run_ids = sorted(set(run_ids))
-    with _write(connection):
+    with writing(connection):
         for run_id in run_ids:
             _check_removable(connection, run_id)
         now_us = time.time_ns() // 1000
@@ -330,7 +330,7 @@ def _mark(connection: StoreConnection, run_ids: Sequence[str]) -> None:
 def _unmark(connection: StoreConnection, run_ids: Sequence[str]) -> None:
     """Say of runs that they are not in the trash any more, all or none; see `SupportsRemoval`."""
     run_ids = sorted(set(run_ids))
-    with _write(connection):
+    with writing(connection):
         for run_id in run_ids:
             _check_restorable(connection, run_id)
         connection.executemany(
@@ -365,17 +365,6 @@ def _check_restorable(connection: StoreConnection, run_id: str) -> None:
         raise RunNotFoundError(
             f"run_id {run_id} cannot be restored: `quark gc` has begun to remove it for good"
         )
-
-
-@contextmanager
-def _write(connection: StoreConnection) -> Iterator[None]:
-    connection.begin_write()
-    try:
-        yield
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
 
 
 def _move(source: Path, target: Path) -> None:

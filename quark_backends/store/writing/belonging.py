@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.databases.connection import StoreConnection, writing
 from quark_backends.store.reading.belonging import load_group, load_project
 from quark_core.backends.belonging import BelongingEdit, apply_belonging_edit, unknown_project
 from quark_core.records.times import now_us
@@ -22,7 +20,7 @@ def store_project_edit(connection: StoreConnection, project: str, edit: Belongin
         SchemaValidationError: There is no such project.
         The database's error: It is busy, full or out of reach.
     """
-    with _transaction(connection):
+    with writing(connection):
         project_id = _lock_project(connection, project)
         said = _encode(apply_belonging_edit(load_project(connection, project), edit))
         connection.execute(
@@ -40,7 +38,7 @@ def store_group_edit(
         SchemaValidationError: There is no such project.
         The database's error: It is busy, full or out of reach.
     """
-    with _transaction(connection):
+    with writing(connection):
         # Who changes two groups of a project waits: the second sees what the first has made.
         project_id = _lock_project(connection, project)
         said = _encode(apply_belonging_edit(load_group(connection, project, path), edit))
@@ -74,14 +72,3 @@ def _encode(said: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
         json.dumps(fields) if fields else None,
         json.dumps(list(tags)) if tags else None,
     )
-
-
-@contextmanager
-def _transaction(connection: StoreConnection) -> Iterator[None]:
-    connection.begin_write()
-    try:
-        yield
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from quark_backends.store.databases.connection import writing
 from quark_backends.store.writing.metric_figures import FigureRow, MetricFold, place_writer
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
@@ -125,17 +126,12 @@ def rebuild_forks(connection: StoreConnection) -> None:
     """
     from quark_backends.store.writing.summaries import rebuild_metrics
 
-    connection.begin_write()
-    try:
+    with writing(connection):
         forks = connection.execute(
             "SELECT pk FROM run WHERE fork_step IS NOT NULL ORDER BY created_us, pk"
         ).fetchall()
         for (run_pk,) in forks:
             rebuild_metrics(connection, run_pk)
-        connection.commit()
-    except BaseException:
-        connection.rollback()
-        raise
 
 
 def shorten_fork(connection: StoreConnection, run_pk: int, from_step: int) -> None:

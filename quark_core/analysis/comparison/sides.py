@@ -29,7 +29,15 @@ from quark_core.runs.open_run import open_runs
 from quark_core.runs.opening import open_for_reading
 from quark_core.sessions.session import TrainingSession
 
-__all__ = ["ComparedRun", "describe_side", "find_storage_dir", "list_targets", "load_side"]
+__all__ = [
+    "ComparedRun",
+    "describe_side",
+    "find_storage_dir",
+    "list_targets",
+    "load_side",
+    "open_target",
+    "refer_to_run",
+]
 
 AnyRecord = TypeVar("AnyRecord", bound=StreamRecord)
 
@@ -68,22 +76,27 @@ class ComparedRun:
 
     def refer(self) -> RunReference:
         """The run as the result shows it."""
-        run = self.stored.run
-        return RunReference(
-            run_id=self.run_id,
-            run_count=1,
-            project_name=run.project_name,
-            name=run.name,
-            status=run.status,
-            state=self.stored.state,
-            tags=run.tags,
-            git_commit=run.git_commit,
-            created_at=run.created_at,
-            ended_at=run.ended_at,
-            seed=find_seed(self.stored),
-            last_step=self.data.last_step,
-            analysis=self.origin,
-        )
+        return refer_to_run(self.stored, self.data, self.origin)
+
+
+def refer_to_run(stored: StoredRun, data: RunData, analysis: AnalysisOrigin) -> RunReference:
+    """A run as a result shows it."""
+    run = stored.run
+    return RunReference(
+        run_id=data.run_id,
+        run_count=1,
+        project_name=run.project_name,
+        name=run.name,
+        status=run.status,
+        state=stored.state,
+        tags=run.tags,
+        git_commit=run.git_commit,
+        created_at=run.created_at,
+        ended_at=run.ended_at,
+        seed=find_seed(stored),
+        last_step=data.last_step,
+        analysis=analysis,
+    )
 
 
 def list_targets(target: object, argument: str) -> list[object]:
@@ -130,9 +143,8 @@ def load_side(targets: Sequence[object], storage_dir: Path | None) -> list[Compa
     return list(found.values())
 
 
-def describe_side(runs: Sequence[ComparedRun]) -> RunReference:
-    """One side as the result shows it."""
-    members = tuple(run.refer() for run in runs)
+def describe_side(members: tuple[RunReference, ...]) -> RunReference:
+    """One side as a result shows it, out of its runs."""
     if len(members) == 1:
         return members[0]
     origins = [member.analysis for member in members]
@@ -142,15 +154,26 @@ def describe_side(runs: Sequence[ComparedRun]) -> RunReference:
     )
 
 
-def _load(item: object, storage_dir: Path | None) -> ComparedRun:
+def open_target(item: object, storage_dir: Path | None) -> TrainingSession | RunContext:
+    """A run of a side, where it is an id opened.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        SessionStoreError: The store cannot be read.
+    """
     if isinstance(item, str):
         found = open_runs.find(item)
         if found is None:
             read = open_for_reading(item, storage_dir)
             # The beginning of an id may mean a run of this process, of which not all is stored yet.
             found = open_runs.find(read.context.run_id) or read
-        item = TrainingSession(found)
+        return TrainingSession(found)
     assert isinstance(item, (TrainingSession, RunContext))
+    return item
+
+
+def _load(item: object, storage_dir: Path | None) -> ComparedRun:
+    item = open_target(item, storage_dir)
     target = open_analysis(item)
     return _analyze(_find_stored(item), target, target.load())
 

@@ -37,10 +37,11 @@ LEAST_HISTORY = 20
 """Runs below which a regression stays silent."""
 
 _LEVEL = 0.95
-_RESAMPLES = 200
+_RESAMPLES = 100
 _MOST_COLUMNS = 300
 _MOST_LEVELS = 40
 _FEW_NUMBERS = 4
+_TWO = 2
 _PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _OUTLIER = 6.0  # in spreads of the middle half: what is beyond counts as that far away
 
@@ -93,20 +94,23 @@ def measure_checks(
         difference: What was exchanged in them.
         floor: What chance does.
     """
-    kind = first.sign_rest()
-    before = [run.value for run in history if run.is_whole and run.sign_rest() == kind]
     after = [
         run.value
         for run in history
-        if run.is_whole
+        if run.value is not None
+        and run.is_whole
         and run.fields.get(EXCHANGED) == difference.place
         and any(group.startswith(f"why/{first.run_id}-") for group in run.groups)
     ]
-    sides = (
-        [value for value in before if value is not None],
-        [value for value in after if value is not None],
-    )
-    return _measure([sides], floor)
+    if not after:
+        return None
+    kind = first.sign_rest()
+    before = [
+        run.value
+        for run in history
+        if run.value is not None and run.is_whole and run.sign_rest() == kind
+    ]
+    return _measure([(before, after)], floor)
 
 
 def _measure(
@@ -317,7 +321,8 @@ class _Coder:
             self._numbers = np.unique(np.array(numbers, dtype=np.float64))
             self._low = float(self._numbers[0])
             self._width = float(self._numbers[-1] - self._numbers[0]) or 1.0
-            if len(self._levels) > _FEW_NUMBERS:
+            # Two numbers are one step, however they are coded.
+            if len(self._levels) > _FEW_NUMBERS or len(self._numbers) <= _TWO:
                 self._levels = []
 
     @property

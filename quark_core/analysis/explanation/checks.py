@@ -47,7 +47,7 @@ def plan_checks(causes: Sequence[Cause], sides: str, runs: int = DEFAULT_RUNS) -
 
     Args:
         causes: The causes, as they are ranked.
-        sides: The sides as they are given to `quark why`.
+        sides: A run of each side, as they are given to `quark why`.
         runs: Runs of each.
     """
     wanted = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from quark_core.analysis.explanation.differences import Difference, Findings
 from quark_core.analysis.explanation.results import ABSENT, Parting, PartingManner, Remark
@@ -32,12 +33,12 @@ def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) 
     found, ruled_out, unknown = [], [], []
     for comparison in compare_fingerprints(*sides):
         if comparison.is_ruled_out:
-            ruled_out.append(Remark("data", comparison.key, comparison.words))
+            ruled_out.append(Remark("data", _name(comparison), comparison.words))
         elif comparison.verdict in ("same", "unknown"):
             words = comparison.words
             if comparison.verdict == "same":
                 words = f"{words}, which is not all of it"
-            unknown.append(Remark("data", comparison.key, words))
+            unknown.append(Remark("data", _name(comparison), words))
         else:
             found.append(_make(comparison, sides))
     return Findings(tuple(found), tuple(ruled_out), tuple(unknown))
@@ -89,22 +90,40 @@ def _take(run: ExplainedRun, subject: str) -> list[FingerprintRecord]:
 def _make(
     comparison: FingerprintComparison, sides: Sequence[Sequence[FingerprintRecord]]
 ) -> Difference:
-    is_stream = comparison.level.startswith(_STREAM)
+    is_stream = _is_stream(comparison)
     if comparison.verdict == "other_order":
         return Difference(
-            "data", comparison.key, "order", "another order",
+            "data", _name(comparison), "order", "another order",
             words=comparison.words, may_follow=is_stream,
         )  # fmt: skip
     digests = [
-        next((record.digest for record in side if record.key == comparison.key), ABSENT)
+        next((record.digest for record in side if _is_of(record, comparison)), ABSENT)
         for side in sides
     ]
     return Difference(
         "data",
-        comparison.key,
+        _name(comparison),
         digests[0][:_SHOWN_DIGEST],
         digests[1][:_SHOWN_DIGEST],
         words=comparison.words,
         may_follow=is_stream,
         past=(comparison.key, digests[0], digests[1]),
     )
+
+
+def _name(comparison: FingerprintComparison) -> str:
+    """What a reader tells it by: data that came may have the key of the file that they are of."""
+    return f"samples of {comparison.key}" if _is_stream(comparison) else comparison.key
+
+
+def _is_stream(found: FingerprintComparison | FingerprintRecord) -> bool:
+    return found.level.startswith(_STREAM)
+
+
+def _is_of(record: FingerprintRecord, comparison: FingerprintComparison) -> bool:
+    """Whether this is the record of a side that the comparison has told different."""
+    if record.key != comparison.key or _is_stream(record) != _is_stream(comparison):
+        return False
+    metadata: Mapping[str, Any] = record.metadata or {}
+    place = metadata.get("pass") if _is_stream(record) else record.step
+    return comparison.step is None or place == comparison.step

@@ -34,7 +34,7 @@ _UNRECORDED: dict[CauseKind, str] = {
     "config": "no configuration was recorded",
     "code": "the sources were not kept",
     "launch": "how it was launched was not recorded",
-    "switch": "no library's switches were recorded",
+    "switch": "no library was loaded whose switches are recorded",
     "package": "which packages were imported was not recorded",
     "hardware": "the machine was not recorded",
 }
@@ -222,8 +222,8 @@ def _describe_same(kind: CauseKind, places: Sequence[Place], side: Sequence[RunT
         return f"{msgspec.json.encode(value).decode()} on both sides"
     count = len(places)
     words = {
-        "config": f"{count} keys, all of one value",
-        "package": f"{count} packages, all of one version",
+        "config": "1 key, the same" if count == 1 else f"{count} keys, all the same",
+        "package": f"{count} packages, all the same",
         "switch": f"{count} switches, all the same",
         "hardware": "what is recorded of the machine is the same",
         "launch": "launched the same way",

@@ -43,7 +43,7 @@ from quark_core.analysis.explanation.results import (
     NoiseFloor,
     Parting,
 )
-from quark_core.analysis.explanation.sides import ExplainedRun, describe_side, load_runs
+from quark_core.analysis.explanation.sides import ExplainedRun, describe_runs, load_runs
 from quark_core.analysis.explanation.timing import find_hidden_difference
 from quark_core.analysis.explanation.verdict import Judgement, find_noise_floor, judge_change
 from quark_core.config.arguments import resolve_storage_dir
@@ -191,8 +191,8 @@ class _Explanation:
         result = ChangeExplanation(
             schema_version=CURRENT_SCHEMA_VERSION,
             generated_at=format_time(now_us()),
-            before=describe_side(self._before),
-            after=describe_side(self._after),
+            before=describe_runs(self._before),
+            after=describe_runs(self._after),
             metric_key=self._key,
             metric=self._metric,
             verdict=judgement.verdict,
@@ -303,9 +303,8 @@ class _Explanation:
         return "step" if self._metric is None else self._metric.unit
 
     def _name_sides(self) -> str:
-        return " ".join(
-            ",".join(run.run_id for run in side) for side in (self._before, self._after)
-        )
+        """One run of each side: a check is the first run again, with one thing exchanged."""
+        return f"{self._before[0].run_id} {self._after[0].run_id}"
 
     def _list_notes(self, notes: Sequence[str]) -> list[str]:
         out = list(notes)

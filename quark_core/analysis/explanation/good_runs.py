@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from quark_core.analysis.comparison.directions import infer_direction
 from quark_core.analysis.explanation.history import PastRun
+from quark_core.analysis.explanation.traits import encode_value, is_incidental
 from quark_core.errors import RunNotFoundError
 from quark_core.records.names import decode_name
 
@@ -35,7 +36,15 @@ def find_good_run(
             f"run {run_id} has no configuration, so nobody knows which runs are like it; "
             f"name the run to hold it against: quark why OTHER {run_id}"
         )
-    alike = [run for run in history if run.config_digest == digest and run.run_id != run_id]
+    own = next((run for run in history if run.run_id == run_id), None)
+    settings = None if own is None else _list_settings(own)
+    alike = [
+        run
+        for run in history
+        if run.run_id != run_id
+        and run.config_digest is not None
+        and (run.config_digest == digest or _list_settings(run) == settings)
+    ]
     if not alike:
         raise RunNotFoundError(
             f"no other run has the configuration of {run_id}, seeds aside; name the run to hold "
@@ -50,7 +59,6 @@ def find_good_run(
         )
     good = _take_better_half(whole, metric_key)
     places = {run.run_id: place for place, run in enumerate(history)}
-    own = next((run for run in history if run.run_id == run_id), None)
     place = places.get(run_id, -1)
     return min(
         good,
@@ -60,6 +68,15 @@ def find_good_run(
             places[run.run_id],
         ),
     )
+
+
+def _list_settings(run: PastRun) -> dict[str, bytes]:
+    """A configuration without seeds, and without what only names a run, such as `--name`."""
+    return {
+        place[1]: encode_value(value)
+        for place, value in run.traits.values.items()
+        if place[0] == "config" and not is_incidental(place)
+    }
 
 
 def _take_better_half(runs: Sequence[PastRun], metric_key: str | None) -> list[PastRun]:

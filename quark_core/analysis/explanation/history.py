@@ -128,7 +128,7 @@ def _make(summary: RunSummary, metric_key: str | None, data: Mapping[Place, Any]
     traits = replace(traits, values={**traits.values, **data})
     metric = None if metric_key is None else summary.metrics.get(metric_key)
     digest = stored.digests.config
-    if digest is None and stored.config is not None:
+    if digest is None and stored.config is not None and stored.config.values:
         digest = digest_config(stored.config.values)
     return PastRun(
         summary.run_id,

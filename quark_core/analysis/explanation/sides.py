@@ -8,10 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
-from quark_core.analysis.comparison.changes import find_seed
 from quark_core.analysis.comparison.results import RunReference
+from quark_core.analysis.comparison.sides import describe_side, open_target, refer_to_run
 from quark_core.analysis.explanation.traits import RunTraits, describe_traits
 from quark_core.analysis.outputs import open_analysis
 from quark_core.analysis.run_data import RunData
@@ -26,7 +24,7 @@ from quark_core.runs.reading import read_rows
 from quark_core.sessions.config_reads import CONFIG_READS
 from quark_core.sessions.session import TrainingSession
 
-__all__ = ["ExplainedRun", "describe_side", "load_runs"]
+__all__ = ["ExplainedRun", "describe_runs", "load_runs"]
 
 _MOST_FINGERPRINTS = 5_000
 
@@ -101,14 +99,7 @@ def load_runs(targets: Sequence[object], root: Path | None) -> list[ExplainedRun
 
 
 def _load(target: object, root: Path | None) -> ExplainedRun:
-    if isinstance(target, str):
-        known = open_runs.find(target)
-        if known is None:
-            read = open_for_reading(target, root)
-            # The beginning of an id may mean a run of this process.
-            known = open_runs.find(read.context.run_id) or read
-        target = TrainingSession(known)
-    assert isinstance(target, (TrainingSession, RunContext))
+    target = open_target(target, root)
     analysis = open_analysis(target)
     data = analysis.load()
     if isinstance(target, TrainingSession):
@@ -122,28 +113,6 @@ def _load(target: object, root: Path | None) -> ExplainedRun:
     return ExplainedRun(stored, data, run.reader, analysis.context)
 
 
-def describe_side(runs: Sequence[ExplainedRun]) -> RunReference:
+def describe_runs(runs: Sequence[ExplainedRun]) -> RunReference:
     """One side as the result shows it."""
-    members = tuple(_refer(run) for run in runs)
-    if len(members) == 1:
-        return members[0]
-    return replace(members[0], run_count=len(members), members=members)
-
-
-def _refer(run: ExplainedRun) -> RunReference:
-    record = run.stored.run
-    return RunReference(
-        run_id=run.run_id,
-        run_count=1,
-        project_name=record.project_name,
-        name=record.name,
-        status=record.status,
-        state=run.stored.state,
-        tags=record.tags,
-        git_commit=record.git_commit,
-        created_at=record.created_at,
-        ended_at=record.ended_at,
-        seed=find_seed(run.stored),
-        last_step=run.data.last_step,
-        analysis="none",
-    )
+    return describe_side(tuple(refer_to_run(run.stored, run.data, "none") for run in runs))

@@ -36,8 +36,8 @@ INSTALLED: Place = ("package", "installed.digest")
 """The digest over all that was installed, imported or not."""
 
 _INCIDENTAL = re.compile(
-    r"(^|[._/ -])(log(ging|_?every|_?interval|_?level|_?dir|_?freq)?|verbose|print|debug|wandb"
-    r"|tensorboard|report|progress|names?|notes?|tags?|output|out|store|save|checkpoint|ckpt"
+    r"(^|[._/ -])(log(ging|_?every|_?interval|_?level|_?dir|_?freq)?|verbose|print|debug"
+    r"|tracking|report|progress|names?|notes?|tags?|output|out|store|save|checkpoint|ckpt"
     r"|(output|run|save|work|exp|log|cache)_?dir|(run|exp|job)_?(name|id)|experiment|user|host)"
     r"([._/-]|$)",
     re.IGNORECASE,

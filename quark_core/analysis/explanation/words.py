@@ -57,7 +57,7 @@ def describe_change(result: ChangeExplanation) -> str:
     floor = result.noise_floor
     if floor is None:
         return line
-    told = f"+- {format_number(float(f'{floor.deviation:.2g}'))}"
+    told = f"± {format_number(float(f'{floor.deviation:.2g}'))}"
     if floor.source == "project":
         return f"{line} (seeds of other configurations lie {told} apart, {floor.run_count} runs)"
     mean = "" if floor.mean is None else f"{_show_figure(floor.mean)} "

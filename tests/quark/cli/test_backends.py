@@ -28,7 +28,9 @@ def test_installed_backends_are_listed(invoke):
     firsts = [words[0] for words in lines if words]
     assert firsts.index("csv") < firsts.index("embedded")
     can = " ".join(result.stdout.split("embedded")[-1].split())
-    assert "write, artifacts, changes, edits, generations, grid, groups, idempotent" in can
+    assert (
+        "write, artifacts, belonging, changes, edits, generations, grid, groups, idempotent" in can
+    )
     assert "left out" not in result.stdout
 
 
@@ -38,6 +40,7 @@ def test_json_lists_capabilities_and_origin(invoke):
     assert {"csv", "embedded"} <= by_name.keys()
     assert by_name["embedded"]["capabilities"] == [
         "artifacts",
+        "belonging",
         "changes",
         "edits",
         "generations",

@@ -226,3 +226,21 @@ def test_a_metric_that_does_not_say_which_way_needs_a_mode(invoke, sweep):
     result = invoke("groups", "-d", sweep, "--metric", "lossless")
     assert result.exit_code == 2
     assert "mode must be" in result.stderr
+
+
+def test_columns_may_be_listed_by_comma(invoke, sweep):
+    table = invoke("runs", "-d", sweep, "--group", "paper", "--columns", "groups, config.lr").stdout
+    assert "groups" in table
+    assert "config.lr" in table
+    wrong = invoke("runs", "-d", sweep, "--columns", "groups,config.")
+    assert wrong.exit_code == 2
+    assert "--columns" in wrong.output
+
+
+def test_a_group_that_no_run_is_in_is_described_and_said_to_be_empty(invoke, sweep):
+    project = read(invoke, sweep)[0]["project_name"]
+    said = invoke("groups", "describe", "papper", "Figures.", "-p", project, "-d", sweep)
+    assert said.exit_code == 0, said.output
+    assert "no run is in it" in said.output
+    said = invoke("groups", "describe", "paper", "Figures.", "-p", project, "-d", sweep)
+    assert "no run is in it" not in said.output

@@ -229,3 +229,12 @@ def test_an_ascii_terminal_is_enough(quark_command, tmp_path, log_run):
     assert "completed" in done.stdout
     assert "loss" in done.stdout
     assert done.stdout.isascii()
+
+
+def test_data_that_were_given_and_data_that_came_are_both_shown(invoke, tmp_path):
+    with quark.start_run(project="digits", storage_dir=tmp_path) as session:
+        session.fingerprint_data("train", [1.0, 2.0]).wait(30)
+        for _ in quark.watch_data([[1.0], [2.0]]):
+            pass
+    shown = invoke("show", session.run_id, "-d", tmp_path).stdout
+    assert shown.count("data train") == 2

@@ -1,12 +1,19 @@
 """Projects and groups are described, and their runs inherit."""
 
+import sqlite3
+import subprocess
+import sys
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import quark
+from quark_backends.service.client.edits import ServiceEdits
+from quark_backends.service.client.service_errors import Refused
+from quark_backends.service.protocol import ErrorCode
 from quark_core.backends.belonging import (
     BelongingEdit,
     StoredGroup,
@@ -17,7 +24,7 @@ from quark_core.backends.belonging import (
 )
 from quark_core.backends.edits import RunEdit, check_edit
 from quark_core.backends.registry import default_registry
-from quark_core.errors import SchemaValidationError
+from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary, open_reader
 
@@ -176,3 +183,80 @@ def test_bad_updates_are_refused():
         check_belonging_edit(BelongingEdit())
     with pytest.raises(SchemaValidationError, match="tag 'a'"):
         check_belonging_edit(BelongingEdit(add_tags=("a",), remove_tags=("a",)))
+
+
+def test_what_a_run_belongs_to_goes_with_it(tmp_path):
+    gone, kept = start(tmp_path, ["g/a"], {"gpu": 1}), start(tmp_path, ["g/b"], {"gpu": 2})
+    with open_editor(tmp_path) as store:
+        store.trash_runs([gone])
+        assert [group.path for group in store.list_groups()] == ["g", "g/b"]
+        store.collect_trash()
+    found = quark.search_runs(where="'g' in groups and field.gpu > 0", storage_dir=tmp_path)
+    assert [run.run_id for run in found] == [kept]
+    with closing(sqlite3.connect(tmp_path / ".quark" / "quark.db")) as database:
+        for table in ("run_field", "run_group_member"):
+            assert database.execute(f"SELECT count(*) FROM {table}").fetchone() == (1,)
+
+
+_ADDING = """
+import sys
+sys.path.insert(0, {here!r})
+from test_belonging import RunEdit, open_editor
+from pathlib import Path
+with open_editor(Path({root!r})) as store:
+    for number in range(1000):
+        store.edit_run({run!r}, RunEdit(add_groups=(f"{name}/{{number}}",)), by="me")
+        print(number, flush=True)
+"""
+
+
+def test_two_processes_change_groups_and_are_killed(tmp_path):
+    run = start(tmp_path, ["own"])
+    here = str(Path(__file__).parent)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _ADDING.format(here=here, root=str(tmp_path), run=run, name=n)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for n in ("a", "b")
+    ]
+    told = []
+    for process in processes:
+        while process.stdout.readline() != "9\n":
+            assert process.poll() is None
+    for name, process in zip(("a", "b"), processes, strict=True):
+        process.kill()
+        rest = process.communicate()[0].split()
+        told += [f"{name}/{number}" for number in (*range(10), *map(int, rest))]
+    stored = open_reader(tmp_path).load_run(run)
+    assert {"own", *told} <= {*stored.run.groups}
+    # One more of each may be stored that it could not tell of any more.
+    assert len(stored.run.groups) <= len(told) + 1 + 2
+    found = quark.search_runs(where=f"group == '{told[-1]}'", storage_dir=tmp_path)
+    assert [each.run_id for each in found] == [run]
+
+
+def test_an_older_service_says_that_it_keeps_none(tmp_path):
+    run = start(tmp_path, [])
+    known = open_reader(tmp_path).load_run(run).to_dict()
+    for name in ("fields", "digests", "progress"):
+        del known[name]
+    for name in ("groups", "fork_step"):
+        del known["run"][name]
+
+    def fetch(call, _kind):
+        if call.path.endswith("/edit"):
+            return known
+        raise Refused(404, "no such route", code=ErrorCode.NOT_FOUND)
+
+    service = ServiceEdits("https://old", fetch, nullcontext, read_only=False)
+    with pytest.raises(SessionStoreError, match="too old to keep groups and fields, so 'a' was"):
+        service.edit_run(run, RunEdit(name="n", add_groups=("a",)), by="me")
+    stored = service.edit_run(run, RunEdit(name="n"), by="me")
+    assert (stored.run.groups, stored.fields, stored.progress) == ((), {}, None)
+    assert stored.digests == open_reader(tmp_path).load_run(run).digests
+    with pytest.raises(SessionStoreError, match="too old to know of projects"):
+        service.list_groups()
+    with pytest.raises(SessionStoreError, match="too old to edit or to stop runs, or to describe"):
+        service.update_project("p", BelongingEdit(description="d"), by="me")

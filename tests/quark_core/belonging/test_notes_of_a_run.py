@@ -60,6 +60,19 @@ def test_fields_keep_their_types_and_the_last_value_counts(root):
     assert type(fields["amp"]) is bool
 
 
+def test_a_stage_of_ones_own_is_a_field_that_searches_know(root):
+    """What Track has a custom status for; whether a run is done stays one of four words."""
+    with quark.start_run(project="p", storage_dir=root) as session:
+        session.annotate(stage="warm-up")
+        session.flush("stored")
+        where = "field.stage == 'warm-up' and status == 'running'"
+        (found,) = quark.search_runs(where=where, storage_dir=root)
+        assert found.run_id == session.run_id
+        session.annotate(stage="tuning")
+    assert len(quark.search_runs(where="field.stage == 'warm-up'", storage_dir=root)) == 0
+    assert load(session, root).fields == {"stage": "tuning"}
+
+
 def test_what_a_session_gives_of_its_fields_changes_nothing(root):
     with quark.start_run(project="p", storage_dir=root) as session:
         session.annotate(shape=[1])

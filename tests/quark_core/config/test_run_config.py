@@ -3,7 +3,7 @@
 import json
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -76,6 +76,39 @@ def take(value):
     return snapshot.values["x"], snapshot.notes
 
 
+class Dotted(MutableMapping):
+    """A dictionary as Ato's `ADict` is one: of no type of Python's, nested, and it freezes."""
+
+    def __init__(self, **values):
+        vars(self).update(_values=values, _frozen=False, _read=set())
+
+    def __getitem__(self, key):
+        self._read.add(key)
+        return self._values[key]
+
+    def __setitem__(self, key, value):
+        if self._frozen:
+            raise ValueError("frozen")
+        self._values[key] = value
+
+    def __delitem__(self, key):
+        del self._values[key]
+
+    def __iter__(self):
+        return iter(self._values)
+
+    def __len__(self):
+        return len(self._values)
+
+    def __getattr__(self, key):
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(key) from None
+
+    __setattr__ = __setitem__
+
+
 OPTIMIZER = {"lr": 0.1, "betas": [0.9, 0.999], "path": "a/b", "extra": {"amsgrad": False}}
 
 
@@ -96,6 +129,14 @@ def test_mappings_namespaces_and_dataclasses_are_configs(config, values):
     snapshot = snapshot_config(config)
 
     assert snapshot.values == values
+    assert snapshot.notes == ()
+
+
+def test_a_dictionary_of_another_library_that_is_none_of_pythons_is_a_config():
+    config = Dotted(lr=0.1, model=Dotted(depth=3, layers=[64, 128]))
+    vars(config)["_frozen"] = True
+    snapshot = snapshot_config(config)
+    assert snapshot.values == {"lr": 0.1, "model": {"depth": 3, "layers": [64, 128]}}
     assert snapshot.notes == ()
 
 

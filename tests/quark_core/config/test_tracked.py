@@ -7,8 +7,10 @@ import pickle
 from argparse import Namespace
 
 import pytest
+from click.testing import CliRunner
 
 import quark
+from quark.cli.main import cli
 from quark_core.config.tracked import list_reads, tracked
 from quark_core.records.query import Query
 
@@ -83,3 +85,13 @@ def test_a_run_keeps_at_its_end_what_was_read_and_its_own_snapshot_reads_nothing
     (said,) = run.open_run.read("fingerprint", Query()).to_records()
     assert said.key == "config_reads"
     assert json.loads(json.dumps(said.metadata))["read"] == ["lr"]
+
+
+def test_show_says_which_keys_were_never_read(tmp_path):
+    """Ato's `get_minimal_config`: what is left of a configuration that matters."""
+    config = quark.tracked(CONFIG)
+    with quark.start_run(project="p", storage_dir=tmp_path, config=config) as session:
+        assert config.lr == 0.1
+    shown = CliRunner().invoke(cli, ["show", session.id, "-d", str(tmp_path)])
+    unread = sorted({"optimizer.momentum", "optimizer.name", "never"})
+    assert f"1 of 4 keys were read, never: {', '.join(unread)}" in " ".join(shown.output.split())

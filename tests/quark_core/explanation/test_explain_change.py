@@ -1,5 +1,9 @@
 """explain_change, over real runs: is there a change, what differs, and who did it."""
 
+import numpy as np
+
+import quark
+
 BASE = {"lr": 0.1, "augment": "strong", "log_every": 50}
 
 
@@ -46,3 +50,38 @@ def test_runs_of_different_lengths_are_taken_by_their_own_ends(project):
     assert found.verdict == "worse"
     assert [cause.place for cause in found.causes] == ["steps"]
     assert any("own end" in note for note in found.notes)
+
+
+def watch(project, samples, *, seed=0, level=0.9):
+    """A run whose data have two fingerprints of one key: the file's, and that of what came."""
+    values = {"lr": 0.1, "seed": seed}
+    with quark.start_run(project=project.name, storage_dir=project.root, config=values) as session:
+        session.fingerprint_data("train", np.arange(10.0)).wait(30)
+        for _ in quark.watch_data([np.full((4, 2), sample) for sample in samples]):
+            pass
+        metrics = quark.MetricsLogger(session)
+        for step in range(10):
+            metrics.log("val/acc", level * (1 - 0.5 ** (step + 1)), step=step)
+    return session.run_id
+
+
+def test_samples_that_differ_are_told_by_what_came_and_not_by_the_file(project):
+    found = project.explain(watch(project, (1.0, 2.0)), watch(project, (1.0, 3.0), level=0.2))
+    data = [cause for cause in (*found.causes, *found.differences) if cause.kind == "data"]
+    assert [cause.place for cause in data] == ["samples of train"]
+    assert data[0].before != data[0].after
+    assert ("data", "train") in {(remark.kind, remark.place) for remark in found.ruled_out}
+
+
+def test_several_runs_a_side_are_checked_by_one_of_each(project):
+    seeds = range(4)
+    before = [project.run({"lr": 0.1}, seed=seed, level=0.9) for seed in seeds]
+    after = [project.run({"lr": 0.9}, seed=seed, level=0.5) for seed in seeds]
+    (check,) = project.explain(before, after).checks
+    assert check.command == f"quark why {before[0]} {after[0]} --check 3"
+
+
+def test_a_run_is_held_against_a_good_one_that_has_another_name_in_its_configuration(project):
+    seeds = [project.run({**BASE, "name": f"base-{seed}"}, seed=seed) for seed in range(3)]
+    worse = project.run({**BASE, "name": "late"}, level=0.5, seed=1)
+    assert project.explain(worse, None).before.run_id == seeds[1]

@@ -15,6 +15,7 @@ import { Explanation } from "./compare_why.js";
 import { Refused, askJson, isPassing, poll } from "./connection.js";
 import { GroupStore } from "./group_store.js";
 import { takeKeys } from "./keyboard.js";
+import { useLate } from "./late.js";
 import { change, go, makeLink } from "./links.js";
 import { writeMany, writeNumber, writeStep, writeValue } from "./texts.js";
 
@@ -25,9 +26,10 @@ const MOST_CHARTS = 48;
 const CHART_REM = 24;
 const SMOOTHEST = 0.99;
 const TABS = [
-  { name: "curves", title: "Curves" }, { name: "why", title: "Why" }, { name: "scatter", title: "Scatter" }, { name: "parallel", title: "Parallel" },
+  { name: "curves", title: "Curves" }, { name: "why", title: "Why" }, { name: "code", title: "Code" }, { name: "scatter", title: "Scatter" }, { name: "parallel", title: "Parallel" },
   { name: "layers", title: "Layers by change" }, { name: "phases", title: "Phases" },
 ];
+const loadSources = () => import("./sources.js");
 const AXES = [["step", "step"], ["epoch", "epoch"], ["relative", "time since the start"]];
 
 /** What the address says of how to look. @param {URLSearchParams} query @param {number} count of sides */
@@ -126,11 +128,19 @@ function Comparison({ data, place, version }) {
       ${look.tab === "curves" && html`<${Curves} data=${data} look=${look} query=${place.query} sides=${sides} version=${version} />`}
       ${look.tab === "why" && (isPair ? html`<${Explanation} judged=${sides[look.other]} baseline=${sides[look.base]} names=${names} version=${version} />`
         : html`<p class="quiet">${waits}</p>`)}
+      ${look.tab === "code" && (isPair ? html`<${LateDiffs} judged=${sides[look.other]} baseline=${sides[look.base]} names=${names} version=${version} />`
+        : html`<p class="quiet">${waits}</p>`)}
       ${look.tab === "scatter" && html`<${Scatter} data=${data} query=${place.query} hidden=${look.hidden} version=${version} />`}
       ${look.tab === "parallel" && html`<${Parallel} data=${data} query=${place.query} hidden=${look.hidden} version=${version} />`}
       ${look.tab === "layers" && (result ? html`<${LayerChanges} result=${result} names=${names} />` : html`<p class="quiet">${waits}</p>`)}
       ${look.tab === "phases" && (result ? html`<${PhasePair} result=${result} names=${names} />` : html`<p class="quiet">${waits}</p>`)}
     </div>`;
+}
+
+/** @param {Record<string, any>} props those of `SourceDiffs` */
+function LateDiffs(props) {
+  const page = useLate(loadSources);
+  return page && html`<${page.SourceDiffs} ...${props} />`;
 }
 
 /** @param {string} primary @param {string} reference @param {any} look @param {number} version */

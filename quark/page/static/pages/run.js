@@ -25,10 +25,11 @@ import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
 
 const RUNNING_MS = 1000;
 const ENDED_MS = 5000;
-const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["console", Console], ["artifacts", Artifacts], ["system", LateSystem], ["batches", Batches], ["samples", LateSamples]]));
+const PANELS = new Map(/** @type {[string, any][]} */ ([["events", Events], ["console", Console], ["artifacts", Artifacts], ["system", LateSystem], ["batches", Batches], ["samples", LateSamples], ["code", LateSources]]));
 const ENTRIES = 1000;
 const loadSystem = () => import("./system.js");
 const loadSamples = () => import("./samples.js");
+const loadSources = () => import("./sources.js");
 
 /** @typedef {{ x: string, window: [number, number] | null, find: string, smooth: number,
  *   isLog: boolean, attempts: string, ranks: string, tab: string }} View */
@@ -148,7 +149,7 @@ function Run({ first, place }) {
       <p class="hidden" role="status" aria-live="polite" id="news">${news}</p>
       <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []}
         window=${chart.stepWindow} zoom=${(/** @type {number} */ from, /** @type {number} */ to) => chart.zoomSteps(from, to)} />
-      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, stream: null, table: null, sort: null, rows: null, where: null, set: null, near: null, first: null })} />
+      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, stream: null, table: null, sort: null, rows: null, where: null, set: null, near: null, first: null, source: null, attempt: null })} />
       <div id="panel" role="tabpanel" aria-labelledby=${`tab-${view.tab}`}>
         ${view.tab === "charts" && html`<${Controls} view=${view} data=${data} metrics=${metrics} />
           <${LateNear} isShown=${hasSamples(data)} run=${id} query=${place.query} heard=${heard} />
@@ -170,6 +171,12 @@ function LateSystem(props) {
 function LateSamples(props) {
   const page = useLate(loadSamples);
   return page && html`<${page.Samples} ...${props} />`;
+}
+
+/** @param {Record<string, any>} props those of `Sources` */
+function LateSources(props) {
+  const page = useLate(loadSources);
+  return page && html`<${page.Sources} ...${props} />`;
 }
 
 /** @param {any} data */

@@ -24,7 +24,7 @@ export const TABS = [
   { name: "charts", title: "Charts" }, { name: "system", title: "System and ranks", kind: "telemetry" },
   { name: "batches", title: "Batches", kind: "batch" }, { name: "samples", title: "Samples", kind: "sample" }, { name: "events", title: "Events and logs" },
   { name: "console", title: "Console", kind: "console" },
-  { name: "artifacts", title: "Artifacts" }, { name: "config", title: "Config" },
+  { name: "artifacts", title: "Artifacts" }, { name: "code", title: "Code" }, { name: "config", title: "Config" },
   { name: "delivery", title: "Delivery" },
 ];
 

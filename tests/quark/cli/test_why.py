@@ -1,0 +1,59 @@
+"""`quark why`: what it prints, for people and for programs, and how it ends."""
+
+import json
+
+import quark
+
+
+def rise(level, wobble=0.0):
+    return [level * (1 - 0.7 ** (step + 1)) + wobble for step in range(30)]
+
+
+def log_seeds(log_run, root):
+    for seed in range(4):
+        values = {"val/acc": rise(0.9, 0.002 * seed)}
+        log_run(root, f"good-{seed}", values=values, config={"lr": 0.1, "seed": seed})
+    log_run(root, "bad-0", values={"val/acc": rise(0.5)}, config={"lr": 9.0, "seed": 0})
+
+
+def test_it_says_verdict_parting_and_cause_in_columns(tmp_path, log_run, invoke):
+    log_seeds(log_run, tmp_path)
+    done = invoke("why", "good-0", "bad-0", "-d", tmp_path)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("val/acc  0.9")
+    assert "worse" in lines[0]
+    assert any(line.startswith("The curves part at step 0") for line in lines)
+    (cause,) = [line for line in lines if line.startswith("Probably")]
+    assert cause.split()[1:6] == ["config", "lr", "0.1", "->", "9.0"]
+    assert [line for line in lines if line.startswith("Unknown") and "data" in line]
+
+
+def test_json_and_status_are_for_programs(tmp_path, log_run, invoke):
+    log_seeds(log_run, tmp_path)
+    done = invoke("why", "good-0", "bad-0", "-d", tmp_path, "--json", "--fail-on-worse")
+    assert done.exit_code == 3
+    said = json.loads(done.stdout)
+    assert (said["verdict"], said["causes"][0]["place"]) == ("worse", "lr")
+    again = invoke("why", "good-0", "good-1", "-d", tmp_path, "--fail-on-worse")
+    assert again.exit_code == 0
+    assert "no change beyond chance" in again.stdout
+
+
+def test_groups_by_comma_and_one_run_alone(tmp_path, log_run, invoke):
+    log_seeds(log_run, tmp_path)
+    log_run(tmp_path, "late", values={"val/acc": rise(0.4)}, config={"lr": 0.1, "seed": 3})
+    group = invoke("why", "good-0,good-1,good-2", "bad-0", "-d", tmp_path, "--json")
+    assert json.loads(group.stdout)["before"]["run_count"] == 3
+    alone = json.loads(invoke("why", "late", "-d", tmp_path, "--json").stdout)
+    assert (alone["before"]["run_id"], alone["after"]["run_id"]) == ("good-3", "late")
+    assert "against good-3, the last good run" in invoke("why", "late", "-d", tmp_path).stdout
+
+
+def test_a_check_without_yes_runs_nothing(tmp_path, log_run, invoke):
+    log_seeds(log_run, tmp_path)
+    done = invoke("why", "good-0", "bad-0", "-d", tmp_path, "--check", "2")
+    assert "cannot be run" in done.stdout or "2 runs of the first" in done.stdout
+    assert "Nothing was run" in done.stdout
+    assert len(quark.search_runs(storage_dir=tmp_path)) == 5
+    assert invoke("why", "good-0,good-1", "bad-0", "-d", tmp_path, "--check", "2").exit_code == 2
