@@ -47,7 +47,7 @@ SESSION_CALLS = {
     "watch_data": lambda s, m, v: iterate(quark.watch_data(v)),
     "watch_data name": lambda s, m, v: iterate(quark.watch_data([1], v)),
     "watch_data ids": lambda s, m, v: iterate(quark.watch_data([1], "n", sample_ids=v)),
-    "trace": lambda s, m, v: quark.trace(v)(len),
+    "trace": lambda s, m, v: quark.trace(v),
     "trace target": lambda s, m, v: quark.trace("x")(v),
     "trace output": lambda s, m, v: quark.trace("x", output=v),
     "trace init": lambda s, m, v: quark.trace("x", init=v),
