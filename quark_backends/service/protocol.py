@@ -644,6 +644,7 @@ class WorkspaceReply(msgspec.Struct, frozen=True, kw_only=True):
         protocol, server: Newest version of the protocol that it speaks, and its own.
         limits: Name -> bound, as the server was set up.
         page: Whether the server shows runs to people too, at its own address.
+        keeps_sources: Whether its owner wants the text of the code that runs are made of.
     """
 
     workspace: str
@@ -653,6 +654,7 @@ class WorkspaceReply(msgspec.Struct, frozen=True, kw_only=True):
     server: str
     limits: dict[str, int]
     page: bool = False
+    keeps_sources: bool = False
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):

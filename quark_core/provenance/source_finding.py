@@ -6,14 +6,23 @@ import contextlib
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CELLS_PATH", "SourceRoot", "SourceSurvey", "find_root", "survey_sources"]
+__all__ = [
+    "CELLS_PATH",
+    "COMMAND_PATH",
+    "SourceRoot",
+    "SourceSurvey",
+    "find_root",
+    "survey_sources",
+]
 
 CELLS_PATH = "notebook-cells.py"
 """Under which the executed cells of a notebook are kept, as one document."""
+COMMAND_PATH = "command-line.py"
+"""Under which the code that follows `python -c` is kept."""
 
 _PYTHON_SUFFIXES = (".py", ".pyw")
 _ENVIRONMENT_PARTS = ("site-packages", "dist-packages", "node_modules", "__pypackages__")
@@ -22,6 +31,9 @@ _OWN_PACKAGES = frozenset({"quark", "quark_backends", "quark_core", "quark_torch
 _MOST_OUTSIDE = 50
 _MOST_FILES = 20_000
 _MOST_LEVELS = 100
+# Options of Python whose value may be the next argument.
+_VALUED_LETTERS = "WX"
+_VALUED_OPTIONS = ("--check-hash-based-pycs",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +122,8 @@ def _find_main() -> tuple[str | None, str]:
         return None, "notebook"
     path = _find_file(sys.modules.get("__main__"))
     if path is None:
-        arguments = list(getattr(sys, "orig_argv", ()))
-        if "-c" in arguments[1:]:
+        arguments = sys.orig_argv
+        if _find_command(arguments) is not None:
             return None, "command"
         if getattr(sys, "ps1", None) is not None:
             return None, "interactive"
@@ -123,6 +135,29 @@ def _find_main() -> tuple[str | None, str]:
     ):
         return None, entry
     return path, entry
+
+
+def _find_command(arguments: Sequence[str]) -> str | None:
+    """The code behind `-c`, as Python itself reads its arguments; None where there is none."""
+    rest = iter(arguments[1:])
+    for argument in rest:
+        if not argument.startswith("-") or argument == "-":
+            return None
+        if argument.startswith("--"):
+            if argument in _VALUED_OPTIONS:
+                next(rest, None)
+            continue
+        for place, letter in enumerate(argument[1:], 2):
+            value = argument[place:]
+            if letter == "c":
+                return value or next(rest, None)
+            if letter == "m":
+                return None
+            if letter in _VALUED_LETTERS:
+                if not value:
+                    next(rest, None)
+                break
+    return None
 
 
 def _is_executable_of(path: str) -> bool:
@@ -189,7 +224,9 @@ def _add_entry(survey: SourceSurvey, root: SourceRoot) -> None:
         cells = _read_cells()
         if cells:
             survey.texts[CELLS_PATH] = cells
-    elif root.entry in ("command", "stdin", "interactive", "other"):
+    elif root.entry == "command":
+        survey.texts[COMMAND_PATH] = _find_command(sys.orig_argv) or ""
+    elif root.entry in ("stdin", "interactive", "other"):
         survey.left_out[f"<{root.entry}>"] = "code that lies in no file"
 
 

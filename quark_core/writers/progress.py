@@ -172,11 +172,11 @@ class _Board:
             if stream is None:
                 self._next_line_s = now_s + _LINE_S
                 return
-            in_place = stream.isatty()
-            self._next_line_s = now_s + (_IN_PLACE_S if in_place else _LINE_S)
-            if in_place:
+            if stream.isatty():
+                self._next_line_s = now_s + _IN_PLACE_S
                 self._print_in_place(stream, last=last)
             elif not last:
+                self._next_line_s = now_s + _LINE_S
                 self._print_line(stream)
         except Exception as error:  # noqa: BLE001 - a line is worth no step
             self._next_line_s = math.inf

@@ -213,7 +213,11 @@ def test_an_open_run_tells_what_it_has_so_far(project):
     ("arguments", "entry", "paths"),
     [
         (["-m", "pkg.run"], "module", ["pkg/__init__.py", "pkg/run.py"]),
-        (["-c", "import pkg.run"], "command", ["pkg/__init__.py", "pkg/run.py"]),
+        (
+            ["-X", "dev", "-Bc", "import pkg.run", "-m"],
+            "command",
+            ["command-line.py", "pkg/__init__.py", "pkg/run.py"],
+        ),
         (["-"], "stdin", ["pkg/__init__.py", "pkg/run.py"]),
         (["-I", "started.py"], "script", ["pkg/__init__.py", "pkg/run.py", "started.py"]),
     ],
@@ -228,7 +232,14 @@ def test_every_way_to_begin_a_program(project, arguments, entry, paths):
     )
     kept = project.read(project.train(*arguments, stdin="import pkg.run\n"))
     assert (kept.entry, list(kept)) == (entry, paths)
-    assert bool(kept.left_out) == (entry in ("command", "stdin"))
+    assert bool(kept.left_out) == (entry == "stdin")
+
+
+def test_the_code_of_a_command_line_is_kept_without_its_secrets(project):
+    project.write_training(path="run.py")
+    token = "hf_" + "abcdefghij" * 3
+    kept = project.read(project.train(f"-cTOKEN = '{token}'; import run"))
+    assert kept["command-line.py"].text == "TOKEN = '[redacted]'; import run"
 
 
 def test_a_script_of_another_folder_has_its_own_root(project, tmp_path):
