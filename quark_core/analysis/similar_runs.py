@@ -82,7 +82,7 @@ def find_similar_runs(
         RunNotFoundError: There is no such run.
         SessionStoreError: There is no store, or it cannot be read.
     """
-    if by not in get_args(SimilarBy):
+    if not isinstance(by, str) or by not in get_args(SimilarBy):
         raise SchemaValidationError(
             f"by must be one of {', '.join(get_args(SimilarBy))}, got {describe_argument(by)}"
         )

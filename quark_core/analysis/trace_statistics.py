@@ -146,6 +146,8 @@ def collect_statistics(
 ) -> tuple[TraceStatistics, ...]:
     """As `trace_statistics`, of a reader that is open."""
     check_label(project, "project")
+    if name is not None:
+        check_label(name, "name")
     wished = None if metric is None else choose_mode(metric, mode)
     runs = find_runs(reader, build_search(project=project, archived=True))
     runs.sort(key=lambda run: (run.stored.run.created_at, run.run_id))

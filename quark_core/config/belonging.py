@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from quark_core.config.arguments import check_label, check_tags, describe_argument
+from quark_core.config.arguments import check_label, check_tags, describe_argument, list_given
 from quark_core.config.redaction import redact_values
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject, encode_json, normalize_json
@@ -85,11 +85,12 @@ def check_groups(groups: str | Iterable[str] | None, argument: str = "group") ->
         raise SchemaValidationError(
             f"{argument} must be a str or an iterable of str, not {type(groups).__name__}"
         )
-    paths = {check_group_path(path, f"{argument}[{i}]") for i, path in enumerate(groups)}
-    if len(paths) > _MAX_GROUPS:
+    listed = list_given(groups, argument, _MAX_GROUPS)
+    if len(listed) > _MAX_GROUPS:
         raise SchemaValidationError(
-            f"{argument} has {len(paths)} paths; at most {_MAX_GROUPS} are allowed"
+            f"{argument} has more than {_MAX_GROUPS} paths, which is how many are allowed"
         )
+    paths = {check_group_path(path, f"{argument}[{i}]") for i, path in enumerate(listed)}
     return tuple(sorted(paths))
 
 
@@ -109,13 +110,19 @@ def check_fields(fields: object, argument: str = "fields") -> JsonObject:
         raise SchemaValidationError(
             f"{argument} must be a mapping of names and values, not {type(fields).__name__}"
         )
-    if len(fields) > _MAX_FIELDS:
+    try:
+        listed = list(fields.items())
+    except Exception as error:
         raise SchemaValidationError(
-            f"{argument} has {len(fields)} entries; at most {_MAX_FIELDS} are allowed"
+            f"{argument} cannot be gone through: {type(error).__name__}: {error!s:.60}"
+        ) from error
+    if len(listed) > _MAX_FIELDS:
+        raise SchemaValidationError(
+            f"{argument} has {len(listed)} entries; at most {_MAX_FIELDS} are allowed"
         )
     checked: dict[str, Any] = {}
-    for name, value in fields.items():
-        known = _check_field_name(name, f"{argument}: the name {str(name)[:60]!r}")
+    for name, value in listed:
+        known = _check_field_name(name, f"{argument}: the name {describe_argument(name)}")
         normal = normalize_json(value, f"{argument}[{known[:60]!r}]")
         size = len(encode_json(normal))
         if size > MAX_FIELD_BYTES:

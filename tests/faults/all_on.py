@@ -115,6 +115,14 @@ def list_done(told):
     return [float(line.split()[1]) for line in told.splitlines() if line.startswith("step ")]
 
 
+def list_to_last(told):
+    """The steps up to the last one whose `log` has returned, where lines in between may lack.
+
+    What a pipe has given to `readline` ahead of its time is not in what `communicate` returns.
+    """
+    return list(map(float, range(int(max(list_done(told))) + 1)))
+
+
 def read_steps(run_id, storage_dir):
     metrics = quark.MetricsLogger(quark.open_run(run_id, storage_dir))
     return [record.value for record in metrics.read(metric_key="m")]

@@ -14,6 +14,7 @@ from all_on import (
     count_warnings,
     launch,
     list_done,
+    list_to_last,
     read_run_id,
     read_steps,
     read_to_step,
@@ -100,7 +101,7 @@ def test_a_killed_run_that_goes_on_with_other_code_has_each_step_once_and_both_c
     told, errors = kill(job)
     told = begun + told
     assert_calm(errors)
-    done = list_done(told)
+    done = list_to_last(told)
     again = write_project(tmp_path / "project", RESUME)
     (tmp_path / "project" / "parts.py").write_text("def scale(batch, rate):\n    return batch\n")
     job = launch(again, runs, run_id, len(done))
@@ -108,7 +109,7 @@ def test_a_killed_run_that_goes_on_with_other_code_has_each_step_once_and_both_c
     assert told.endswith("ended\n"), errors
     assert_calm(errors)
     expected = [*done, *list_done(told)]
-    assert expected == list(map(float, range(len(expected))))
+    assert expected == list(map(float, range(len(done) + 20)))
     # A call that had not returned may be there as well; the next attempt has made it again.
     assert read_steps(run_id, runs) == expected
     assert quark.read_sources(run_id, runs)["parts.py"].text.endswith("return batch\n")
@@ -128,7 +129,7 @@ def test_a_full_disk_and_then_a_kill_cost_no_step(tmp_path, mount, when):
     assert_calm(errors)
     (disk / "filler").unlink()
     sync(disk)
-    done = list_done(begun + told)
+    done = list_to_last(begun + told)
     assert read_steps(run_id, disk)[: len(done)] == done
     assert_readable(run_id, disk)
 
@@ -163,7 +164,8 @@ def test_a_failing_journal_a_locked_store_and_a_kill_cost_no_step(tmp_path):
     assert job.returncode == -signal.SIGKILL, errors
     assert_calm(errors)
     sync(runs)
-    assert list_done(told) == read_steps(run_id, runs) == list(map(float, range(500)))
+    assert list_done(told)[-1] == 499.0
+    assert read_steps(run_id, runs) == list(map(float, range(500)))
     assert quark.open_run(run_id, runs).fields["gpu"] == "V100"
 
 
@@ -201,7 +203,7 @@ def test_the_end_is_bounded_while_a_fingerprint_hangs_and_the_store_is_locked(
         told, errors = job.communicate(timeout=60)
     assert job.returncode == status, errors
     sync(runs)
-    done = list_done(first + told)
+    done = list_to_last(first + told)
     assert read_steps(run_id, runs)[: len(done)] == done
     assert quark.open_run(run_id, runs).context.run.status == "interrupted"
 

@@ -72,8 +72,7 @@ _CUT_MARGIN = 8 * 1024
 # So much of a program's literals is looked at first, and none that is shorter is a secret.
 _LITERAL = re.compile(
     r"(?:pass|token|key|secret|auth|pw|cred|pswd)[\w.-]{0,20}[\"']?\]?[ \t]{0,8}[:=][ \t]{0,8}"
-    r"[bfru]?[\"'][^\s\"']{8}",
-    re.IGNORECASE,
+    r"[bfru]?[\"'][^\s\"']{8}"
 )
 _SHORTEST_LITERAL = 8
 
@@ -133,7 +132,10 @@ def redact_code(text: str) -> str:
     if "://" in text:
         text = _USER_INFO.sub(_hide_user_info, text)
     # Most programs have no literal under such a name, and are read no further.
-    return _redact_named(text, _ASSIGNED, _is_literal) if _LITERAL.search(text) else text
+    lowered = text.lower()
+    if not any(map(lowered.__contains__, _STEMS)) or _LITERAL.search(lowered) is None:
+        return text
+    return _redact_named(text, _ASSIGNED, _is_literal)
 
 
 def _redact_once(text: str) -> str:
