@@ -17,6 +17,7 @@ __all__ = [
     "check_run_id",
     "check_tag",
     "check_tags",
+    "describe_argument",
     "may_be_run_id",
     "resolve_storage_dir",
     "working_directory",
@@ -24,6 +25,14 @@ __all__ = [
 
 _MAX_NOTES = 100_000
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def describe_argument(value: object) -> str:
+    """What somebody gave, as an error message shows it; whatever it is, this raises nothing."""
+    try:
+        return repr(value)[:60]
+    except Exception:  # noqa: BLE001 - foreign code, or an integer of too many digits
+        return f"a {type(value).__name__}"
 
 
 def check_run_id(run_id: object, argument: str = "run_id") -> str:
@@ -38,7 +47,7 @@ def check_run_id(run_id: object, argument: str = "run_id") -> str:
     if not may_be_run_id(run_id):
         raise SchemaValidationError(
             f"{argument} may hold letters, digits, '.', '_' and '-' and not begin with '.', "
-            f"got {run_id!r}"
+            f"got {describe_argument(run_id)}"
         )
     return run_id
 
@@ -48,7 +57,7 @@ def may_be_run_id(text: str) -> bool:
     return set(text) <= _ID_CHARACTERS and not text.startswith(".")
 
 
-def check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
+def check_tags(tags: Iterable[str] | None, argument: str = "tags") -> tuple[str, ...]:
     """Sorted tags without duplicates.
 
     Raises:
@@ -57,10 +66,12 @@ def check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
     if tags is None:
         return ()
     if isinstance(tags, str):
-        raise SchemaValidationError("tags must be an iterable of str, not one str")
+        raise SchemaValidationError(f"{argument} must be an iterable of str, not one str")
     if not isinstance(tags, Iterable):
-        raise SchemaValidationError(f"tags must be an iterable of str, not {type(tags).__name__}")
-    return tuple(sorted({check_tag(tag, f"tags[{i}]") for i, tag in enumerate(tags)}))
+        raise SchemaValidationError(
+            f"{argument} must be an iterable of str, not {type(tags).__name__}"
+        )
+    return tuple(sorted({check_tag(tag, f"{argument}[{i}]") for i, tag in enumerate(tags)}))
 
 
 def check_tag(tag: object, argument: str) -> str:

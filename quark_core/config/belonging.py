@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from quark_core.config.arguments import check_label, check_tags
+from quark_core.config.arguments import check_label, check_tags, describe_argument
 from quark_core.config.redaction import redact_values
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject, encode_json, normalize_json
@@ -133,7 +133,7 @@ def check_field_names(names: Iterable[str] | None, argument: str = "fields") -> 
     Raises:
         SchemaValidationError: Not an iterable of good names.
     """
-    return tuple(_check_field_name(name, argument) for name in check_tags(names))
+    return tuple(_check_field_name(name, argument) for name in check_tags(names, argument))
 
 
 def _check_field_name(name: object, argument: str) -> str:
@@ -149,8 +149,11 @@ def check_if_done(if_done: object) -> IfDone | None:
     Raises:
         SchemaValidationError: Not one of its words.
     """
-    if if_done is not None and if_done not in get_args(IfDone):
+    if if_done is None:
+        return None
+    if not isinstance(if_done, str) or if_done not in get_args(IfDone):
         raise SchemaValidationError(
-            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, got {if_done!r:.60}"
+            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, "
+            f"got {describe_argument(if_done)}"
         )
     return if_done  # type: ignore[return-value]

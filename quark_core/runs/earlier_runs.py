@@ -24,7 +24,7 @@ from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 from quark_core.delivery.lane_files import Lease
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import ConfigSnapshot
-from quark_core.records.json_object import JsonObject
+from quark_core.records.json_object import JsonObject, flatten_json
 from quark_core.records.run_digests import digest_config, is_seed
 from quark_core.runs.primary_reach import PrimaryReach
 
@@ -152,13 +152,10 @@ def _decide(if_done: IfDone, runs: Sequence[StoredRun], uid: str) -> EarlierRuns
     return EarlierRuns(unfinished=unfinished, fields=fields)
 
 
-def _list_seeds(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _list_seeds(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Path and value of each seed of a configuration; 1 and 1.0 are one."""
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _list_seeds(value, f"{path}.")
-        elif is_seed(path):
+    for path, value in flatten_json(values):
+        if is_seed(path):
             whole = isinstance(value, float) and value.is_integer()
             yield path, str(int(value) if whole else value)
 

@@ -20,7 +20,7 @@ from quark_core.records import ArtifactRecord, EnvironmentSnapshot
 from quark_core.records.artifact_layout import KEPT_SOURCES, object_path
 from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.names import split_name
+from quark_core.records.names import check_text, split_name
 from quark_core.records.run_digests import digest_environment
 from quark_core.runs.environment import GitState, complete_environment
 from quark_core.system.process import importing
@@ -271,7 +271,14 @@ class _Place:
     def emit_fingerprint(
         self, subject: str, key: str, digest: str, level: str, metadata: JsonObject
     ) -> None:
-        self._run.emit(FingerprintRecord, subject, key, digest, level, metadata=metadata or None)
+        self._run.emit(
+            FingerprintRecord,
+            subject,
+            check_text(key, "key"),
+            digest,
+            level,
+            metadata=metadata or None,
+        )
 
 
 def choose_mode(run: OpenRun) -> tuple[SourceMode, str]:

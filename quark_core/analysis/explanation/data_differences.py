@@ -19,6 +19,8 @@ __all__ = ["compare_data", "fold_streams", "include_outputs"]
 
 _UNRECORDED = "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
 _STREAM = "stream"
+_SAMPLES = "samples of "
+_ORDER = "order"
 _SHOWN_DIGEST = 12
 
 
@@ -41,7 +43,24 @@ def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) 
             unknown.append(Remark("data", _name(comparison), words))
         else:
             found.append(_make(comparison, sides))
-    return Findings(tuple(found), tuple(ruled_out), tuple(unknown))
+    return Findings(_join_given(found), tuple(ruled_out), tuple(unknown))
+
+
+def _join_given(found: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Tell samples with the data that they are of, where both differ: they are one cause.
+
+    History has one digest of a key, the newest one: that of what came.
+    """
+    given = {each.place: each for each in found if not each.may_follow}
+    out = {each.place: each for each in found}
+    for place, of in given.items():
+        came = out.get(f"{_SAMPLES}{place}")
+        if came is None or came.before == _ORDER:
+            continue
+        words = f"{of.words}, and so were the samples that came"
+        out[place] = replace(of, words=words, past=came.past, repeats=(*of.repeats, came.place))
+        del out[came.place]
+    return tuple(out.values())
 
 
 def fold_streams(differences: Sequence[Difference]) -> tuple[Difference, ...]:
@@ -49,7 +68,7 @@ def fold_streams(differences: Sequence[Difference]) -> tuple[Difference, ...]:
     seeds = [each for each in differences if each.kind == "seed"]
     if not seeds:
         return tuple(differences)
-    folded = [each for each in differences if each.may_follow and each.before == "order"]
+    folded = [each for each in differences if each.may_follow and each.before == _ORDER]
     names = tuple(f"order of {each.place}" for each in folded)
     first = replace(seeds[0], repeats=(*seeds[0].repeats, *names))
     return tuple(first if each is seeds[0] else each for each in differences if each not in folded)
@@ -93,7 +112,7 @@ def _make(
     is_stream = _is_stream(comparison)
     if comparison.verdict == "other_order":
         return Difference(
-            "data", _name(comparison), "order", "another order",
+            "data", _name(comparison), _ORDER, "another order",
             words=comparison.words, may_follow=is_stream,
         )  # fmt: skip
     digests = [
@@ -113,7 +132,7 @@ def _make(
 
 def _name(comparison: FingerprintComparison) -> str:
     """What a reader tells it by: data that came may have the key of the file that they are of."""
-    return f"samples of {comparison.key}" if _is_stream(comparison) else comparison.key
+    return f"{_SAMPLES}{comparison.key}" if _is_stream(comparison) else comparison.key
 
 
 def _is_stream(found: FingerprintComparison | FingerprintRecord) -> bool:

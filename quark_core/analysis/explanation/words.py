@@ -105,6 +105,8 @@ def _tell_cause(label: str, cause: Cause) -> Row:
 def _tell_place(cause: Cause) -> str:
     if cause.kind == "code":
         return cause.place
+    if cause.kind == "data" and cause.after == "another order":
+        return f"{cause.place}  in {cause.after}"
     return f"{cause.place}  {show_value(cause.before)} -> {show_value(cause.after)}"
 
 
