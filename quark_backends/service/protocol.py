@@ -638,8 +638,7 @@ class WorkspaceReply(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/workspace`: whom the key lets in, and what the server takes.
 
     Attributes:
-        workspace: Name of the key's workspace.
-        key_id, scopes: The key, without its secret, and what it may do.
+        workspace, key_id, scopes: Of the key, without its secret, and what it may do.
         protocol, server: Newest version of the protocol that it speaks, and its own.
         limits: Name -> bound, as the server was set up.
         page, keeps_sources: Whether it shows runs to people too; wants the text of their code.

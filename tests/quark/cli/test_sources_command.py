@@ -103,4 +103,4 @@ def test_a_diff_tells_moved_and_equal_files(make_run, call):
     make_run("new", lambda session: keep_sources(session, {"b.py": "x\n", "same.py": "s\n"}))
     done = call("old", "--diff", "new")
     assert "moved b.py from a.py" in done.output
-    assert "1 files differ, 1 are the same." in done.output
+    assert "1 file differs, 1 is the same." in done.output
