@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.explanation_exam.campaign import Question, World, ask, make_world
-from benchmarks.explanation_exam.changes import NEUTRAL, Change
-from benchmarks.explanation_exam.papers import Task, list_nothing, list_pairs, list_singles
-from benchmarks.explanation_exam.scoring import Mark, mark_change, mark_nothing
+from benchmarks.explanation_exam.changes import Change
+from benchmarks.explanation_exam.first import FIRST
+from benchmarks.explanation_exam.paper import Paper, Task
+from benchmarks.explanation_exam.scoring import Mark, mark_change, mark_nothing, mark_unrecorded
+from benchmarks.explanation_exam.second.paper import SECOND
 
 _GOALS = {"single": 0.90, "pairs": 0.75, "nothing": 1.0}
-_WORLDS = {"train.py": (6, 34), "train_torch.py": (6, 4)}
-"""Script -> runs of the base configuration, and others."""
-
+_PAPERS = {"first": FIRST, "second": SECOND}
 _HALF = 0.5
+
+
+@dataclass(frozen=True)
+class _Answer:
+    question: Question
+    explanation: Any
+    taken_s: float
 
 
 def main() -> int:
@@ -36,23 +41,26 @@ def main() -> int:
     for name in [name for name in os.environ if name.startswith("QUARK_")]:
         del os.environ[name]
     os.environ["QUARK_QUIET"] = "1"
-    papers = {
-        "single": list(list_singles()),
-        "pairs": list(list_pairs()),
-        "nothing": list(list_nothing()),
-    }
+    paper = _PAPERS[arguments.paper]
+    parts = dict(paper.parts)
     if arguments.short:
-        papers = {part: _choose(part, tasks) for part, tasks in papers.items()}
-    worlds = _make_worlds(arguments.out, papers, arguments.short)
+        parts = {
+            part: tuple(task for task in tasks if task.name in paper.short[part])
+            for part, tasks in parts.items()
+        }
+    worlds = _make_worlds(arguments.out, paper, parts, arguments.short)
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        questions = {
-            part: list(pool.map(lambda task: _ask(worlds, arguments.out, task), tasks))
-            for part, tasks in papers.items()
+        answers = {
+            part: list(pool.map(lambda task: _answer(worlds, paper, arguments.out, task), tasks))
+            for part, tasks in parts.items()
         }
     effects = {
-        question.changes[0].name: _measure_effect(question) for question in questions["single"]
+        each.question.changes[0].name: _measure_effect(paper, each.question)
+        for each in answers["single"]
     }
-    marks = {part: [_mark(each, effects) for each in asked] for part, asked in questions.items()}
+    marks = {
+        part: [_mark(paper, each, effects) for each in given] for part, given in answers.items()
+    }
     return _report(marks, arguments.json)
 
 
@@ -63,67 +71,63 @@ def _parse() -> argparse.Namespace:
         "`quark.explain_change` says of it.",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument(
+        "--paper", choices=sorted(_PAPERS), default="first", help="which questions (first)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time (2)")
     parser.add_argument("--short", action="store_true", help="a few questions of each kind")
     parser.add_argument("--json", type=Path, help="also write the marks here")
     return parser.parse_args()
 
 
-def _choose(part: str, tasks: Sequence[Task]) -> list[Task]:
-    """A few of the questions, of several kinds."""
-    names = {
-        "single": ("lr-0-0", "clip-3-58", "labels-5-5", "library-1-1"),
-        "pairs": ("lr+comment-0-0", "labels+log_every-2-2"),
-        "nothing": ("nothing-0-0", "nothing-1-51", "comment-0-0", "log_every-0-50"),
-    }[part]
-    by_name = {task.name: task for task in tasks}
-    return [by_name[name] for name in names if name in by_name]
-
-
-def _make_worlds(out: Path, papers: dict[str, list[Task]], short: bool) -> dict[str, World]:
-    scripts = sorted({task.script for tasks in papers.values() for task in tasks})
-    worlds = {}
-    for script in scripts:
-        seeds, tried = _WORLDS[script]
-        worlds[script] = make_world(
-            out / f"world-{Path(script).stem}",
-            script=script,
-            seeds=seeds,
-            tried=20 if short else tried,
+def _make_worlds(
+    out: Path, paper: Paper, parts: dict[str, tuple[Task, ...]], short: bool
+) -> dict[str, World]:
+    scripts = sorted({paper.find_script(task) for tasks in parts.values() for task in tasks})
+    return {
+        script: make_world(
+            paper, out / f"world-{Path(script).stem.replace('-m ', '')}", script=script, short=short
         )
-    return worlds
+        for script in scripts
+    }
 
 
-def _ask(worlds: dict[str, World], out: Path, task: Task) -> Question:
-    return ask(worlds[task.script], out / task.name, task.changes, seed=task.seed, other=task.other)
-
-
-def _measure_effect(question: Question) -> float:
-    """How far a change moves the result, whatever its size is."""
-    return abs(math.log(question.after_loss / question.before_loss))
-
-
-def _mark(question: Question, effects: dict[str, float]) -> Mark:
+def _answer(worlds: dict[str, World], paper: Paper, out: Path, task: Task) -> _Answer:
     import quark
 
+    world = worlds[paper.find_script(task)]
+    question = ask(world, out / task.name, task.changes, seed=task.seed, other=task.other)
     begun = time.perf_counter()
-    explanation: Any = quark.explain_change(
-        question.before, question.after, storage_dir=question.store
+    explanation = quark.explain_change(question.before, question.after, storage_dir=question.store)
+    return _Answer(question, explanation, time.perf_counter() - begun)
+
+
+def _measure_effect(paper: Paper, question: Question) -> float:
+    return paper.measure_effect(question.before_result, question.after_result)
+
+
+def _mark(paper: Paper, answer: _Answer, effects: dict[str, float]) -> Mark:
+    question, explanation = answer.question, answer.explanation
+    guilty = _find_guilty(paper, question.changes, effects)
+    if not guilty:
+        mark = mark_nothing(question, explanation)
+    elif any(change.recorded for change in guilty):
+        mark = mark_change(question, explanation, [each for each in guilty if each.recorded])
+    else:
+        mark = mark_unrecorded(question, explanation)
+    print(
+        f"{'ok ' if mark.right else 'NO '} {mark.name}  {answer.taken_s:.1f} s  "
+        f"{question.before_result:.3g} -> {question.after_result:.3g}  {mark.said}",
+        flush=True,
     )
-    taken_s = time.perf_counter() - begun
-    guilty = _find_guilty(question.changes, effects)
-    mark = (
-        mark_change(question, explanation, guilty)
-        if guilty
-        else mark_nothing(question, explanation)
-    )
-    print(f"{'ok ' if mark.right else 'NO '} {mark.name}  {taken_s:.1f} s  {mark.said}", flush=True)
     return mark
 
 
-def _find_guilty(changes: Sequence[Change], effects: dict[str, float]) -> list[Change]:
+def _find_guilty(
+    paper: Paper, changes: tuple[Change, ...], effects: dict[str, float]
+) -> list[Change]:
     """The changes of a question that matter; beside a much larger one a small one does not."""
-    matters = [change for change in changes if change not in NEUTRAL]
+    matters = [change for change in changes if change not in paper.neutral]
     known = [effects[change.name] for change in matters if change.name in effects]
     most = max(known, default=0.0)
     return [change for change in matters if effects.get(change.name, most) >= _HALF * most]

@@ -10,23 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from benchmarks.explanation_exam.changes import Change, Setup, make_project
+from benchmarks.explanation_exam.changes import Change, Setup
+from benchmarks.explanation_exam.paper import Paper
 
 __all__ = ["Question", "World", "make_world"]
 
 _RUN_TIMEOUT_S = 120
-_SPREAD = {
-    "--lr": ("0.003", "0.05", "0.1", "0.2"),
-    "--hidden": ("1", "12", "24", "48"),
-    "--noise": ("0.2", "0.5", "6.0"),
-    "--weight-decay": ("0.0", "0.01", "2.0"),
-    "--batch-size": ("32", "64", "400"),
-    "--log-every": ("5", "7"),
-    "--title": ("plain", "fancy"),
-}
-"""What a person has tried before, one or two at a time."""
+_BASE_SEEDS = 6
 
 
 @dataclass(frozen=True)
@@ -34,11 +24,13 @@ class World:
     """A project with the runs that somebody has made of it.
 
     Attributes:
+        paper: What is asked about it.
         folder: Its code and its runs are in `work`, its libraries in `env`.
         script: The script that trains.
         base: Ids of the runs of the base configuration, by seed.
     """
 
+    paper: Paper
     folder: Path
     script: str
     base: dict[int, str]
@@ -53,7 +45,7 @@ class Question:
         changes: What was done.
         before, after: Ids of the runs.
         store: Their store.
-        before_loss, after_loss: What came out.
+        before_result, after_result: What came out.
     """
 
     name: str
@@ -61,33 +53,29 @@ class Question:
     before: str
     after: str
     store: Path
-    before_loss: float
-    after_loss: float
+    before_result: float
+    after_result: float
 
 
-def make_world(folder: Path, *, script: str, seeds: int, tried: int) -> World:
-    """A project, runs of it with several seeds, and others with one or two options changed.
+def make_world(paper: Paper, folder: Path, *, script: str, short: bool) -> World:
+    """A project, runs of it with several seeds, and those that somebody has made besides.
 
     Args:
+        paper: What is asked about it.
         folder: Where; made here, and used again where it is there already.
         script: What trains.
-        seeds: Runs of the base configuration.
-        tried: Runs with something else.
+        short: Few runs are enough.
     """
     note = folder / "base.txt"
     if not note.exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        setup = replace(make_project(folder), script=script)
-        base = [run_once(setup, seed) for seed in range(seeds)]
-        rng = np.random.default_rng(7)
-        options = [name for name in _SPREAD if script == "train.py" or name in ("--lr", "--hidden")]
-        for number in range(tried):
-            chosen = rng.choice(options, size=int(rng.integers(1, 3)), replace=False)
-            given = {name: str(rng.choice(_SPREAD[name])) for name in chosen}
-            run_once(replace(setup, options=given), 100 + number)
+        setup = replace(paper.make_project(folder), script=script)
+        base = [run_once(setup, seed) for seed in range(_BASE_SEEDS)]
+        for tried, seed in paper.list_history(setup, short):
+            run_once(tried, seed)
         note.write_text("\n".join(base))
-    return World(folder, script, dict(enumerate(note.read_text().split())))
+    return World(paper, folder, script, dict(enumerate(note.read_text().split())))
 
 
 def ask(
@@ -107,7 +95,7 @@ def ask(
     if not note.exists():
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(world.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        setup = Setup(folder / "work", world.script)
+        setup = replace(world.paper.setup(folder), script=world.script)
         for change in changes:
             change.make(setup)
         note.write_text(run_once(setup, other))
@@ -118,15 +106,15 @@ def ask(
         before,
         after,
         store,
-        read_loss(store, before),
-        read_loss(store, after),
+        _read_result(world.paper, store, before),
+        _read_result(world.paper, store, after),
     )
 
 
 def run_once(setup: Setup, seed: int) -> str:
     """Train once; returns the run's id."""
     root = Path(__file__).parents[2]
-    arguments = [f"{name}={value}" for name, value in setup.options.items()]
+    arguments = setup.make_command(seed)
     environment = {name: text for name, text in os.environ.items() if not name.startswith("QUARK_")}
     environment |= {
         "PYTHONPATH": f"{setup.site}{os.pathsep}{root}",
@@ -137,7 +125,7 @@ def run_once(setup: Setup, seed: int) -> str:
     }
     known = set(_list_runs(setup.project))
     done = subprocess.run(
-        [sys.executable, setup.script, *arguments, f"--seed={seed}"],
+        [sys.executable, *arguments],
         cwd=setup.project,
         env=environment,
         capture_output=True,
@@ -146,19 +134,18 @@ def run_once(setup: Setup, seed: int) -> str:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{setup.script} {arguments} failed:\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"{arguments} failed:\n{done.stderr[-3000:]}")
     (made,) = set(_list_runs(setup.project)) - known
     return made
 
 
-def read_loss(store: Path, run_id: str) -> float:
-    """The validation loss with which a run ended."""
+def _read_result(paper: Paper, store: Path, run_id: str) -> float:
+    """What a run ended with."""
     import quark
 
     (found,) = [run for run in quark.search_runs(storage_dir=store) if run.run_id == run_id]
-    last = found.metrics["val/loss"].last
-    # What is no number any more is worse than all that is one.
-    return 1e9 if last is None else last
+    last = found.metrics[paper.metric].last
+    return paper.worst if last is None else last
 
 
 def _list_runs(store: Path) -> list[str]:

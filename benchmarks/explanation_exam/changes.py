@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,13 +39,18 @@ class Setup:
 
     project: Path
     script: str = "train.py"
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def site(self) -> Path:
         """Where its libraries are installed."""
         return self.project.parent / "env" / "lib" / "site-packages"
+
+    def make_command(self, seed: int) -> list[str]:
+        """What the interpreter is started with."""
+        options = [f"{name}={value}" for name, value in self.options.items()]
+        return [self.script, *options, f"--seed={seed}"]
 
     def edit(self, name: str, before: str, after: str) -> None:
         """Change a file; what is to be replaced must be there once."""
@@ -65,6 +71,8 @@ class Change:
         places: Words of which one must be in the place that is named.
         make: Does it.
         script: The script that it is for.
+        recorded: Whether a run records it. What none does nobody can name: then the right answer
+            names nobody as probable, and says that there is something unknown.
     """
 
     name: str
@@ -72,6 +80,7 @@ class Change:
     places: tuple[str, ...]
     make: Callable[[Setup], None]
     script: str = "train.py"
+    recorded: bool = True
 
 
 def make_project(folder: Path) -> Setup:

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.explanation_exam.campaign import Question
 from benchmarks.explanation_exam.changes import Change
 
-__all__ = ["Mark", "mark_change", "mark_nothing"]
+__all__ = ["Mark", "mark_change", "mark_nothing", "mark_unrecorded"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,14 @@ def mark_nothing(question: Question, explanation: Any) -> Mark:
     """A question where nothing was changed that matters: nobody may be accused."""
     accused = [each for each in explanation.causes if each.standing in ("probable", "possible")]
     return Mark(question.name, not accused, (), _say(explanation))
+
+
+def mark_unrecorded(question: Question, explanation: Any) -> Mark:
+    """A question whose cause no run records: nobody is probable, and something is unknown."""
+    accused = any(each.standing == "probable" for each in explanation.causes)
+    seen = explanation.verdict not in ("no_difference", "cannot_tell")
+    right = seen and not accused and bool(explanation.unknown)
+    return Mark(question.name, right, (), _say(explanation))
 
 
 def _names(cause: Any, change: Change) -> bool:

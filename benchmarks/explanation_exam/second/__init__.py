@@ -1,0 +1,1 @@
+"""The second paper: another project, another way to write it, other changes."""

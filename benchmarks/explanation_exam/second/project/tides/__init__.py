@@ -1,0 +1,1 @@
+"""Foretells how much fuel a ferry burns, from the weather and its load."""
