@@ -10,10 +10,11 @@ import pytest
 # The benchmarks are run from the root of the project and are not installed.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.explanation_exam.papers import list_nothing, list_pairs, list_singles
+
 import quark
 from benchmarks.explanation_exam.campaign import ask, make_world
 from benchmarks.explanation_exam.changes import CHANGES, NEUTRAL
-from benchmarks.explanation_exam.papers import list_nothing, list_pairs, list_singles
 from benchmarks.explanation_exam.scoring import mark_change, mark_nothing
 
 ROOT = Path(__file__).parents[2]
