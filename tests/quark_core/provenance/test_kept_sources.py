@@ -148,7 +148,11 @@ def test_large_files_and_what_is_beyond_the_budget_are_kept_by_digest(project):
     project.write("large.py", line * 12_000)
     for i in range(23):
         project.write(f"part{i:02}.py", f"n = {i}\n" + line * 9_500)
-    project.write_training("import large, " + ", ".join(f"part{i:02}" for i in range(23)))
+    # The end waits 2 s for the first look, which is little on a busy machine.
+    project.write_training(
+        "import large, " + ", ".join(f"part{i:02}" for i in range(23)),
+        body="session.open_run.background.join()",
+    )
     kept = project.read(project.train())
     assert "larger than 1000000 bytes" in kept["large.py"].reason
     lacking = [file for file in kept.files if file.text is None]
