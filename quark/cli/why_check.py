@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["check_causes"]
 
 _RUN_ID_BYTES = 8
-_SHOWN = 8
 _NAME_CHARACTERS = 100
 
 
@@ -124,7 +123,8 @@ def _start_all(
     after: TrainingSession,
     runs: int,
 ) -> bool:
-    from quark_core.analysis.explanation.attribution import EXCHANGED
+    from quark_core.analysis.explanation.attribution import name_check_group
+    from quark_core.config.belonging import EXCHANGED_FIELD
     from quark_core.errors import RunNotFoundError
     from quark_core.runs.run_editing import edit_run
 
@@ -133,7 +133,7 @@ def _start_all(
     stored = reader.load_run(str(before.run_id))
     process = {} if stored.environment is None else stored.environment.values.get("process") or {}
     where = Path(str(process.get("cwd") or "."))
-    group = f"why/{str(before.run_id)[:_SHOWN]}-{str(after.run_id)[:_SHOWN]}"
+    group = name_check_group(str(before.run_id), str(after.run_id))
     places = ", ".join(exchange.places)
     done = False
     for number in range(runs):
@@ -158,7 +158,7 @@ def _start_all(
                 add_groups=group,
                 # Nor is it one of the runs whose group the script names.
                 remove_groups=reader.load_run(run_id).run.groups,
-                fields={EXCHANGED: places},
+                fields={EXCHANGED_FIELD: places},
                 storage_dir=before.context.storage_dir,
             )
         except RunNotFoundError:

@@ -11,6 +11,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject, encode_json, normalize_json
 
 __all__ = [
+    "EXCHANGED_FIELD",
     "IfDone",
     "MAX_FIELD_BYTES",
     "REVISION_FIELD",
@@ -35,6 +36,9 @@ VERSION_FIELD = "version"
 
 MAX_FIELD_BYTES = 16_384
 """How much JSON the value of one field may be."""
+
+EXCHANGED_FIELD = "why_exchanged"
+"""What `quark why --check` has put from one run into another, in the run that it has made so."""
 
 IfDone = Literal["skip", "resume", "again"]
 """What a start does where its configuration has been run before."""

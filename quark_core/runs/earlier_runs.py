@@ -20,7 +20,13 @@ from typing import Any
 import xxhash
 
 from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
-from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD, IfDone
+from quark_core.config.belonging import (
+    EXCHANGED_FIELD,
+    REVISION_FIELD,
+    UID_FIELD,
+    VERSION_FIELD,
+    IfDone,
+)
 from quark_core.delivery.lane_files import Lease
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import ConfigSnapshot
@@ -90,8 +96,14 @@ def _find_runs(
     reader: SupportsRead, project: str, config: ConfigSnapshot, version: str | None
 ) -> list[StoredRun]:
     uid = _make_uid(config)
-    found = _find_candidates(reader, project, config, uid)
-    return [run for run in found if run.run.archived_at is None and _find_uid(run, version) == uid]
+    return [
+        run
+        for run in _find_candidates(reader, project, config, uid)
+        if run.run.archived_at is None
+        and _find_uid(run, version) == uid
+        # Its configuration may be this one; what it has of another run is not.
+        and EXCHANGED_FIELD not in run.fields
+    ]
 
 
 def _find_candidates(

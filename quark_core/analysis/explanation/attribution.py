@@ -17,25 +17,24 @@ from quark_core.analysis.explanation.differences import Difference
 from quark_core.analysis.explanation.history import PastRun
 from quark_core.analysis.explanation.results import ABSENT, Effect, NoiseFloor
 from quark_core.analysis.explanation.traits import Place, encode_value, tells_runs_apart
+from quark_core.config.belonging import EXCHANGED_FIELD
 
 __all__ = [
-    "EXCHANGED",
     "LEAST_HISTORY",
     "Attribution",
     "attribute",
     "measure_checks",
     "measure_pairs",
+    "name_check_group",
     "regress",
 ]
 
 Floats = NDArray[np.float64]
 
-EXCHANGED = "why_exchanged"
-"""Field of a run that was made to check a cause: what of the second side it has."""
-
 LEAST_HISTORY = 20
 """Runs below which a regression stays silent."""
 
+_SHOWN_DIGITS = 8
 _LEVEL = 0.95
 _RESAMPLES = 100
 _MOST_COLUMNS = 300
@@ -81,6 +80,11 @@ def measure_pairs(
     return _measure(groups.values(), floor)
 
 
+def name_check_group(first_id: str, second_id: str = "") -> str:
+    """The group of the runs that `quark why FIRST SECOND --check` makes, or how its path begins."""
+    return f"why/{first_id[:_SHOWN_DIGITS]}-{second_id[:_SHOWN_DIGITS]}"
+
+
 def measure_checks(
     history: Sequence[PastRun],
     first: PastRun,
@@ -100,8 +104,8 @@ def measure_checks(
         for run in history
         if run.value is not None
         and run.is_whole
-        and run.fields.get(EXCHANGED) == difference.place
-        and any(group.startswith(f"why/{first.run_id}-") for group in run.groups)
+        and run.fields.get(EXCHANGED_FIELD) == difference.place
+        and any(group.startswith(name_check_group(first.run_id)) for group in run.groups)
     ]
     if not after:
         return None
