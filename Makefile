@@ -5,6 +5,7 @@
 # make test-all  runs make test and make long
 # make bench  measures what logging costs, and what the store costs and gives
 # make diagnosis  trains some hundred models, broken and healthy, and scores the analyzers by them
+# make why    trains some hundred times with a known change between, and scores what `quark why` says of it
 # make faults kills, starves and cuts off for some minutes, and counts what is lost
 # make conformance  writes what each backend passes of the kit into docs/reference/conformance.md
 # make docs   builds the site of the docs into build/docs/site, and follows each of its links
@@ -18,6 +19,7 @@ BIN := $(VENV)/bin
 # Many tests wait for other processes, so that one more than there are cores is quicker.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 DIAGNOSIS_RUNS ?= diagnosis-runs
+WHY_RUNS ?= why-runs
 PAGE_MODULES := quark/page/static
 # Neighbours stay together, so that a server that they share starts once; who is done takes from the others.
 PYTEST := pytest -q -n $(JOBS) --dist worksteal
@@ -28,7 +30,7 @@ QUICK_TESTS ?= $(addprefix tests/quark_core/,analysis backends config delivery r
   $(addprefix tests/quark_core/provenance/test_,normal_form.py code_changes.py code_reach.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test long test-all check bench diagnosis faults conformance docs gpu clean
+.PHONY: help demo quick test long test-all check bench diagnosis why faults conformance docs gpu clean
 
 help:
 	@sed -n 's/^# \(make \)/\1/p' Makefile
@@ -74,6 +76,9 @@ bench: $(VENV)/dev.stamp
 diagnosis: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.diagnosis make --family all --seeds 0-4 --every 5 --jobs 2 --out $(DIAGNOSIS_RUNS)
 	$(BIN)/python -m benchmarks.diagnosis score $(DIAGNOSIS_RUNS)
+
+why: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks.explanation_exam --out $(WHY_RUNS)
 
 faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all

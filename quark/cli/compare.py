@@ -87,8 +87,13 @@ def compare(
         print_json(result.to_dict())
     else:
         from quark.cli.comparison_view import print_comparison
+        from quark_core.system.terminal_text import clean_line
 
         print_comparison(result, config.metric_targets)
+        if source is other and backend is None:
+            # Settings are compared here, not functions and data.
+            said = f"Code, data, and what is to blame: quark why {reference} {primary}"
+            click.echo(clean_line(said))
     if fail_on_worse and any(diff.verdict == "worse" for diff in result.metric_diffs):
         sys.exit(FAILED_CHECK)
 

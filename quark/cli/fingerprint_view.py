@@ -60,7 +60,7 @@ def _describe(record: FingerprintRecord) -> str:
     for name, word in _COUNTS.items():
         count = metadata.get(name)
         if isinstance(count, int):
-            parts.append(f"{count} {word}")
+            parts.append(f"{count} {word.removesuffix('s') if count == 1 else word}")
     if isinstance(metadata.get("pass"), int):
         parts.append(f"pass {metadata['pass']}")
     parts.extend(name.replace("_", " ") for name in _TROUBLES if metadata.get(name))

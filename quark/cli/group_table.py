@@ -63,7 +63,7 @@ def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> T
         measured: What the figures are of.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(Text(by), style="bold", overflow="fold")
+    table.add_column(Text(by), style="bold", overflow="fold", min_width=len(by))
     table.add_column(Text("runs"), justify="right", no_wrap=True)
     table.add_column(Text(measured), justify="right", no_wrap=True)
     table.add_column(Text("from … to"), no_wrap=True)

@@ -57,6 +57,13 @@ __all__ = ["serve"]
     help="Let keys with the scope write change runs on the page, and ask them to stop.",
 )
 @click.option(
+    "--keep-sources",
+    is_flag=True,
+    default=None,
+    help="Keep the code of trainings here, secrets replaced; without it paths and hashes alone. "
+    "Whoever may read the workspace may read it.",
+)
+@click.option(
     "--notify",
     metavar="[WORKSPACE=]URL",
     multiple=True,

@@ -13,6 +13,7 @@ from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
+from quark_core.records.json_object import flatten_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -291,22 +292,12 @@ def _values_table(label: str, values: dict[str, Any]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     table.add_column(label)
     table.add_column("value", overflow="fold")
-    lines = list(_flatten("", values))
+    lines = list(flatten_json(values))
     for key, value in lines[:_CONFIG_LINES]:
-        table.add_row(Text(key), Text(value))
+        table.add_row(Text(key), Text(value if isinstance(value, str) else _compact(value)))
     if len(lines) > _CONFIG_LINES:
         table.add_row("…", f"{len(lines) - _CONFIG_LINES} more; --json has them all")
     return table
-
-
-def _flatten(prefix: str, value: Any) -> list[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        return [
-            pair
-            for key, item in value.items()
-            for pair in _flatten(f"{prefix}.{key}" if prefix else str(key), item)
-        ]
-    return [(prefix, value if isinstance(value, str) else _compact(value))]
 
 
 def _compact(value: Any) -> str:

@@ -264,7 +264,9 @@ def _restore(kept: KeptSources, folder: Path, *, as_json: bool) -> None:
             }
         )
         return
-    click.echo(f"{len(written) + len(altered)} of {len(kept.files)} files are in {folder}")
+    count = len(kept.files)
+    are = "file is" if count == 1 else "files are"
+    click.echo(f"{len(written) + len(altered)} of {count} {are} in {folder}")
     for file in altered:
         click.echo(clean_line(f"{file.path}: {file.reason}; it is not what ran"), err=True)
     for file in missing:

@@ -105,7 +105,9 @@ def find_run(store: SupportsRead, prefix: str) -> StoredRun:
     if len(found) > 1:
         ids = ", ".join(found[:5])
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise RunNotFoundError(f"{prefix!r} fits {len(found)} runs: {ids}{more}; give more of it")
+        is_name = any(label.name == prefix for label in runs)
+        hint = "name one by its id" if is_name else "give more of it"
+        raise RunNotFoundError(f"{prefix!r} fits {len(found)} runs: {ids}{more}; {hint}")
     return store.load_run(found[0])
 
 

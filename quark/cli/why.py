@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from quark_core.sessions.session import TrainingSession
 
 __all__ = ["why"]
+
+_ALGEBRA = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @click.command()
@@ -65,6 +68,7 @@ def why(
       2    a mistake in the command line
       3    with --fail-on-worse: the second is worse
     """  # noqa: D301 - click wants the character
+    _load_numpy()
     from quark_core.analysis.explanation.engine import explain_change
     from quark_core.system.terminal_text import clean_line
 
@@ -89,6 +93,21 @@ def why(
             _print(result, as_json=False)
     if fail_on_worse and result.verdict == "worse":
         sys.exit(FAILED_CHECK)
+
+
+def _load_numpy() -> None:
+    """Load numpy with one thread for its algebra, which is of small matrices.
+
+    Several would wait for each other on a machine that trains on all cores. What this process
+    starts later has the variables as they were.
+    """
+    added = [name for name in _ALGEBRA if name not in os.environ]
+    os.environ.update(dict.fromkeys(added, "1"))
+    try:
+        import numpy as np  # noqa: F401 - its library looks at the variables when it is loaded
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _print(result: ChangeExplanation, *, as_json: bool) -> None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["check_causes"]
 
 _RUN_ID_BYTES = 8
-_SHOWN = 8
 _NAME_CHARACTERS = 100
 
 
@@ -43,7 +42,7 @@ def check_causes(
     Raises:
         click.ClickException: The sources of a run are not there.
     """
-    from quark_core.analysis.explanation.checks import plan_exchange
+    from quark_core.analysis.explanation.checks import describe_check, plan_exchange
 
     stored = before.open_run.reader.load_run(str(before.run_id))  # type: ignore[union-attr]
     by_place = {cause.place: cause for cause in result.causes}
@@ -51,7 +50,7 @@ def check_causes(
     for check in result.checks:
         parts = [by_place[place] for place in check.place.split(", ") if place in by_place]
         exchange = plan_exchange(stored, parts)
-        click.echo(clean_line(f"{check.words}"))
+        click.echo(clean_line(describe_check(parts, runs)))
         if exchange.refusal is not None:
             click.echo(clean_line(f"  cannot be run: {exchange.refusal}"))
             continue
@@ -124,14 +123,17 @@ def _start_all(
     after: TrainingSession,
     runs: int,
 ) -> bool:
-    from quark_core.analysis.explanation.attribution import EXCHANGED
+    from quark_core.analysis.explanation.attribution import name_check_group
+    from quark_core.config.belonging import EXCHANGED_FIELD
     from quark_core.errors import RunNotFoundError
     from quark_core.runs.run_editing import edit_run
 
-    stored = before.open_run.reader.load_run(str(before.run_id))  # type: ignore[union-attr]
+    reader = before.open_run.reader
+    assert reader is not None
+    stored = reader.load_run(str(before.run_id))
     process = {} if stored.environment is None else stored.environment.values.get("process") or {}
     where = Path(str(process.get("cwd") or "."))
-    group = f"why/{str(before.run_id)[:_SHOWN]}-{str(after.run_id)[:_SHOWN]}"
+    group = name_check_group(str(before.run_id), str(after.run_id))
     places = ", ".join(exchange.places)
     done = False
     for number in range(runs):
@@ -154,7 +156,9 @@ def _start_all(
                 # The script gives it the name of the first side, which is to name one run.
                 name=f"check: {places}"[:_NAME_CHARACTERS],
                 add_groups=group,
-                fields={EXCHANGED: places},
+                # Nor is it one of the runs whose group the script names.
+                remove_groups=reader.load_run(run_id).run.groups,
+                fields={EXCHANGED_FIELD: places},
                 storage_dir=before.context.storage_dir,
             )
         except RunNotFoundError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from quark.page.report import RunReport
     from quark_core.analysis.comparison.results import RunComparisonResult
     from quark_core.analysis.diagnosis import AnalyzerResult
+    from quark_core.analysis.explanation.results import ChangeExplanation
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records import RunRecord
     from quark_core.records.runs import RunContext
@@ -282,12 +284,27 @@ def _show_comparison(result: RunComparisonResult) -> str:
     return show_comparison(result) + _frame([(context.run, context) for context in contexts])
 
 
+def _show_explanation(result: ChangeExplanation) -> str:
+    from quark_core.analysis.explanation.words import describe_change, list_rows
+
+    said = [result.reason, result.first_difference.summary]
+    lines = "".join(f"<div>{escape(text[:1].upper() + text[1:])}.</div>" for text in said)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in astuple(row)) + "</tr>"
+        for row in list_rows(result)
+    )
+    notes = "".join(f"<div>{escape(note)}</div>" for note in result.notes)
+    body = f"{lines}<table><tbody>{rows}</tbody></table>{notes}"
+    return show_card(describe_change(result), (), body)
+
+
 PAINTERS: Mapping[str, Callable[[Any], str]] = {
     "TrainingSession": _show_session,
     "RunSummary": _show_summary,
     "RunsFound": _show_found,
     "AnalyzerResult": _show_analysis,
     "RunComparisonResult": _show_comparison,
+    "ChangeExplanation": _show_explanation,
     "RunReport": show_report,
 }
 """Name of a class of the core -> what shows one of it, as HTML."""

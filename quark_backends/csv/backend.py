@@ -52,6 +52,7 @@ from quark_core.records import (
     LifecycleRecord,
     MetricRecord,
 )
+from quark_core.records.artifact_layout import KEPT_SOURCES
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import Payload
@@ -264,9 +265,14 @@ def _as_outage(act: Callable[..., None], *arguments: Any) -> None:
 
 
 def _encode(batch: Batch) -> Iterable[Sequence[Any]]:
-    return find_form(batch.kind).encode(
+    rows: Iterable[Sequence[Any]] = find_form(batch.kind).encode(
         batch.decoded, writer_id=batch.writer_id, attempt=batch.attempt, rank=batch.rank
     )
+    if batch.kind != ArtifactRecord.KIND:
+        return rows
+    # What a run was made of is its user's own, and its payloads come to no mirror by themselves.
+    types = batch.decoded.to_list("artifact_type")
+    return [row for row, named in zip(rows, types, strict=True) if named != KEPT_SOURCES]
 
 
 def _find_records(batch: Batch) -> list[Any]:

@@ -101,6 +101,7 @@ class MlflowBackend:
         read_only = config.read_only or config.run_id is None
         self._server = open_server(uri, read_only=read_only)
         self._writing = None if read_only else _Writing(self._server, config, uri, options)
+        self.keeps_sources = options.keeps_sources
         self._reader = MlflowReader(self._server, project=config.project)
 
     def write(self, batch: Batch) -> None:

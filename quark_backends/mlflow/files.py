@@ -39,7 +39,8 @@ from quark_backends.mlflow.segments import SUFFIX, SegmentFiles, read_segment
 from quark_backends.mlflow.state import MlflowWriter
 from quark_core.artifacts.payload_folder import PayloadFolder, is_plain_file
 from quark_core.backends.contract import Batch, Payload
-from quark_core.errors import BackendUnavailable
+from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError, BackendUnavailable
+from quark_core.provenance.kept_sources import MANIFEST_KEY, PACK_KEY, unpack_sources
 from quark_core.records import ArtifactRecord, EventRecord, LifecycleRecord, MetricRecord
 from quark_core.records.artifact_layout import (
     ARTIFACT_STORAGE_LAYOUT,
@@ -110,6 +111,7 @@ class MirrorFiles:
         self._own: set[str] = set()
         self._attempt = 0
         self._taken: set[Path] = set()
+        self._sources: set[Path] = set()
 
     @property
     def is_due(self) -> bool:
@@ -208,6 +210,7 @@ class MirrorFiles:
         shown = Shown()
         for record in records:
             if record.artifact_type == KEPT_SOURCES:
+                self._keep_sources(record)
                 continue
             described = record.to_dict()
             if not is_sha256(record.sha256):
@@ -236,6 +239,29 @@ class MirrorFiles:
                 described_at = record.metadata_relative_path or described_at
             self._outbox.put(described_at, text.encode("utf-8", "replace"))
         return shown
+
+    def _keep_sources(self, record: ArtifactRecord) -> None:
+        """Lay out the code of a run; of one whose user has not asked for that nothing is here."""
+        source = self.find_payload(record.sha256)
+        if source is None:
+            return
+        self._sources.add(source)
+        if record.artifact_key == PACK_KEY:
+            return  # the manifest names what is in it, and comes after it
+        if record.artifact_key != MANIFEST_KEY:
+            self._outbox.put_file(record.artifact_key, source)
+            self._taken.add(source)
+            return
+        with contextlib.suppress(ArtifactDamagedError):
+            for path, data in unpack_sources(source.read_bytes(), self._read_staged):
+                self._outbox.put(f"sources/{path}", data)
+        self._taken |= self._sources
+
+    def _read_staged(self, sha256: str) -> bytes:
+        found = self.find_payload(sha256)
+        if found is None:
+            raise ArtifactNotFoundError(f"payload {sha256:.80} is not here")
+        return found.read_bytes()
 
     def drop_taken(self) -> None:
         """Remove what is staged of payloads that have their names.

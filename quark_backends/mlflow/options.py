@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quark_backends.mlflow.errors import unusable
+from quark_core.backends.contract import SOURCES_OPTION
 
 __all__ = ["Options"]
 
@@ -15,6 +16,7 @@ _CHOICES = {
     "on_deleted": ("new", "restore"),
     "quark": ("minimal", "full"),
     "sample_ids": ("hashed", "plain"),
+    SOURCES_OPTION: ("0", "1"),
 }
 
 
@@ -29,6 +31,7 @@ class Options:
         layers: How many layers, and parameters, of a step become curves.
         max_params: How many params the server takes, or None for any number.
         keeps_all: Whether MLflow gets all that Quark knows, and not only what it has a place for.
+        keeps_sources: Whether it gets the code that the run is made of.
         max_payload_bytes: Larger payloads of artifacts are left out; None for no limit.
     """
 
@@ -39,6 +42,7 @@ class Options:
     max_params: int | None = None
     max_payload_bytes: int | None = None
     keeps_all: bool = False
+    keeps_sources: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Options:
@@ -64,6 +68,7 @@ class Options:
             restore=options.get("on_deleted") == "restore",
             hash_sample_ids=options.get("sample_ids") != "plain",
             keeps_all=options.get("quark") == "full",
+            keeps_sources=options.get(SOURCES_OPTION) == "1",
             layers=numbers.get("layers", 20),
             max_params=numbers.get("max_params"),
             max_payload_bytes=None if size_mb is None else size_mb * 1024 * 1024,

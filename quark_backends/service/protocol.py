@@ -1,9 +1,8 @@
 """What client and server say to each other: version 1 of the protocol.
 
-docs/reference/protocol.md describes it for people; this module is what both
-sides import. Everything that crosses the wire is one of these structs, in
-msgpack or in JSON, but for the rows of a read (`quark_backends.service.rows`)
-and the payloads of artifacts, which are streams of bytes.
+docs/reference/protocol.md describes it for people; both sides import this module. All that
+crosses the wire is one of these structs, in msgpack or in JSON, but for the rows of a read
+(`quark_backends.service.rows`) and the payloads of artifacts, which are streams of bytes.
 """
 
 from __future__ import annotations
@@ -639,11 +638,10 @@ class WorkspaceReply(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/workspace`: whom the key lets in, and what the server takes.
 
     Attributes:
-        workspace: Name of the key's workspace.
-        key_id, scopes: The key, without its secret, and what it may do.
+        workspace, key_id, scopes: Of the key, without its secret, and what it may do.
         protocol, server: Newest version of the protocol that it speaks, and its own.
         limits: Name -> bound, as the server was set up.
-        page: Whether the server shows runs to people too, at its own address.
+        page, keeps_sources: Whether it shows runs to people too; wants the text of their code.
     """
 
     workspace: str
@@ -653,6 +651,7 @@ class WorkspaceReply(msgspec.Struct, frozen=True, kw_only=True):
     server: str
     limits: dict[str, int]
     page: bool = False
+    keeps_sources: bool = False
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ from quark_backends.mirroring.saved_state import make_file_name
 from quark_backends.wandb.log_file import mark_artifact
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.delivery.generation_journal import split_generation
+from quark_core.errors import ArtifactDamagedError
+from quark_core.provenance.kept_sources import MANIFEST_KEY, unpack_sources
 from quark_core.records import (
     AlertRecord,
     ArtifactRecord,
@@ -24,7 +26,7 @@ from quark_core.records import (
     PhaseRecord,
     StreamRecord,
 )
-from quark_core.records.artifact_layout import split_path
+from quark_core.records.artifact_layout import KEPT_SOURCES, split_path
 from quark_core.records.json_object import encode_json
 from quark_core.records.names import decode_name
 from quark_core.runs.artifact_versions import HIDDEN_TYPES
@@ -137,6 +139,8 @@ class Attachments:
             record: The artifact; one that was sent before gets further aliases.
             alias: One besides those by its step.
         """
+        if record.artifact_type == KEPT_SOURCES:
+            self._log_sources(run, record)
         if record.artifact_type in HIDDEN_TYPES:
             return None
         metadata = {
@@ -171,6 +175,24 @@ class Attachments:
             aliases.append(make_artifact_name(alias))
         run.log_artifact(artifact, aliases=aliases)
         return mark_artifact(artifact)
+
+    def _log_sources(self, run: Any, record: ArtifactRecord) -> None:
+        """Send the code of a run; of one whose user has not asked for that nothing is here."""
+        manifest = self._payloads.find(record.sha256)
+        if manifest is None or record.artifact_key != MANIFEST_KEY:
+            return
+        # Names that begin with `source-` are W&B's own.
+        name = make_artifact_name(f"quark-source-{self._folder.parents[2].name}")
+        artifact = self._wandb.Artifact(name, type="code", metadata={"sha256": record.sha256})
+        with contextlib.suppress(ArtifactDamagedError):
+            for path, data in unpack_sources(manifest.read_bytes(), self._read_payload):
+                with artifact.new_file(path, mode="wb") as file:
+                    file.write(data)
+        run.log_artifact(artifact, aliases=["latest"])
+
+    def _read_payload(self, sha256: str) -> bytes:
+        with self._payloads.open(sha256) as file:
+            return file.read()
 
     def _add_directory(self, artifact: Any, path: Path) -> None:
         """The files of a directory, whose payloads came before."""

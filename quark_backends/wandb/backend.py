@@ -73,6 +73,7 @@ class WandbBackend:
             raise _unavailable("the W&B mirror is opened for writing one run only")
         run_path = config.run_path or config.storage_dir / ".quark" / "runs" / config.run_id
         folder = choose_folder(run_path.resolve(), options)
+        self.keeps_sources = options.keeps_sources
         self._run_id = config.run_id
         self._payloads = PayloadFolder(folder)
         self._worker: _SharedWorker | None = _SharedWorker.share(

@@ -13,6 +13,7 @@ Options:
                which alone W&B's run table sorts and filters
     layers     how many layers, and how many parameters, have curves in W&B;
                50 by default, or `all`
+    sources    `1`: the code that the run is made of goes to W&B too, as an artifact
 """
 
 from __future__ import annotations
@@ -24,13 +25,23 @@ from pathlib import Path
 import msgspec
 
 from quark_backends.mirroring.saved_state import make_file_name
-from quark_core.backends.contract import BackendConfig
+from quark_core.backends.contract import SOURCES_OPTION, BackendConfig
 from quark_core.errors import BackendUnusable
 
 __all__ = ["WandbOptions", "choose_folder", "read_options"]
 
 _MODES = ("online", "offline", "disabled")
-_NAMES = ("mode", "entity", "project", "group", "job_type", "tags", "names", "layers")
+_NAMES = (
+    "mode",
+    "entity",
+    "project",
+    "group",
+    "job_type",
+    "tags",
+    "names",
+    "layers",
+    SOURCES_OPTION,
+)
 _DEFAULT_LAYERS = 50
 _MAX_TAG_LENGTH = 64
 
@@ -47,6 +58,7 @@ class WandbOptions(msgspec.Struct, frozen=True):
         tags: Tags besides those of the run.
         strict_names: Whether names of metrics are changed so that W&B's table sorts by them.
         layers: How many layers, and how many parameters, have curves; None is all.
+        keeps_sources: Whether W&B gets the code that the run is made of.
     """
 
     mode: str | None = None
@@ -57,6 +69,7 @@ class WandbOptions(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()
     strict_names: bool = False
     layers: int | None = 50
+    keeps_sources: bool = False
 
 
 def read_options(config: BackendConfig) -> WandbOptions:
@@ -81,6 +94,9 @@ def read_options(config: BackendConfig) -> WandbOptions:
     layers = given.get("layers", str(_DEFAULT_LAYERS))
     if layers != "all" and not layers.isdecimal():
         raise _unusable(f"layers must be a number or all, got {layers!r}")
+    sources = given.get(SOURCES_OPTION, "0")
+    if sources not in ("0", "1"):
+        raise _unusable(f"sources must be 0 or 1, got {sources!r}")
     tags = (tag.strip()[:_MAX_TAG_LENGTH] for tag in re.split("[,;]", given.get("tags", "")))
     return WandbOptions(
         mode=mode,
@@ -91,6 +107,7 @@ def read_options(config: BackendConfig) -> WandbOptions:
         tags=tuple(tag for tag in tags if tag),
         strict_names=names == "strict",
         layers=None if layers == "all" else int(layers),
+        keeps_sources=sources == "1",
     )
 
 

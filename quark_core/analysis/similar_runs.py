@@ -13,14 +13,14 @@ from typing import Any, Literal, get_args
 
 from quark_core.backends.contract import StoredRun, SupportsPrimary
 from quark_core.backends.run_summary import RunSummary
-from quark_core.config.arguments import resolve_storage_dir
+from quark_core.config.arguments import check_run_id, describe_argument, resolve_storage_dir
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records.query import check_index
 from quark_core.records.run_digests import is_seed
 from quark_core.records.runs import RunContext
 from quark_core.runs.composition import open_reader
 from quark_core.runs.run_ids import find_run
-from quark_core.runs.searching import build_search, find_runs, summarize_run
+from quark_core.runs.searching import build_search, find_runs
 
 __all__ = ["SimilarBy", "SimilarRun", "find_similar_runs"]
 
@@ -82,9 +82,9 @@ def find_similar_runs(
         RunNotFoundError: There is no such run.
         SessionStoreError: There is no store, or it cannot be read.
     """
-    if by not in get_args(SimilarBy):
+    if not isinstance(by, str) or by not in get_args(SimilarBy):
         raise SchemaValidationError(
-            f"by must be one of {', '.join(get_args(SimilarBy))}, got {by!r:.60}"
+            f"by must be one of {', '.join(get_args(SimilarBy))}, got {describe_argument(by)}"
         )
     most = check_index(limit, "limit")
     most = _MOST if most is None else min(most, _MOST)
@@ -114,7 +114,7 @@ def _find_target(run: object, storage_dir: str | Path | None) -> tuple[str, Path
             f"run must be an id, or a session, context or summary of a run, not "
             f"{type(run).__name__}"
         )
-    return run, root or resolve_storage_dir(None)
+    return check_run_id(run, "run"), root or resolve_storage_dir(None)
 
 
 def _find_equal(
@@ -146,21 +146,17 @@ def _find_near(
 ) -> list[SimilarRun]:
     """Runs of other digests, by what they share with the run."""
     known = {own.run.id, *(each.run.run_id for each in found)}
-    others = [
-        each
-        for each in reader.list_runs(project=project)
-        if each.run.id not in known and each.run.archived_at is None
-    ][:_MOST_COMPARED]
     describe = _choose_description(reader, by)
     parts = describe(own)
     if not parts:
         return []
-    measured = [(_measure(parts, describe(each)), place) for place, each in enumerate(others)]
-    near = sorted(each for each in measured if each[0] < 1.0)[:most]
-    return [
-        SimilarRun(summarize_run(reader, str(others[place].run.id)), distance, by)
-        for distance, place in near
+    newest = find_runs(reader, build_search(project=project, limit=_MOST_COMPARED))
+    others = [each for each in newest if each.run_id not in known]
+    measured = [
+        (_measure(parts, describe(each.stored)), place) for place, each in enumerate(others)
     ]
+    near = sorted(each for each in measured if each[0] < 1.0)[:most]
+    return [SimilarRun(others[place], distance, by) for distance, place in near]
 
 
 def _measure(one: frozenset[Hashable], other: frozenset[Hashable]) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from quark_core.analysis.best_run import choose_mode
 from quark_core.backends.contract import SupportsRead
 from quark_core.backends.run_summary import RunSummary
-from quark_core.config.arguments import resolve_storage_dir
+from quark_core.config.arguments import check_label, resolve_storage_dir
 from quark_core.config.objective import ObjectiveMode
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.provenance.code_changes import CodeChange, compare_sources, count_changed_lines
@@ -145,6 +145,9 @@ def collect_statistics(
     mode: ObjectiveMode | None = None,
 ) -> tuple[TraceStatistics, ...]:
     """As `trace_statistics`, of a reader that is open."""
+    check_label(project, "project")
+    if name is not None:
+        check_label(name, "name")
     wished = None if metric is None else choose_mode(metric, mode)
     runs = find_runs(reader, build_search(project=project, archived=True))
     runs.sort(key=lambda run: (run.stored.run.created_at, run.run_id))

@@ -64,6 +64,7 @@ __all__ = [
     "Capability",
     "Generation",
     "HELD_FILE",
+    "SOURCES_OPTION",
     "MirrorRun",
     "Payload",
     "RankPolicy",
@@ -82,6 +83,10 @@ __all__ = [
     "SupportsSeries",
     "TrackerForm",
 ]
+
+SOURCES_OPTION = "sources"
+"""Option of a mirror: with `1` it is given the code that runs are made of, and says so by an
+attribute `keeps_sources`; without it the payloads of that code never reach it."""
 
 HELD_FILE = "held"
 """A file in `mirrors/<backend>/<folder>/` of a run that is there while the mirror keeps

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from quark_core.config.redaction import redact_text
 from quark_core.config.storage_root import find_storage_root
@@ -17,13 +19,38 @@ __all__ = [
     "check_run_id",
     "check_tag",
     "check_tags",
+    "describe_argument",
+    "list_given",
     "may_be_run_id",
     "resolve_storage_dir",
     "working_directory",
 ]
 
 _MAX_NOTES = 100_000
+_MAX_TAGS = 10_000
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def describe_argument(value: object) -> str:
+    """What somebody gave, as an error message shows it; whatever it is, this raises nothing."""
+    try:
+        return repr(value)[:60]
+    except Exception:  # noqa: BLE001 - foreign code, or an integer of too many digits
+        return f"a {type(value).__name__}"
+
+
+def list_given(given: Iterable[Any], argument: str, most: int) -> list[Any]:
+    """What an iterable of somebody's gives, and one more than `most` where it gives more.
+
+    Raises:
+        SchemaValidationError: It cannot be gone through.
+    """
+    try:
+        return list(islice(given, most + 1))
+    except Exception as error:
+        raise SchemaValidationError(
+            f"{argument} cannot be gone through: {type(error).__name__}: {error!s:.60}"
+        ) from error
 
 
 def check_run_id(run_id: object, argument: str = "run_id") -> str:
@@ -38,7 +65,7 @@ def check_run_id(run_id: object, argument: str = "run_id") -> str:
     if not may_be_run_id(run_id):
         raise SchemaValidationError(
             f"{argument} may hold letters, digits, '.', '_' and '-' and not begin with '.', "
-            f"got {run_id!r}"
+            f"got {describe_argument(run_id)}"
         )
     return run_id
 
@@ -48,7 +75,7 @@ def may_be_run_id(text: str) -> bool:
     return set(text) <= _ID_CHARACTERS and not text.startswith(".")
 
 
-def check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
+def check_tags(tags: Iterable[str] | None, argument: str = "tags") -> tuple[str, ...]:
     """Sorted tags without duplicates.
 
     Raises:
@@ -57,10 +84,15 @@ def check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
     if tags is None:
         return ()
     if isinstance(tags, str):
-        raise SchemaValidationError("tags must be an iterable of str, not one str")
+        raise SchemaValidationError(f"{argument} must be an iterable of str, not one str")
     if not isinstance(tags, Iterable):
-        raise SchemaValidationError(f"tags must be an iterable of str, not {type(tags).__name__}")
-    return tuple(sorted({check_tag(tag, f"tags[{i}]") for i, tag in enumerate(tags)}))
+        raise SchemaValidationError(
+            f"{argument} must be an iterable of str, not {type(tags).__name__}"
+        )
+    listed = list_given(tags, argument, _MAX_TAGS)
+    if len(listed) > _MAX_TAGS:
+        raise SchemaValidationError(f"{argument} has more than {_MAX_TAGS} entries")
+    return tuple(sorted({check_tag(tag, f"{argument}[{i}]") for i, tag in enumerate(listed)}))
 
 
 def check_tag(tag: object, argument: str) -> str:

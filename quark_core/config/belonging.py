@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from quark_core.config.arguments import check_label, check_tags
+from quark_core.config.arguments import check_label, check_tags, describe_argument, list_given
 from quark_core.config.redaction import redact_values
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject, encode_json, normalize_json
 
 __all__ = [
+    "EXCHANGED_FIELD",
     "IfDone",
     "MAX_FIELD_BYTES",
     "REVISION_FIELD",
@@ -35,6 +36,9 @@ VERSION_FIELD = "version"
 
 MAX_FIELD_BYTES = 16_384
 """How much JSON the value of one field may be."""
+
+EXCHANGED_FIELD = "why_exchanged"
+"""What `quark why --check` has put from one run into another, in the run that it has made so."""
 
 IfDone = Literal["skip", "resume", "again"]
 """What a start does where its configuration has been run before."""
@@ -85,11 +89,12 @@ def check_groups(groups: str | Iterable[str] | None, argument: str = "group") ->
         raise SchemaValidationError(
             f"{argument} must be a str or an iterable of str, not {type(groups).__name__}"
         )
-    paths = {check_group_path(path, f"{argument}[{i}]") for i, path in enumerate(groups)}
-    if len(paths) > _MAX_GROUPS:
+    listed = list_given(groups, argument, _MAX_GROUPS)
+    if len(listed) > _MAX_GROUPS:
         raise SchemaValidationError(
-            f"{argument} has {len(paths)} paths; at most {_MAX_GROUPS} are allowed"
+            f"{argument} has more than {_MAX_GROUPS} paths, which is how many are allowed"
         )
+    paths = {check_group_path(path, f"{argument}[{i}]") for i, path in enumerate(listed)}
     return tuple(sorted(paths))
 
 
@@ -109,13 +114,19 @@ def check_fields(fields: object, argument: str = "fields") -> JsonObject:
         raise SchemaValidationError(
             f"{argument} must be a mapping of names and values, not {type(fields).__name__}"
         )
-    if len(fields) > _MAX_FIELDS:
+    try:
+        listed = list(fields.items())
+    except Exception as error:
         raise SchemaValidationError(
-            f"{argument} has {len(fields)} entries; at most {_MAX_FIELDS} are allowed"
+            f"{argument} cannot be gone through: {type(error).__name__}: {error!s:.60}"
+        ) from error
+    if len(listed) > _MAX_FIELDS:
+        raise SchemaValidationError(
+            f"{argument} has {len(listed)} entries; at most {_MAX_FIELDS} are allowed"
         )
     checked: dict[str, Any] = {}
-    for name, value in fields.items():
-        known = _check_field_name(name, f"{argument}: the name {str(name)[:60]!r}")
+    for name, value in listed:
+        known = _check_field_name(name, f"{argument}: the name {describe_argument(name)}")
         normal = normalize_json(value, f"{argument}[{known[:60]!r}]")
         size = len(encode_json(normal))
         if size > MAX_FIELD_BYTES:
@@ -133,7 +144,7 @@ def check_field_names(names: Iterable[str] | None, argument: str = "fields") -> 
     Raises:
         SchemaValidationError: Not an iterable of good names.
     """
-    return tuple(_check_field_name(name, argument) for name in check_tags(names))
+    return tuple(_check_field_name(name, argument) for name in check_tags(names, argument))
 
 
 def _check_field_name(name: object, argument: str) -> str:
@@ -149,8 +160,11 @@ def check_if_done(if_done: object) -> IfDone | None:
     Raises:
         SchemaValidationError: Not one of its words.
     """
-    if if_done is not None and if_done not in get_args(IfDone):
+    if if_done is None:
+        return None
+    if not isinstance(if_done, str) or if_done not in get_args(IfDone):
         raise SchemaValidationError(
-            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, got {if_done!r:.60}"
+            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, "
+            f"got {describe_argument(if_done)}"
         )
     return if_done  # type: ignore[return-value]

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from quark_core.config import settings
-from quark_core.config.arguments import check_label
+from quark_core.config.arguments import check_label, describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject
@@ -55,8 +55,9 @@ def check_objective(metric: object, mode: object = None) -> Objective | None:
     Raises:
         SchemaValidationError: One of them is bad, or there is only `mode`.
     """
-    if mode is not None and mode not in get_args(ObjectiveMode):
-        raise SchemaValidationError(f"mode must be 'min' or 'max', got {mode!r:.40}")
+    is_mode = isinstance(mode, str) and mode in get_args(ObjectiveMode)
+    if mode is not None and not is_mode:
+        raise SchemaValidationError(f"mode must be 'min' or 'max', got {describe_argument(mode)}")
     if metric is None:
         if mode is not None:
             raise SchemaValidationError(

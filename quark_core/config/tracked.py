@@ -23,7 +23,14 @@ class _Reads:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.places: dict[str, int] = {}
-        self._add(values, "", 0)
+        try:
+            self._add(values, "", 0)
+        except SchemaValidationError:
+            raise
+        except Exception as error:
+            raise SchemaValidationError(
+                f"tracked: config cannot be gone through: {type(error).__name__}: {error!s:.60}"
+            ) from error
         # Late: only who tracks a configuration needs it.
         from mmap import mmap
 

@@ -15,7 +15,7 @@ from quark_core.backends.contract import (
     SupportsPrimary,
 )
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import KEPT_SOURCES
+from quark_core.records.artifact_layout import KEPT_SOURCES, SOURCE_TEXTS
 
 __all__ = [
     "FindPayload",
@@ -79,8 +79,8 @@ def send_payloads(backend: Backend, batches: Sequence[Batch], find: Sequence[Fin
     if not isinstance(backend, SupportsArtifacts):
         return
     for run_id, record in list_payloads(batches):
-        if record.artifact_type == KEPT_SOURCES and not isinstance(backend, SupportsPrimary):
-            continue  # a mirror may be anybody's, who has no business with the code
+        if not _is_welcome(backend, record):
+            continue
         path = next((path for look in find if (path := look(record.sha256)) is not None), None)
         if path is None:
             _log.warning(
@@ -93,6 +93,23 @@ def send_payloads(backend: Backend, batches: Sequence[Batch], find: Sequence[Fin
             run_id=run_id, sha256=record.sha256, size_bytes=record.size_bytes, path=path
         )
         backend.put_payload(payload)
+
+
+def _is_welcome(backend: Backend, record: ArtifactRecord) -> bool:
+    """Whether a backend is given a payload: a mirror may be anybody's, as a service may.
+
+    What wants the code that runs are made of says so by an attribute `keeps_sources`; without it
+    a primary is taken for the user's own.
+
+    Raises:
+        BackendUnavailable: It cannot be asked now.
+    """
+    if record.artifact_type != KEPT_SOURCES:
+        return True
+    is_primary = isinstance(backend, SupportsPrimary)
+    if getattr(backend, "keeps_sources", is_primary):
+        return True
+    return is_primary and record.artifact_key not in SOURCE_TEXTS
 
 
 def list_payloads(batches: Sequence[Batch]) -> Iterator[tuple[str, ArtifactRecord]]:

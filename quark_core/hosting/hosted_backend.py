@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from quark_core.backends.contract import (
+    SOURCES_OPTION,
     Backend,
     BackendConfig,
     BackendDefinition,
@@ -108,6 +109,9 @@ class _HostedBackend:
         self._folder = _choose_folder(definition, config)
         self._is_idempotent = Capability.IDEMPOTENT in definition.capabilities
         self._writer = Helper(definition, config, self._folder)
+        if Capability.PRIMARY not in definition.capabilities:
+            # What is sent there is decided here, so that nothing crosses that is not wanted.
+            self.keeps_sources = config.options.get(SOURCES_OPTION) == "1"
         reading = replace(config, read_only=True)
         self._reader = Helper(definition, reading, self._folder)
         if Capability.PRIMARY in definition.capabilities:

@@ -76,13 +76,19 @@ def _sort(records: Iterable[FingerprintRecord]) -> dict[tuple[str, str, str], _S
     for record in records:
         is_stream = record.level.startswith(_STREAM)
         metadata: Mapping[str, Any] = record.metadata or {}
-        place = int(metadata.get("pass", 0)) if is_stream else record.step
+        place = _read_pass(metadata) if is_stream else record.step
         series = found.setdefault((record.subject, record.key, _STREAM if is_stream else ""), {})
         at = (record.rank or 0, -1 if place is None else place)
         kept = series.get(at)
         if kept is None or (kept.attempt, kept.time_us) <= (record.attempt, record.time_us):
             series[at] = record
     return found
+
+
+def _read_pass(metadata: Mapping[str, Any]) -> int:
+    """Which pass through its data a record is of; a record may be somebody else's."""
+    number = metadata.get("pass", 0)
+    return number if isinstance(number, int) else 0
 
 
 def _compare_series(
@@ -160,8 +166,7 @@ def _compare_beginnings(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> tuple[FingerprintVerdict, str]:
     """Of passes that were left early: as far as both went, at batches of powers of two."""
-    marks = {mark[0]: mark[1:] for mark in one.get("marks") or ()}
-    twins = {mark[0]: mark[1:] for mark in other.get("marks") or ()}
+    marks, twins = _read_marks(one), _read_marks(other)
     shared = sorted(set(marks) & set(twins))
     if not shared:
         return "unknown", "left early before anything could be compared"
@@ -174,9 +179,18 @@ def _compare_beginnings(
     return "different", f"other samples, or another order, {_tell_parting(one, other)}"
 
 
+def _read_marks(metadata: Mapping[str, Any]) -> dict[int, list[Any]]:
+    """The digests after batches of powers of two, as far as they are any."""
+    found = metadata.get("marks")
+    return {
+        mark[0]: list(mark[1:])
+        for mark in (found if isinstance(found, list | tuple) else ())
+        if isinstance(mark, list | tuple) and len(mark) > 1 and isinstance(mark[0], int)
+    }
+
+
 def _tell_parting(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    marks = {mark[0]: mark[1:] for mark in one.get("marks") or ()}
-    twins = {mark[0]: mark[1:] for mark in other.get("marks") or ()}
+    marks, twins = _read_marks(one), _read_marks(other)
     same = 0
     for number in sorted(set(marks) & set(twins)):
         if marks[number] != twins[number]:

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from quark_core.config.redaction import redact_shapes
+from quark_core.config.redaction import redact_code
 
 __all__ = ["MOST_DIFF_BYTES", "read_git_diff"]
 
@@ -46,6 +46,6 @@ def read_git_diff(root: Path, timeout_s: float) -> str | None:
             )
             out.seek(0)
             data = out.read(MOST_DIFF_BYTES + 1)
-        text = redact_shapes(data[:MOST_DIFF_BYTES].decode("utf-8", "replace"))
+        text = redact_code(data[:MOST_DIFF_BYTES].decode("utf-8", "replace"))
         return text + _CUT if len(data) > MOST_DIFF_BYTES else text
     return None

@@ -14,8 +14,9 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import BinaryIO
 
 import msgspec
@@ -50,6 +51,7 @@ __all__ = [
     "read_packages",
     "read_source",
     "read_sources",
+    "unpack_sources",
 ]
 
 MANIFEST_KEY = "sources/manifest"
@@ -232,7 +234,7 @@ def read_sources(
         SessionStoreError: The store cannot be read.
     """
     fingerprint = _find_fingerprint(reader, run_id, attempt)
-    packs = _Packs(reader, run_id) if texts else None
+    packs = _Packs(partial(_read_payload, reader, run_id)) if texts else None
     entries = _read_entries(reader, run_id, fingerprint)
     return _describe(run_id, fingerprint, tuple(_read_file(entry, packs) for entry in entries))
 
@@ -249,7 +251,9 @@ def read_source(
     """
     entries = _read_entries(reader, run_id, _find_fingerprint(reader, run_id, attempt))
     found = next((entry for entry in entries if entry.path == path), None)
-    return None if found is None else _read_file(found, _Packs(reader, run_id))
+    return (
+        None if found is None else _read_file(found, _Packs(partial(_read_payload, reader, run_id)))
+    )
 
 
 def _read_entries(
@@ -280,6 +284,25 @@ def _describe(
         changed=_list_texts(known.get("changed")),
         left_out=_read_reasons(known.get("left_out")),
     )
+
+
+def unpack_sources(
+    manifest: bytes, read_payload: Callable[[str], bytes]
+) -> Iterator[tuple[str, bytes]]:
+    """Path and content of each file of a manifest whose pack can be read; for mirrors.
+
+    Args:
+        manifest: A payload under MANIFEST_KEY.
+        read_payload: Gives a payload by its hash, or raises ArtifactNotFoundError.
+
+    Raises:
+        ArtifactDamagedError: It is no manifest.
+    """
+    packs = _Packs(read_payload)
+    for entry in decode_manifest(manifest):
+        data, _ = packs.read(entry) if entry.pack else (None, None)
+        if data is not None:
+            yield entry.path, data
 
 
 def list_attempts(reader: SupportsRead, run_id: str) -> tuple[int, ...]:
@@ -371,8 +394,8 @@ def _read_file(entry: ManifestEntry, packs: _Packs | None) -> KeptSource:
 class _Packs:
     """The packs of one run, each read once; and no more of them than an honest run has."""
 
-    def __init__(self, reader: SupportsRead, run_id: str) -> None:
-        self._reader, self._run_id = reader, run_id
+    def __init__(self, read_payload: Callable[[str], bytes]) -> None:
+        self._read_payload = read_payload
         self._open: dict[str, zipfile.ZipFile | str] = {}
         self._left_bytes = _MOST_TEXT_BYTES
         self._left_packed_bytes = _MOST_PACKED_BYTES
@@ -403,7 +426,7 @@ class _Packs:
         try:
             if self._left_packed_bytes <= 0:
                 return f"the run's packs are more than {_MOST_PACKED_BYTES} bytes"
-            data = _read_payload(self._reader, self._run_id, sha256)
+            data = self._read_payload(sha256)
             self._left_packed_bytes -= len(data)
             if not _has_short_list(data):
                 return "the pack that has it is damaged: its list is none that was written here"

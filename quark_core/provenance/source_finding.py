@@ -6,22 +6,37 @@ import contextlib
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CELLS_PATH", "SourceRoot", "SourceSurvey", "find_root", "survey_sources"]
+__all__ = [
+    "CELLS_PATH",
+    "COMMAND_PATH",
+    "SourceRoot",
+    "SourceSurvey",
+    "find_root",
+    "survey_sources",
+]
 
 CELLS_PATH = "notebook-cells.py"
 """Under which the executed cells of a notebook are kept, as one document."""
+COMMAND_PATH = "command-line.py"
+"""Under which the code that follows `python -c` is kept."""
 
 _PYTHON_SUFFIXES = (".py", ".pyw")
 _ENVIRONMENT_PARTS = ("site-packages", "dist-packages", "node_modules", "__pypackages__")
 _OWN_PACKAGES = frozenset({"quark", "quark_backends", "quark_core", "quark_torch"})
+# A checkout that is worked in is the project's folder too; what it trains is not made of it.
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_OWN_PREFIXES = tuple(os.path.join(_OWN_FOLDER, name, "") for name in sorted(_OWN_PACKAGES))
 # What lies about in sys.modules and has no file of the project's.
 _MOST_OUTSIDE = 50
 _MOST_FILES = 20_000
 _MOST_LEVELS = 100
+# Options of Python whose value may be the next argument.
+_VALUED_LETTERS = "WX"
+_VALUED_OPTIONS = ("--check-hash-based-pycs",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +109,9 @@ def survey_sources(root: SourceRoot) -> SourceSurvey:
             survey.left_out["<more>"] = f"more than {_MOST_FILES} modules"
             break
         path = _find_file(module)
-        if path is None or _add(survey, root, path, environment):
+        if path is None or path.startswith(_OWN_PREFIXES):
+            continue
+        if _add(survey, root, path, environment):
             continue
         if len(outside) < _MOST_OUTSIDE and not _is_environment(path, environment):
             outside.add(name.partition(".")[0])
@@ -110,8 +127,8 @@ def _find_main() -> tuple[str | None, str]:
         return None, "notebook"
     path = _find_file(sys.modules.get("__main__"))
     if path is None:
-        arguments = list(getattr(sys, "orig_argv", ()))
-        if "-c" in arguments[1:]:
+        arguments = sys.orig_argv
+        if _find_command(arguments) is not None:
             return None, "command"
         if getattr(sys, "ps1", None) is not None:
             return None, "interactive"
@@ -123,6 +140,29 @@ def _find_main() -> tuple[str | None, str]:
     ):
         return None, entry
     return path, entry
+
+
+def _find_command(arguments: Sequence[str]) -> str | None:
+    """The code behind `-c`, as Python itself reads its arguments; None where there is none."""
+    rest = iter(arguments[1:])
+    for argument in rest:
+        if not argument.startswith("-") or argument == "-":
+            return None
+        if argument.startswith("--"):
+            if argument in _VALUED_OPTIONS:
+                next(rest, None)
+            continue
+        for place, letter in enumerate(argument[1:], 2):
+            value = argument[place:]
+            if letter == "c":
+                return value or next(rest, None)
+            if letter == "m":
+                return None
+            if letter in _VALUED_LETTERS:
+                if not value:
+                    next(rest, None)
+                break
+    return None
 
 
 def _is_executable_of(path: str) -> bool:
@@ -189,7 +229,9 @@ def _add_entry(survey: SourceSurvey, root: SourceRoot) -> None:
         cells = _read_cells()
         if cells:
             survey.texts[CELLS_PATH] = cells
-    elif root.entry in ("command", "stdin", "interactive", "other"):
+    elif root.entry == "command":
+        survey.texts[COMMAND_PATH] = _find_command(sys.orig_argv) or ""
+    elif root.entry in ("stdin", "interactive", "other"):
         survey.left_out[f"<{root.entry}>"] = "code that lies in no file"
 
 

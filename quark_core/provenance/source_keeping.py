@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from quark_core.artifacts.payload_folder import PayloadFolder, PutPayload
-from quark_core.config.redaction import redact_shapes
+from quark_core.config.redaction import redact_code
 from quark_core.provenance.kept_sources import (
     MANIFEST_KEY,
     MOST_FILE_BYTES,
@@ -412,5 +412,5 @@ def _hide_secrets(data: bytes) -> bytes:
     """The same bytes where no secret is in them, else the text without."""
     # Every byte is a character of Latin-1, and every shape of a secret is ASCII.
     text = data.decode("latin-1")
-    shown = redact_shapes(text)
+    shown = redact_code(text)
     return data if shown == text else shown.encode("latin-1")

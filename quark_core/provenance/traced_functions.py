@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from quark_core.config.redaction import redact_shapes
+from quark_core.config.redaction import redact_code
 
 __all__ = [
     "LEVEL_BYTECODE",
@@ -114,7 +114,7 @@ def describe_function(
         return _digest_code(code), LEVEL_BYTECODE, metadata
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     if with_text and len(text) <= MOST_TEXT_CHARACTERS:
-        shown = redact_shapes(text)
+        shown = redact_code(text)
         metadata["text"] = shown
         metadata["is_redacted"] = shown != text
     return digest, LEVEL_TEXT, metadata

@@ -13,6 +13,7 @@ from quark_core.records.names import check_name, encode_name, is_plain_name, joi
 __all__ = [
     "ARTIFACT_STORAGE_LAYOUT",
     "KEPT_SOURCES",
+    "SOURCE_TEXTS",
     "check_artifact_key",
     "check_artifact_path",
     "check_artifact_type",
@@ -48,6 +49,9 @@ No name begins with a dot, so none can meet the folders that do.
 
 KEPT_SOURCES = "kept_sources"
 """Type of the artifacts that hold what a run was made of; a hidden one, in no list of artifacts."""
+
+SOURCE_TEXTS = frozenset({"sources/pack", "sources/git.diff"})
+"""Keys of those of them that hold text of the code, and not its hashes alone."""
 
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MAX_TYPE_LENGTH = 100

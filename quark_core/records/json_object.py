@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, NoReturn
@@ -12,7 +12,14 @@ import msgspec
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["JsonObject", "decode_json", "encode_json", "normalize_json", "normalize_object"]
+__all__ = [
+    "JsonObject",
+    "decode_json",
+    "encode_json",
+    "flatten_json",
+    "normalize_json",
+    "normalize_object",
+]
 
 _MAX_DEPTH = 64
 _INT64_MAX = 2**63 - 1
@@ -183,3 +190,16 @@ def _name_non_finite(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
+
+
+def flatten_json(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of each leaf, keys of nested mappings joined by dots.
+
+    Lists and empty mappings are leaves.
+    """
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten_json(value, f"{path}.")
+        else:
+            yield path, value

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from quark_core.records.json_object import flatten_json
 from quark_core.records.runs import RunDigests
 
 __all__ = [
@@ -82,7 +83,7 @@ def digest_environment(values: Mapping[str, Any]) -> str:
     """
     kept = {
         path: value
-        for path, value in _flatten(values)
+        for path, value in flatten_json(values)
         if not _is_place(path) and not is_idle_package(path, values)
     }
     return _digest(b"environment", _encode(kept))
@@ -116,7 +117,7 @@ def make_digests(
 
 
 def _list_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for path, value in _flatten(values):
+    for path, value in flatten_json(values):
         if path not in _OBJECTIVE and not is_seed(path):
             yield path, value
 
@@ -132,15 +133,6 @@ def _without_addresses(value: Any) -> Any:
 def _is_place(path: str) -> bool:
     parts = path.split(".")
     return any(".".join(parts[:end]) in _PLACES for end in range(1, len(parts) + 1))
-
-
-def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Paths with dots between, and the values there; a list is one value."""
-    if isinstance(value, Mapping) and (value or not path):
-        for key, item in value.items():
-            yield from _flatten(item, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value
 
 
 def _type(value: Any) -> Any:

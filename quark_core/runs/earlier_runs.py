@@ -20,11 +20,17 @@ from typing import Any
 import xxhash
 
 from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
-from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD, IfDone
+from quark_core.config.belonging import (
+    EXCHANGED_FIELD,
+    REVISION_FIELD,
+    UID_FIELD,
+    VERSION_FIELD,
+    IfDone,
+)
 from quark_core.delivery.lane_files import Lease
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import ConfigSnapshot
-from quark_core.records.json_object import JsonObject
+from quark_core.records.json_object import JsonObject, flatten_json
 from quark_core.records.run_digests import digest_config, is_seed
 from quark_core.runs.primary_reach import PrimaryReach
 
@@ -90,8 +96,14 @@ def _find_runs(
     reader: SupportsRead, project: str, config: ConfigSnapshot, version: str | None
 ) -> list[StoredRun]:
     uid = _make_uid(config)
-    found = _find_candidates(reader, project, config, uid)
-    return [run for run in found if run.run.archived_at is None and _find_uid(run, version) == uid]
+    return [
+        run
+        for run in _find_candidates(reader, project, config, uid)
+        if run.run.archived_at is None
+        and _find_uid(run, version) == uid
+        # Its configuration may be this one; what it has of another run is not.
+        and EXCHANGED_FIELD not in run.fields
+    ]
 
 
 def _find_candidates(
@@ -152,13 +164,10 @@ def _decide(if_done: IfDone, runs: Sequence[StoredRun], uid: str) -> EarlierRuns
     return EarlierRuns(unfinished=unfinished, fields=fields)
 
 
-def _list_seeds(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _list_seeds(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Path and value of each seed of a configuration; 1 and 1.0 are one."""
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _list_seeds(value, f"{path}.")
-        elif is_seed(path):
+    for path, value in flatten_json(values):
+        if is_seed(path):
             whole = isinstance(value, float) and value.is_integer()
             yield path, str(int(value) if whole else value)
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from quark_core.config import settings
-from quark_core.config.arguments import check_run_id
+from quark_core.config.arguments import check_run_id, describe_argument
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records.query import check_index
 from quark_core.runs.open_run import open_runs
@@ -60,7 +60,7 @@ def check_fork_from(fork_from: object, parent_run_id: str | None) -> ForkPoint |
         left, _, at = fork_from.partition("?_step=")
         raise SchemaValidationError(f"{_FORM}; {fork_from!r:.80} is ({left!r:.80}, {at:.20}) here")
     if not isinstance(fork_from, (tuple, list)) or len(fork_from) != 2:
-        raise SchemaValidationError(f"{_FORM}, got {fork_from!r:.80}")
+        raise SchemaValidationError(f"{_FORM}, got {describe_argument(fork_from)}")
     run, given = fork_from
     run_id = run if isinstance(run, str) else getattr(run, "run_id", None)
     if not isinstance(run_id, str):

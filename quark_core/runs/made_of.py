@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.artifacts.payload_folder import PayloadFolder, PutPayload
 from quark_core.config import settings
+from quark_core.errors import QuarkError
 from quark_core.records import ArtifactRecord, EnvironmentSnapshot
 from quark_core.records.artifact_layout import KEPT_SOURCES, object_path
 from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.names import split_name
+from quark_core.records.names import check_text, split_name
 from quark_core.records.run_digests import digest_environment
 from quark_core.runs.environment import GitState, complete_environment
 from quark_core.system.process import importing
@@ -62,6 +63,7 @@ class MadeOf:
         self._later: threading.Thread | None = None
         self._keeper: SourceKeeper | None = None
         self._mode: SourceMode = "off"
+        self._chosen: tuple[SourceMode, str] | None = None
         self._values: dict[str, Any] | None = None
         self._packages: InstalledPackages | None = None
         self._traced: set[object] = set()
@@ -92,7 +94,16 @@ class MadeOf:
         for thread in (self._first, self._later):
             if thread is not None and thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
-        self._note_traced()
+        self._note_traced(asks=False)
+
+    def _choose(self, *, asks: bool) -> tuple[SourceMode, str]:
+        """What is kept; a store elsewhere may have to be asked, for which no training waits."""
+        if self._chosen is None and asks:
+            self._chosen = choose_mode(self._run)
+        return self._chosen or (
+            "digest",
+            "it was not known in time whether the store takes sources",
+        )
 
     def _look_first(self) -> None:
         run = self._run
@@ -103,7 +114,7 @@ class MadeOf:
                 from quark_core.provenance.installed_packages import find_packages
                 from quark_core.provenance.source_finding import find_root
                 from quark_core.provenance.source_keeping import SourceKeeper
-            self._mode, reason = choose_mode(run)
+            self._mode, reason = self._choose(asks=True)
             if self._mode != "off":
                 root = find_root(str(self._known["process"]["cwd"]))
                 self._keeper = SourceKeeper(_Place(run), root, self._mode, reason)
@@ -140,7 +151,7 @@ class MadeOf:
             if self._ending.is_set():
                 return
 
-    def _note_traced(self) -> None:
+    def _note_traced(self, *, asks: bool = True) -> None:
         """Record the functions under `quark.trace` that came since the last look."""
         found = sys.modules.get("quark_core.provenance.traced_functions")
         if found is None or self._run.is_over or not self._run.stream.active:
@@ -151,7 +162,7 @@ class MadeOf:
             self._traced.add(traced)
             try:
                 # Whoever asks for digests alone wants no text of the code to be kept.
-                with_text = choose_mode(self._run)[0] != "digest"
+                with_text = self._choose(asks=asks)[0] != "digest"
                 described = found.describe_function(traced, with_text=with_text)
                 if described is not None:
                     digest, level, metadata = described
@@ -260,7 +271,14 @@ class _Place:
     def emit_fingerprint(
         self, subject: str, key: str, digest: str, level: str, metadata: JsonObject
     ) -> None:
-        self._run.emit(FingerprintRecord, subject, key, digest, level, metadata=metadata or None)
+        self._run.emit(
+            FingerprintRecord,
+            subject,
+            check_text(key, "key"),
+            digest,
+            level,
+            metadata=metadata or None,
+        )
 
 
 def choose_mode(run: OpenRun) -> tuple[SourceMode, str]:
@@ -274,6 +292,12 @@ def choose_mode(run: OpenRun) -> tuple[SourceMode, str]:
         return "off", ""
     if asked == "digest":
         return "digest", f"{settings.SOURCES}=digest"
-    if run.payload_directory is not None or getattr(run.reader, "keeps_sources", False):
+    if run.payload_directory is not None:
         return "keep", ""
+    try:
+        if getattr(run.reader, "keeps_sources", False):
+            return "keep", ""
+    except QuarkError as error:
+        _log.debug("whether the store takes sources is not known: %s", error)
+        return "digest", "the store could not be asked whether it takes sources"
     return "digest", "the store is elsewhere, and its owner has not said that it takes sources"

@@ -21,8 +21,8 @@ from quark_core.backends.belonging import (
 )
 from quark_core.backends.contract import StoredRun, SupportsRead
 from quark_core.backends.registry import default_registry
-from quark_core.config.arguments import check_label, resolve_storage_dir
-from quark_core.config.belonging import check_group_path
+from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
+from quark_core.config.belonging import check_field_names, check_fields, check_group_path
 from quark_core.errors import QuarkError
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary, open_reader
@@ -90,10 +90,10 @@ class _Described:
         edit = check_belonging_edit(
             BelongingEdit(
                 description=description,
-                set_fields={} if fields is None else dict(fields),
-                remove_fields=() if remove_fields is None else tuple(remove_fields),
-                add_tags=() if tags is None else tuple(tags),
-                remove_tags=() if remove_tags is None else tuple(remove_tags),
+                set_fields=check_fields({} if fields is None else fields),
+                remove_fields=check_field_names(remove_fields, "remove_fields"),
+                add_tags=check_tags(tags),
+                remove_tags=check_tags(remove_tags, "remove_tags"),
             )
         )
         with _open(self._root, writes=True) as store:
@@ -181,6 +181,8 @@ def project(name: str, *, storage_dir: str | Path | None = None) -> RunProject:
 
 def list_groups(reader: SupportsRead, project_name: str | None = None) -> list[StoredGroup]:
     """The groups of an opened store, by project and path, each before what lies in it."""
+    if project_name is not None:
+        check_label(project_name, "project")
     if isinstance(reader, SupportsBelonging):
         found = reader.list_groups(project_name)
     else:

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
-from quark_core.config.arguments import may_be_run_id
+from quark_core.config.arguments import describe_argument, may_be_run_id
 from quark_core.errors import QuarkError, RunNotFoundError
+from quark_core.records.names import check_text
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ LEAST_CHARACTERS = 4
 """How much of an id is taken for its beginning."""
 
 _SHORT = 8
+_MOST_SHOWN = 128
 _RANDOM_CHARACTERS = 16
 _LISTED = 5
 _NEAR = 3
@@ -52,6 +54,7 @@ def find_run(reader: SupportsRead, given: str, argument: str = "run_id") -> Stor
         RunNotFoundError: No run, or more than one, fits; the message lists which may be meant.
         SessionStoreError: The store cannot be read.
     """
+    given = check_text(given, argument)
     try:
         return reader.load_run(given)
     except RunNotFoundError as error:
@@ -62,7 +65,11 @@ def find_run(reader: SupportsRead, given: str, argument: str = "run_id") -> Stor
     if found:
         raise RunNotFoundError(_describe_several(argument, given, found))
     reason = str(unknown).removeprefix(f"run_id {given}: ")
-    raise RunNotFoundError(f"{argument} {given}: {reason}{describe_near(reader, given)}")
+    # Whatever was pasted there must not steer a terminal, nor fill it.
+    shown = (
+        given if may_be_run_id(given) and len(given) <= _MOST_SHOWN else describe_argument(given)
+    )
+    raise RunNotFoundError(f"{argument} {shown}: {reason}{describe_near(reader, given)}")
 
 
 def find_run_id(reader: SupportsRead, given: str, argument: str = "run_id") -> str:

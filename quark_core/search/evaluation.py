@@ -31,6 +31,7 @@ from quark_core.records.expression import (
     Scope,
     Value,
 )
+from quark_core.records.json_object import flatten_json
 from quark_core.records.times import now_us
 from quark_core.search.periods import parse_period
 from quark_core.search.resolution import RUN_FIELDS
@@ -233,17 +234,14 @@ def _sort_key(value: Any) -> tuple[int, Any] | None:
     return kind, value
 
 
-def flatten_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_values(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Key and value of each leaf; lists and empty mappings are leaves.
 
     Keys of nested mappings are joined by a dot. An integer beyond what a
     float can hold becomes a text.
     """
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from flatten_values(value, f"{key}.")
-        elif isinstance(value, int) and not isinstance(value, bool):
+    for key, value in flatten_json(values):
+        if isinstance(value, int) and not isinstance(value, bool):
             try:
                 yield key, float(value)
             except OverflowError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from quark_core.config.belonging import REVISION_FIELD, check_fields, check_groups
 from quark_core.config.snapshot import snapshot_config
 from quark_core.records import format_time
-from quark_core.records.json_object import JsonObject
+from quark_core.records.json_object import JsonObject, flatten_json
 from quark_core.records.runs import RunContext
 from quark_core.records.times import now_us
 from quark_core.runs.open_run import OpenRun
@@ -142,18 +142,10 @@ class Belonging:
 
 def _print_settings(values: Mapping[str, Any]) -> None:
     """Print each setting on a line of its own; a stream that is gone costs nothing."""
-    settings = [(clean_line(path), clean_line(str(value))) for path, value in _flatten(values)]
+    settings = [(clean_line(path), clean_line(str(value))) for path, value in flatten_json(values)]
     width = max((len(path) for path, _ in settings), default=0)
     try:
         for path, value in settings:
             sys.stdout.write(f"{path:<{width}}  {value}\n")
     except (OSError, ValueError, AttributeError):
         return
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quark_core.runs.open_run import OpenRun
 
+# Not late: a signal handler that fingerprints would find them half imported.
+from quark_core.writers.fingerprints import find_writer
+from quark_core.writers.watched_data import watch_loader
+
 if TYPE_CHECKING:
     from quark_core.writers.fingerprints import PendingFingerprint
     from quark_core.writers.watched_data import SampleIds, WatchedData
@@ -46,8 +50,6 @@ class Fingerprints:
             SchemaValidationError: A bad key, step or level; never for what the value is.
             InvalidRunStateError: The run has ended.
         """
-        from quark_core.writers.fingerprints import find_writer
-
         return find_writer(self._run).fingerprint(key, value, step, level)
 
     def fingerprint_data(
@@ -73,14 +75,10 @@ class Fingerprints:
             SchemaValidationError: A bad argument, or a stream: see `watch_data`.
             InvalidRunStateError: The run has ended.
         """
-        from quark_core.writers.fingerprints import find_writer
-
         return find_writer(self._run).fingerprint_data(key, source, level)
 
     def watch_data(
         self, loader: Any, name: str = "train", *, sample_ids: SampleIds = None
     ) -> WatchedData:
         """The same loader, whose samples are noted as they come; see `quark.watch_data`."""
-        from quark_core.writers.watched_data import watch_loader
-
         return watch_loader(self._run, loader, name, sample_ids)

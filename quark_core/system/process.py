@@ -146,7 +146,8 @@ def find_lost_reason(status: str, process: ProcessIdentity | None, heartbeat_us:
 # A fork in the middle of an import of its own must not wait for ever.
 _FORK_TIMEOUT_S = 5.0
 
-_guard = threading.Lock()
+# A signal handler may import what the code that it has stopped is importing.
+_guard = threading.RLock()
 _held = threading.local()
 
 
@@ -214,7 +215,7 @@ def _after_in_parent() -> None:
 def _after_in_child() -> None:
     # Whoever held the lock has not come along.
     global _guard
-    _guard = threading.Lock()
+    _guard = threading.RLock()
     writing_gate.__init__()  # type: ignore[misc]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -9,15 +10,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark_core.config import settings
+from quark_core.config.arguments import check_label, describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.names import check_name
+from quark_core.records.names import check_text
 from quark_core.records.query import check_index
 from quark_core.runs.open_run import OpenRun
+from quark_core.system.process import importing
 
 if TYPE_CHECKING:
     from quark_core.provenance.data_fingerprints import DataFingerprint
@@ -31,6 +35,7 @@ _LOOK_S = 0.02
 # What gets on is waited for at the run's end, but not for ever.
 _END_WAIT_S = 30.0
 _LEVELS = ("sample", "full")
+_TOOLS = ("data_fingerprints", "device_values", "output_sketch", "stream_fingerprints")
 
 
 class PendingFingerprint:
@@ -91,9 +96,13 @@ class FingerprintWriter:
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
-        self._lock = threading.Lock()
+        # A signal handler may come in, for which no queue with a lock would do either.
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
         self._pid = 0
-        self._queue: queue.Queue[tuple[PendingFingerprint, Callable[[], None]]] = queue.Queue()
+        self._queue: queue.SimpleQueue[tuple[PendingFingerprint, Callable[[], None]]] = (
+            queue.SimpleQueue()
+        )
         self._waiting = 0
         self._progress = 0
         self._is_over = False
@@ -101,11 +110,15 @@ class FingerprintWriter:
         self._warned: set[str] = set()
         # Weak, so that a pass that was left early ends where it is left.
         self.streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        _load_tools()
         run.writers.add(self)
 
     def bind(self) -> None:
         """Take up the run's stream, which was replaced: in a forked child nothing waits."""
-        self._lock = threading.Lock()
+        if self._owner == os.getpid():
+            return
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
         self._pid = self._waiting = self._dropped = 0
         self.streams = weakref.WeakSet()
 
@@ -136,7 +149,7 @@ class FingerprintWriter:
         self, key: object, value: Any, step: int | None, level: str
     ) -> PendingFingerprint:
         """See `TrainingSession.fingerprint`."""
-        name = check_name(key, "key")
+        name = check_label(key, "key")
         step = check_index(step, "step")
         _check_level(level)
         if self._run.refusal is not None:
@@ -182,9 +195,7 @@ class FingerprintWriter:
 
     def fingerprint_data(self, key: object, source: object, level: str) -> PendingFingerprint:
         """See `TrainingSession.fingerprint_data`."""
-        from quark_core.provenance.data_fingerprints import plan_fingerprint
-
-        name = check_name(key, "key")
+        name = check_label(key, "key")
         _check_level(level)
         if self._run.refusal is not None:
             self._run.refuse("fingerprint_data")
@@ -192,15 +203,24 @@ class FingerprintWriter:
         if not self._run.stream.active or not self._run.leads:
             pending.settle(None, "another process of the run does it")
             return pending
-        chosen: Any = level
-        find_out = plan_fingerprint(source, chosen, self._advance)
+        try:
+            self._take_data(pending, source, level)
+        except SchemaValidationError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a step must not fail for this
+            self._fail(pending, "data", error)
+        return pending
+
+    def _take_data(self, pending: PendingFingerprint, source: object, level: Any) -> None:
+        from quark_core.provenance.data_fingerprints import plan_fingerprint
+
+        find_out = plan_fingerprint(source, level, self._advance)
 
         def work() -> None:
             found: DataFingerprint = find_out()
             self._put_data(pending, found)
 
         self._submit(pending, work)
-        return pending
 
     def _put_data(self, pending: PendingFingerprint, found: DataFingerprint) -> None:
         record = self.write(
@@ -247,8 +267,9 @@ class FingerprintWriter:
             FingerprintRecord,
             subject,
             key,
-            digest,
-            level,
+            # One text that is no Unicode would take all the records of its batch along.
+            check_text(digest, "digest"),
+            check_text(level, "level"),
             step,
             None if sketch is None else JsonObject(sketch),
             None if metadata is None else JsonObject(metadata),
@@ -274,10 +295,11 @@ class FingerprintWriter:
         with self._lock:
             if self._pid != os.getpid():
                 # The first one, or a forked child, which has none of its parent's threads.
-                self._pid, self._queue = os.getpid(), queue.Queue()
+                self._queue = queue.SimpleQueue()
                 threading.Thread(
                     target=self._serve, args=(self._queue,), name="quark-fingerprints", daemon=True
                 ).start()
+                self._pid = os.getpid()
             if self._waiting >= _MOST_WAITING:
                 self._dropped += 1
                 pending.settle(None, f"{_MOST_WAITING} fingerprints wait already")
@@ -285,7 +307,9 @@ class FingerprintWriter:
             self._waiting += 1
         self._queue.put((pending, work))
 
-    def _serve(self, works: queue.Queue[tuple[PendingFingerprint, Callable[[], None]]]) -> None:
+    def _serve(
+        self, works: queue.SimpleQueue[tuple[PendingFingerprint, Callable[[], None]]]
+    ) -> None:
         while True:
             pending, work = works.get()
             try:
@@ -314,19 +338,30 @@ class FingerprintWriter:
 
 
 def _check_level(level: object) -> None:
-    if level not in _LEVELS:
-        raise SchemaValidationError(f"level must be one of {', '.join(_LEVELS)}, got {level!r:.60}")
+    if not isinstance(level, str) or level not in _LEVELS:
+        raise SchemaValidationError(
+            f"level must be one of {', '.join(_LEVELS)}, got {describe_argument(level)}"
+        )
 
 
-_making = threading.Lock()
+def _load_tools() -> None:
+    """Import what calls need, once: a fork waits for it, and no later call imports anything."""
+    with contextlib.suppress(Exception), importing():
+        for name in _TOOLS:
+            import_module(f"quark_core.provenance.{name}")
 
 
 def find_writer(run: OpenRun) -> FingerprintWriter:
     """The writer of a run in this process; made at the first call."""
-    with _making:
-        for writer in run.writers:
-            if isinstance(writer, FingerprintWriter):
-                return writer
+    found = run.fingerprints
+    if isinstance(found, FingerprintWriter):
+        return found
+    # The run's lock: a signal handler may come in, and a forked child has one of its own.
+    with run.lock:
+        if isinstance(run.fingerprints, FingerprintWriter):
+            return run.fingerprints
         made = FingerprintWriter(run)
-        run.fingerprints = made
-        return made
+        found = run.fingerprints
+        if not isinstance(found, FingerprintWriter):  # a handler may have made one meanwhile
+            found = run.fingerprints = made
+        return found

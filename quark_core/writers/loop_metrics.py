@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from quark_core.config.arguments import describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.records.kinds.provenance import AggregateKeep, KeptAs
 from quark_core.records.names import check_name
@@ -114,7 +115,7 @@ class LoopMetrics:
             gathering = self._gatherings[key]
         except Exception:  # noqa: BLE001 - new, or an object that raises when it is hashed
             gathering = None
-        if gathering is None or gathering.keep != keep:
+        if gathering is None or gathering.keep is not keep:
             gathering = self._find_gathering(key, keep)
             if gathering is None:
                 self.log(key, value, step=step)  # type: ignore[attr-defined]
@@ -139,9 +140,10 @@ class LoopMetrics:
         Raises:
             SchemaValidationError: A bad key or `keep`.
         """
-        if keep not in get_args(AggregateKeep):
+        if not isinstance(keep, str) or keep not in get_args(AggregateKeep):
             raise SchemaValidationError(
-                f"keep must be one of {', '.join(get_args(AggregateKeep))}, got {keep!r:.60}"
+                f"keep must be one of {', '.join(get_args(AggregateKeep))}, "
+                f"got {describe_argument(keep)}"
             )
         name = check_name(key, "key")
         if keep == "series":

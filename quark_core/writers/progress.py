@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TextIO, TypeVar
 
 from quark_core.config import settings
+from quark_core.config.arguments import describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.records import format_time
 from quark_core.records.runs import RunProgress
@@ -171,11 +172,11 @@ class _Board:
             if stream is None:
                 self._next_line_s = now_s + _LINE_S
                 return
-            in_place = stream.isatty()
-            self._next_line_s = now_s + (_IN_PLACE_S if in_place else _LINE_S)
-            if in_place:
+            if stream.isatty():
+                self._next_line_s = now_s + _IN_PLACE_S
                 self._print_in_place(stream, last=last)
             elif not last:
+                self._next_line_s = now_s + _LINE_S
                 self._print_line(stream)
         except Exception as error:  # noqa: BLE001 - a line is worth no step
             self._next_line_s = math.inf
@@ -328,7 +329,7 @@ def open_progress(
     """
     ways = ("__iter__", "__getitem__")
     if iterable is not None and not any(hasattr(iterable, way) for way in ways):
-        hint = f"; write total={iterable!r}" if isinstance(iterable, int) else ""
+        hint = f"; write total={describe_argument(iterable)}" if isinstance(iterable, int) else ""
         raise SchemaValidationError(
             f"iterable must be something to iterate, not {type(iterable).__name__}{hint}"
         )
@@ -390,7 +391,7 @@ def _check_amount(amount: object, argument: str) -> int:
         number = None
     if not isinstance(number, int) or not 0 <= number <= _LARGEST:
         raise SchemaValidationError(
-            f"{argument} must be a non-negative integer, got {amount!r:.60}"
+            f"{argument} must be a non-negative integer, got {describe_argument(amount)}"
         )
     return number
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect as inspection
+import itertools
 import logging
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar, overload
 
+from quark_core.config.arguments import check_label, describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.provenance.traced_functions import TracedFunction, note_traced
 from quark_core.records.kinds.provenance import SOURCES_KEY
-from quark_core.records.names import check_name
 from quark_core.runs.open_run import OpenRun, open_runs
+from quark_core.writers.fingerprints import find_writer
 
 __all__ = ["trace"]
 
@@ -73,10 +74,14 @@ def trace(
     if callable(name) or isinstance(name, staticmethod | classmethod):
         return _Decorator(None, False, None, None)(name)
     if not isinstance(output, bool):
-        raise SchemaValidationError(f"output must be True or False, got {output!r:.60}")
+        raise SchemaValidationError(
+            f"output must be True or False, got {describe_argument(output)}"
+        )
     for argument, given in (("init", init), ("inspect", inspect)):
         if given is not None and not callable(given):
-            raise SchemaValidationError(f"{argument} must be a function, got {given!r:.60}")
+            raise SchemaValidationError(
+                f"{argument} must be a function, got {describe_argument(given)}"
+            )
     if inspect is not None and not output:
         raise SchemaValidationError(
             "inspect picks what of the output is looked at: add output=True"
@@ -85,7 +90,7 @@ def trace(
 
 
 def _check_name(name: object) -> str:
-    checked = check_name(name, "name")
+    checked = check_label(name, "name")
     if checked == SOURCES_KEY:
         raise SchemaValidationError(f"name must not be {SOURCES_KEY!r}: the run's sources have it")
     return checked
@@ -106,8 +111,7 @@ class _Decorator:
             return type(target)(self(target.__func__))
         if isinstance(target, type) or not callable(target):
             raise SchemaValidationError(
-                f"quark.trace marks functions and methods, not {type(target).__name__} "
-                f"{getattr(target, '__name__', '')!s:.60}".rstrip()
+                f"quark.trace marks functions and methods, not {describe_argument(target)}"
             )
         qualname = _find_name(target)
         name = self._name or _check_name(qualname.replace("<locals>.", ""))
@@ -217,8 +221,10 @@ class _OutputWatch:
 
     def __init__(self, name: str, inspect: Callable[[Any], object] | None) -> None:
         self._name, self._inspect = name, inspect
-        self._calls: weakref.WeakKeyDictionary[OpenRun, int] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
+        # Counters that one call advances: a lock would be held by nobody in a forked child, and
+        # by the very thread that a signal handler has stopped.
+        self._calls: weakref.WeakKeyDictionary[OpenRun, itertools.count[int]]
+        self._calls = weakref.WeakKeyDictionary()
         self._has_warned = False
 
     def take(self, result: Any) -> None:
@@ -227,19 +233,18 @@ class _OutputWatch:
             if _is_compiling():
                 # What is written down here would become a part of what is compiled.
                 return
-            sessions = open_runs.sessions
+            sessions = open_runs.peek_sessions()
             if not sessions:
                 return
             run = sessions[-1].open_run
-            with self._lock:
-                call = self._calls.get(run, 0)
-                self._calls[run] = call + 1
+            calls = self._calls.get(run)
+            if calls is None:
+                calls = self._calls.setdefault(run, itertools.count())
+            call = next(calls)
             if call >= _FIRST_CALLS and call & (call - 1):
                 return
             if run.is_over or run.refusal is not None or not run.stream.active:
                 return
-            from quark_core.writers.fingerprints import find_writer
-
             shown = result if self._inspect is None else self._inspect(result)
             find_writer(run).fingerprint(self._name, shown, None, "sample")
         except Exception as error:  # noqa: BLE001 - a step must not fail for this

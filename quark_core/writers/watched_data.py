@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from quark_core.config.arguments import check_label
 from quark_core.errors import SchemaValidationError
-from quark_core.records.names import check_name
 from quark_core.runs.open_run import OpenRun
 from quark_core.writers.fingerprints import FingerprintWriter, find_writer
 
@@ -190,7 +190,7 @@ class _Pass:
 
 def watch_loader(run: OpenRun, loader: Any, name: object, sample_ids: SampleIds) -> WatchedData:
     """See `quark.watch_data`."""
-    key = check_name(name, "name")
+    key = check_label(name, "name")
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise SchemaValidationError(
             f"loader must be something to iterate over, not {type(loader).__name__}"

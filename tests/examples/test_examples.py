@@ -265,6 +265,17 @@ def test_the_analyzer_example_tells_the_broken_run_from_the_steady_one(run_pytho
 
 
 @pytest.mark.long
+def test_the_example_of_why_names_each_change_and_accuses_nobody_of_a_seed(run_python):
+    done = run_python(EXAMPLES / "why_it_changed.py")
+    assert done.returncode == 0, done.stderr
+    seed, rate, targets = done.stdout.split("--- ")[1:]
+    assert seed.startswith("another seed: no_difference")
+    assert "Probably" not in seed
+    assert re.search(r"^Probably +config +rate  0\.05 -> 0\.001", rate, re.M)
+    assert re.search(r"^Probably +data +points", targets, re.M)
+
+
+@pytest.mark.long
 def test_the_gallery_finds_each_mistake_by_its_alert(run_python):
     # Without the one whose alert is of times, which a busy machine has by itself.
     names = (

@@ -225,6 +225,20 @@ class ServiceBackend(SupportsTrash):
         """See `SupportsEdits`."""
         return self._edits.find_stop(run_id)
 
+    @property
+    def keeps_sources(self) -> bool:
+        """Whether the service's owner wants the text of the code that runs are made of.
+
+        Asks it, where it has not said yet.
+
+        Raises:
+            SessionStoreError: It cannot be asked; a lane's backend raises `BackendUnavailable`.
+        """
+        if self._workspace is None:
+            with self._reading() if self._read_only else self._writing():
+                self._workspace = self._fetch(_get("/v1/workspace"), WorkspaceReply)
+        return self._workspace.keeps_sources
+
     def locate(self, run_id: str) -> RunLocation:
         """The run's URI, which says who asks with a key what the run is; it is on no disk here."""
         return RunLocation(

@@ -10,10 +10,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import httpx
+import msgspec
 
 from quark_backends.service.client.address import ServiceAddress, UserKey
 from quark_backends.service.client.bounded_transport import (
@@ -29,10 +30,10 @@ from quark_backends.service.client.service_errors import (
 )
 from quark_backends.service.protocol import JSON, MSGPACK, PROTOCOL_VERSION
 from quark_core.config import settings
-from quark_core.errors import SchemaValidationError
+from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.version import __version__
 
-__all__ = ["Call", "Reply", "ServiceClient"]
+__all__ = ["Call", "Reply", "ServiceClient", "convert_reply"]
 
 T = TypeVar("T")
 
@@ -48,6 +49,18 @@ _TIMEOUTS = {"connect": _CONNECT_S, "pool": _CONNECT_S, "read": None, "write": N
 # Transports of a parent process: never closed by a forked child, whose copies they are.
 _inherited: list[object] = []
 _warned: set[str] = set()
+
+
+def convert_reply(data: dict[str, Any], kind: type[T]) -> T:
+    """A part of a reply as what it is.
+
+    Raises:
+        SessionStoreError: It is nothing of the kind.
+    """
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise SessionStoreError(f"the service has sent what cannot be read: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from quark_backends.service.belonging import BelongingRequest, GroupList
-from quark_backends.service.client.calls import Call
+from quark_backends.service.client.calls import Call, convert_reply
 from quark_backends.service.client.service_errors import Refused
 from quark_backends.service.protocol import (
     MSGPACK,
@@ -23,7 +23,7 @@ from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProj
 from quark_core.backends.contract import StoredRun
 from quark_core.backends.edits import RunEdit
 from quark_core.backends.run_summary import restore_run
-from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.errors import SessionStoreError
 from quark_core.records.runs import StopRequest
 
 __all__ = ["ServiceEdits"]
@@ -99,34 +99,28 @@ class ServiceEdits:
 
     def list_groups(self, project: str | None = None) -> list[StoredGroup]:
         """See `SupportsBelonging`; of the project store that the storage root names."""
-        return [_restore_group(group) for group in self._ask("groups", project, GroupList).groups]
+        return [
+            convert_reply(group, StoredGroup)
+            for group in self._ask("groups", project, GroupList).groups
+        ]
 
     def load_project(self, project: str) -> StoredProject:
         """See `SupportsBelonging`; of the project store that the storage root names."""
-        return _restore_project(self._ask("project", project, dict[str, Any]))
+        return convert_reply(self._ask("project", project, dict[str, Any]), StoredProject)
 
     def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
         """See `SupportsBelonging`; needs the scope write."""
-        return _restore_project(self._update("project", project, None, edit, by))
+        return convert_reply(self._update("project", project, None, edit, by), StoredProject)
 
     def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
         """See `SupportsBelonging`; needs the scope write."""
-        return _restore_group(self._update("groups", project, path, edit, by))
+        return convert_reply(self._update("groups", project, path, edit, by), StoredGroup)
 
     def _ask(self, what: str, project: str | None, kind: type[T]) -> T:
         parameters = {"project": project, "store": self._store}
         call = Call(method="GET", path=f"/v1/{what}", parameters=parameters, accept=MSGPACK)
         with self._reading():
-            try:
-                found: T = self._fetch(call, kind)
-            except Refused as error:
-                if error.code not in _NO_ROUTE:
-                    raise
-                raise SessionStoreError(
-                    f"the service at {self._url} is too old to know of projects and groups: "
-                    "whoever runs it has to bring it up to date"
-                ) from None
-        return found
+            return self._fetch_new(call, kind, "know of projects and groups")
 
     def _update(
         self, what: str, project: str, path: str | None, edit: BelongingEdit, by: str
@@ -141,31 +135,22 @@ class ServiceEdits:
             raise SessionStoreError(f"the store at {self._url} was opened for reading only")
         # Sent once: what is asked twice is noted in the run twice.
         call = Call(method="POST", path=path, body=msgspec.msgpack.encode(request), attempts=1)
+        return self._fetch_new(
+            call, kind, "edit or to stop runs, or to describe projects and groups"
+        )
+
+    def _fetch_new(self, call: Call, kind: type[T], what: str) -> T:
+        """The reply of a route that earlier versions of the service do not have."""
         try:
             found: T = self._fetch(call, kind)
         except Refused as error:
             if error.code not in _NO_ROUTE:
                 raise
             raise SessionStoreError(
-                f"the service at {self._url} is too old to edit or to stop runs, or to describe "
-                "projects and groups: whoever runs it has to bring it up to date"
+                f"the service at {self._url} is too old to {what}: whoever runs it has to bring it "
+                "up to date"
             ) from None
         return found
-
-
-def _restore_project(data: dict[str, Any]) -> StoredProject:
-    return _restore(data, StoredProject)
-
-
-def _restore_group(data: dict[str, Any]) -> StoredGroup:
-    return _restore(data, StoredGroup)
-
-
-def _restore(data: dict[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        raise SchemaValidationError(f"the reply of the service is damaged: {error}") from error
 
 
 def _route(run_id: str, what: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quark_backends.service.client.calls import Call
+from quark_backends.service.client.calls import Call, convert_reply
 from quark_backends.service.client.service_errors import Refused
 from quark_backends.service.protocol import (
     REMOVAL_LIMIT_RUNS,
@@ -95,7 +95,7 @@ class ServiceTrash:
     def list_damaged(self) -> list[DamagedRecords]:
         """See `SupportsRemoval`."""
         found = self._get("/v1/damaged", DamagedList)
-        return [_convert(each, DamagedRecords) for each in found.records]
+        return [convert_reply(each, DamagedRecords) for each in found.records]
 
     def trash_runs(self, run_ids: Sequence[str]) -> None:
         """See `SupportsRemoval`; more than a thousand go in parts, each all or none."""
@@ -181,14 +181,7 @@ class ServiceTrash:
 
 
 def _to_usage(data: dict[str, Any]) -> RunUsage:
-    return _convert(data, RunUsage)
-
-
-def _convert(data: dict[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        raise SessionStoreError(f"the service has sent what cannot be read: {error}") from None
+    return convert_reply(data, RunUsage)
 
 
 def _to_collection(

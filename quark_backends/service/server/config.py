@@ -99,6 +99,8 @@ class ServiceConfig:
         open_stores: Workspaces whose stores one process holds open.
         ui: Whether the page is served beside the API.
         allow_edit: Whether the page lets keys with the scope write change runs.
+        keep_sources: Whether trainings are told to keep the text of their code here, and not
+            its hashes alone.
         notify: Who is told of runs: URLs, each of them for all workspaces, or for one as
             `WORKSPACE=URL`. They are secrets.
         notify_on: What is told, as `quark.monitor` takes it.
@@ -118,6 +120,7 @@ class ServiceConfig:
     open_stores: int = 64
     ui: bool = False
     allow_edit: bool = False
+    keep_sources: bool = False
     notify: tuple[str, ...] = field(default=(), repr=False)
     notify_on: str = ""
     limits: Limits = field(default_factory=Limits)

@@ -53,6 +53,7 @@ async def describe_workspace(call: Call) -> ASGIApp:
                 if isinstance(value := getattr(limits, name), (int, float))
             },
             page=call.service.config.ui,
+            keeps_sources=call.service.config.keep_sources,
         )
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.reading.run_rows import read_mapping, read_texts
 from quark_core.backends.belonging import (
     StoredGroup,
     StoredProject,
@@ -58,7 +58,7 @@ def load_project(
 
 def _list_members(
     connection: StoreConnection, project: str | None, store_name: str | None
-) -> Iterator[tuple[str, list[str], str]]:
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
     sql = (
         "SELECT project.name, group_paths, run.created_us FROM run"
         " JOIN project ON project.id = project_id"
@@ -70,7 +70,7 @@ def _list_members(
             sql += f" AND {column} = ?"
             arguments.append(wanted)
     for name, paths, created_us in connection.execute(sql, arguments).fetchall():
-        yield name, json.loads(paths), format_time(created_us)
+        yield name, read_texts(paths), format_time(created_us)
 
 
 def _list_described(connection: StoreConnection, project: str | None) -> list[StoredGroup]:
@@ -92,6 +92,6 @@ def _list_described(connection: StoreConnection, project: str | None) -> list[St
 def _read(description: str | None, fields: str | None, tags: str | None) -> dict[str, Any]:
     return {
         "description": description,
-        "fields": json.loads(fields or "{}"),
-        "tags": tuple(json.loads(tags or "[]")),
+        "fields": read_mapping(fields),
+        "tags": read_texts(tags),
     }

@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Table, and_, exists, func, literal, or_, select, union_all
 
 from quark_backends.store.databases.tables import METADATA
+from quark_backends.store.reading.run_rows import read_texts
 from quark_backends.store.reading.search import (
     StoredNames,
     cut_numbers,
@@ -189,7 +190,7 @@ class _Cells:
             case "tags":
                 return tuple(json.loads(row["tags"])) or None
             case "groups":
-                return tuple(json.loads(row["group_paths"] or "[]")) or None
+                return read_texts(row["group_paths"]) or None
             case "state":
                 return self._find_state(row)
             case "duration":

@@ -21,7 +21,14 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunDigests, RunProgress, RunStatus, StopRequest
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
-__all__ = ["RUN_QUERY", "read_stop", "run_not_found", "to_stored_run"]
+__all__ = [
+    "RUN_QUERY",
+    "read_mapping",
+    "read_stop",
+    "read_texts",
+    "run_not_found",
+    "to_stored_run",
+]
 
 RUN_QUERY = """
 SELECT run.id, project_id, project.name, project.root_path, project.created_us,
@@ -78,7 +85,7 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
     known = json.loads(of.process)
     identity = msgspec.convert(known, ProcessIdentity)
     lost_reason = find_lost_reason(of.status, identity, of.heartbeat_us)
-    config, environment, progress = of.config, of.environment, of.progress
+    config, environment = of.config, of.environment
     return StoredRun(
         project=ProjectRecord(
             of.project_id,
@@ -99,11 +106,11 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         lost_reason=lost_reason,
         exit_code=known.get("exit_code"),
         stop=read_stop(of.stop),
-        fields={} if of.fields is None else json.loads(of.fields),
+        fields=read_mapping(of.fields),
         digests=RunDigests(
             of.config_digest, of.structure_digest, of.code_digest, of.environment_digest
         ),
-        progress=None if progress is None else msgspec.json.decode(progress, type=RunProgress),
+        progress=_read_progress(of.progress),
     )
 
 
@@ -127,9 +134,38 @@ def _to_run(of: _Row) -> RunRecord:
         updated_at=format_time(of.updated_us),
         ended_at=None if of.ended_us is None else format_time(of.ended_us),
         archived_at=None if of.archived_us is None else format_time(of.archived_us),
-        groups=() if of.group_paths is None else tuple(json.loads(of.group_paths)),
-        fork_step=of.fork_step,
+        groups=read_texts(of.group_paths),
+        fork_step=of.fork_step if isinstance(of.fork_step, int) else None,
     )
+
+
+def read_texts(stored: str | None) -> tuple[str, ...]:
+    """Texts of a column; of what no Quark has written there, those that are some.
+
+    One row that somebody has damaged must not hide all other runs.
+    """
+    found = _decode(stored)
+    return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
+
+
+def read_mapping(stored: str | None) -> dict[str, Any]:
+    """A mapping of a column; empty where no Quark has written what is there."""
+    found = _decode(stored)
+    return found if isinstance(found, dict) else {}
+
+
+def _decode(stored: str | None) -> object:
+    try:
+        return None if stored is None else json.loads(stored)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _read_progress(stored: str | None) -> RunProgress | None:
+    try:
+        return None if stored is None else msgspec.json.decode(stored, type=RunProgress)
+    except (msgspec.MsgspecError, TypeError, RecursionError):
+        return None
 
 
 def read_stop(stored: str | None) -> StopRequest | None:

@@ -11,7 +11,12 @@ from typing import Any
 import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
-from quark_backends.store.reading.run_rows import RUN_QUERY, to_stored_run
+from quark_backends.store.reading.run_rows import (
+    RUN_QUERY,
+    read_mapping,
+    read_texts,
+    to_stored_run,
+)
 from quark_backends.store.writing.fork_figures import begin_fork, shorten_fork
 from quark_backends.store.writing.names import NameTable
 from quark_backends.store.writing.summaries import (
@@ -81,11 +86,11 @@ def apply_lifecycle(
     elif record.action == "edit":
         _apply_edit(connection, run_pk, record)
     elif record.action == "group":
-        groups = change_groups(json.loads(group_paths or "[]"), data)
+        groups = change_groups(read_texts(group_paths), data)
         _update(connection, run_pk, group_paths=_dump(groups), updated_us=record.time_us)
         write_groups(connection, run_pk, groups)
     elif record.action == "fields":
-        values = change_fields(json.loads(fields or "{}"), data)
+        values = change_fields(read_mapping(fields), data)
         _update(connection, run_pk, fields=_dump(values), updated_us=record.time_us)
         write_fields(connection, run_pk, values)
     elif record.attempt == attempt:

@@ -11,6 +11,7 @@ import msgspec
 from quark_core.analysis.comparison.results import ChangeDiff
 from quark_core.backends.contract import StoredRun
 from quark_core.provenance.numeric_facts import NUMERIC_PACKAGES
+from quark_core.records.json_object import flatten_json
 from quark_core.records.run_digests import is_idle_package, is_seed
 
 __all__ = ["compare_settings", "find_seed", "list_settings"]
@@ -119,15 +120,8 @@ def _environment(run: StoredRun) -> Mapping[str, Any]:
     return {} if run.environment is None else run.environment.values
 
 
-def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Paths with dots between, and the values there; a list is one value."""
-    if path in _PASSING:
-        return
-    if isinstance(value, Mapping) and (value or not path):
-        for key, item in value.items():
-            yield from _flatten(item, f"{path}.{key}" if path else str(key))
-    elif path:
-        yield path, value
+def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return (pair for pair in flatten_json(values) if pair[0] not in _PASSING)
 
 
 def _compare(

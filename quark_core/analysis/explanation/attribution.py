@@ -17,31 +17,31 @@ from quark_core.analysis.explanation.differences import Difference
 from quark_core.analysis.explanation.history import PastRun
 from quark_core.analysis.explanation.results import ABSENT, Effect, NoiseFloor
 from quark_core.analysis.explanation.traits import Place, encode_value, tells_runs_apart
+from quark_core.config.belonging import EXCHANGED_FIELD
 
 __all__ = [
-    "EXCHANGED",
     "LEAST_HISTORY",
     "Attribution",
     "attribute",
     "measure_checks",
     "measure_pairs",
+    "name_check_group",
     "regress",
 ]
 
 Floats = NDArray[np.float64]
 
-EXCHANGED = "why_exchanged"
-"""Field of a run that was made to check a cause: what of the second side it has."""
-
 LEAST_HISTORY = 20
 """Runs below which a regression stays silent."""
 
+_SHOWN_DIGITS = 8
 _LEVEL = 0.95
 _RESAMPLES = 100
 _MOST_COLUMNS = 300
 _MOST_LEVELS = 40
 _FEW_NUMBERS = 4
 _TWO = 2
+_NOTHING = 1e-12  # of the largest square: what is below is rounding
 _PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _OUTLIER = 6.0  # in spreads of the middle half: what is beyond counts as that far away
 
@@ -80,6 +80,11 @@ def measure_pairs(
     return _measure(groups.values(), floor)
 
 
+def name_check_group(first_id: str, second_id: str = "") -> str:
+    """The group of the runs that `quark why FIRST SECOND --check` makes, or how its path begins."""
+    return f"why/{first_id[:_SHOWN_DIGITS]}-{second_id[:_SHOWN_DIGITS]}"
+
+
 def measure_checks(
     history: Sequence[PastRun],
     first: PastRun,
@@ -99,8 +104,8 @@ def measure_checks(
         for run in history
         if run.value is not None
         and run.is_whole
-        and run.fields.get(EXCHANGED) == difference.place
-        and any(group.startswith(f"why/{first.run_id}-") for group in run.groups)
+        and run.fields.get(EXCHANGED_FIELD) == difference.place
+        and any(group.startswith(name_check_group(first.run_id)) for group in run.groups)
     ]
     if not after:
         return None
@@ -204,8 +209,10 @@ def regress(
     design = table.make_design([each.key for each in candidates])
     y = _tame(np.array([run.value for run in runs], dtype=np.float64))
     shifts = np.array([design.shift(each) for each in candidates])
-    drawn = _resample(design.columns, y, shifts)
-    own = shifts @ _solve(design.columns, y, np.ones(len(y)), _choose_penalty(design.columns, y))
+    y = y - y.mean()
+    penalty = _choose_penalty(design.columns, y)
+    drawn = _resample(design.columns, y, shifts, penalty)
+    own = shifts @ _solve(design.columns, y, np.ones(len(y)), penalty)
     effects = _sum_up(candidates, together, own, drawn, change, len(runs))
     return Attribution(effects, together, len(runs))
 
@@ -244,11 +251,10 @@ def _sum_up(
     return effects
 
 
-def _resample(columns: Floats, y: Floats, shifts: Floats) -> Floats:
+def _resample(columns: Floats, y: Floats, shifts: Floats, penalty: float) -> Floats:
     """The effects of each difference in each resample of the runs."""
     seed = xxhash.xxh3_64_intdigest(y.tobytes())
     generator = np.random.default_rng(seed)
-    penalty = _choose_penalty(columns, y)
     count = len(y)
     out = np.empty((_RESAMPLES, len(shifts)))
     for row in range(_RESAMPLES):
@@ -260,30 +266,42 @@ def _resample(columns: Floats, y: Floats, shifts: Floats) -> Floats:
 def _solve(columns: Floats, y: Floats, weights: Floats, penalty: float) -> Floats:
     """Coefficients of a weighted ridge regression with an intercept."""
     total = float(weights.sum())
-    centre = weights @ columns / total
-    level = float(weights @ y) / total
-    centred = (columns - centre) * np.sqrt(weights)[:, None]
-    target = (y - level) * np.sqrt(weights)
-    if centred.shape[1] <= centred.shape[0]:
-        gram = centred.T @ centred
-        gram.flat[:: len(gram) + 1] += penalty
-        return np.asarray(np.linalg.solve(gram, centred.T @ target), dtype=np.float64)
+    width = columns.shape[1]
+    if width <= len(y):
+        # Sums, squares and products in one go, centred afterwards.
+        drawn = weights > 0.0
+        whole = np.column_stack([columns[drawn], y[drawn], np.ones(int(drawn.sum()))])
+        sums = (whole * weights[drawn, None]).T @ whole
+        sums -= np.outer(sums[-1], sums[-1]) / total
+        gram = sums[:width, :width]
+        gram[np.diag_indices(width)] += penalty
+        return np.asarray(np.linalg.solve(gram, sums[:width, width]), np.float64)
+    roots = np.sqrt(weights)[:, None]
+    centred = (columns - (columns * weights[:, None]).sum(axis=0) / total) * roots
+    target = (y - float((weights * y).sum()) / total) * roots[:, 0]
     kernel = centred @ centred.T
-    kernel.flat[:: len(kernel) + 1] += penalty
-    return np.asarray(centred.T @ np.linalg.solve(kernel, target), dtype=np.float64)
+    kernel[np.diag_indices(len(y))] += penalty
+    return np.asarray(centred.T @ np.linalg.solve(kernel, target), np.float64)
 
 
 def _choose_penalty(columns: Floats, y: Floats) -> float:
     """The penalty that foretells runs best that it has not seen, each left out once."""
     centred = columns - columns.mean(axis=0)
-    target = y - y.mean()
-    u, s, _ = np.linalg.svd(centred, full_matrices=False)
-    projected = u.T @ target
+    if centred.shape[1] <= len(y):
+        squares, turned = np.linalg.eigh(centred.T @ centred)
+        is_some = squares > squares[-1] * _NOTHING
+        squares = squares[is_some]
+        u = centred @ turned[:, is_some] / np.sqrt(squares)
+    else:
+        squares, u = np.linalg.eigh(centred @ centred.T)
+        is_some = squares > squares[-1] * _NOTHING
+        squares, u = squares[is_some], u[:, is_some]
+    projected = (u * y[:, None]).sum(axis=0)
     best, least = _PENALTIES[0], math.inf
     for penalty in _PENALTIES:
-        shrink = s**2 / (s**2 + penalty)
+        shrink = squares / (squares + penalty)
         leverage = (u**2 * shrink).sum(axis=1) + 1.0 / len(y)
-        residuals = (target - u @ (shrink * projected)) / np.maximum(1.0 - leverage, 1e-6)
+        residuals = (y - (u * (shrink * projected)).sum(axis=1)) / np.maximum(1.0 - leverage, 1e-6)
         error = float((residuals**2).mean())
         if error < least:
             best, least = penalty, error

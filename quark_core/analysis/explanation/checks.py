@@ -13,7 +13,7 @@ from quark_core.backends.contract import StoredRun
 from quark_core.config.redaction import REDACTED
 from quark_core.records.run_digests import is_seed
 
-__all__ = ["DEFAULT_RUNS", "Exchange", "plan_checks", "plan_exchange"]
+__all__ = ["DEFAULT_RUNS", "Exchange", "describe_check", "plan_checks", "plan_exchange"]
 
 DEFAULT_RUNS = 3
 
@@ -62,7 +62,7 @@ def plan_checks(causes: Sequence[Cause], sides: str, runs: int = DEFAULT_RUNS) -
     command = f"quark why {sides} --check {runs}"
     if len(wanted) <= _MOST_SINGLE:
         return tuple(
-            Check(cause.kind, cause.place, runs, _describe((cause,), runs), command)
+            Check(cause.kind, cause.place, runs, describe_check((cause,), runs), command)
             for cause in wanted
         )
     half = (len(wanted) + 1) // 2
@@ -71,19 +71,20 @@ def plan_checks(causes: Sequence[Cause], sides: str, runs: int = DEFAULT_RUNS) -
             part[0].kind,
             ", ".join(cause.place for cause in part),
             runs,
-            _describe(part, runs),
+            describe_check(part, runs),
             command,
         )
         for part in (wanted[:half], wanted[half:])
     )
 
 
-def _describe(causes: Sequence[Cause], runs: int) -> str:
+def describe_check(causes: Sequence[Cause | Difference], runs: int) -> str:
+    """What would be run, in a few words."""
     said = [
         f"{cause.place} of the second" if cause.kind == "code" else f"{cause.place}={cause.after}"
         for cause in causes
     ]
-    return f"{runs} runs of the first with {', '.join(said)}"
+    return f"{runs} run{'' if runs == 1 else 's'} of the first with {', '.join(said)}"
 
 
 def plan_exchange(before: StoredRun, causes: Sequence[Cause | Difference]) -> Exchange:

@@ -72,7 +72,13 @@ def _tell_same(one: KeptSources, two: KeptSources) -> Findings:
     if unknown:
         return Findings(unknown=unknown)
     count = len(one.files)
-    return Findings(ruled_out=(Remark("code", "", f"{count} files, all the same to the byte"),))
+    return Findings(
+        ruled_out=(
+            Remark(
+                "code", "", f"{count} file{'' if count == 1 else 's'}, all the same to the byte"
+            ),
+        )
+    )
 
 
 def _list_unseen(one: KeptSources, two: KeptSources) -> tuple[Remark, ...]:

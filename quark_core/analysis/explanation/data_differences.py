@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from quark_core.analysis.explanation.differences import Difference, Findings
 from quark_core.analysis.explanation.results import ABSENT, Parting, PartingManner, Remark
@@ -18,6 +19,8 @@ __all__ = ["compare_data", "fold_streams", "include_outputs"]
 
 _UNRECORDED = "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
 _STREAM = "stream"
+_SAMPLES = "samples of "
+_ORDER = "order"
 _SHOWN_DIGEST = 12
 
 
@@ -40,7 +43,24 @@ def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) 
             unknown.append(Remark("data", _name(comparison), words))
         else:
             found.append(_make(comparison, sides))
-    return Findings(tuple(found), tuple(ruled_out), tuple(unknown))
+    return Findings(_join_given(found), tuple(ruled_out), tuple(unknown))
+
+
+def _join_given(found: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Tell samples with the data that they are of, where both differ: they are one cause.
+
+    History has one digest of a key, the newest one: that of what came.
+    """
+    given = {each.place: each for each in found if not each.may_follow}
+    out = {each.place: each for each in found}
+    for place, of in given.items():
+        came = out.get(f"{_SAMPLES}{place}")
+        if came is None or came.before == _ORDER:
+            continue
+        words = f"{of.words}, and so were the samples that came"
+        out[place] = replace(of, words=words, past=came.past, repeats=(*of.repeats, came.place))
+        del out[came.place]
+    return tuple(out.values())
 
 
 def fold_streams(differences: Sequence[Difference]) -> tuple[Difference, ...]:
@@ -48,7 +68,7 @@ def fold_streams(differences: Sequence[Difference]) -> tuple[Difference, ...]:
     seeds = [each for each in differences if each.kind == "seed"]
     if not seeds:
         return tuple(differences)
-    folded = [each for each in differences if each.may_follow and each.before == "order"]
+    folded = [each for each in differences if each.may_follow and each.before == _ORDER]
     names = tuple(f"order of {each.place}" for each in folded)
     first = replace(seeds[0], repeats=(*seeds[0].repeats, *names))
     return tuple(first if each is seeds[0] else each for each in differences if each not in folded)
@@ -92,7 +112,7 @@ def _make(
     is_stream = _is_stream(comparison)
     if comparison.verdict == "other_order":
         return Difference(
-            "data", _name(comparison), "order", "another order",
+            "data", _name(comparison), _ORDER, "another order",
             words=comparison.words, may_follow=is_stream,
         )  # fmt: skip
     digests = [
@@ -112,7 +132,7 @@ def _make(
 
 def _name(comparison: FingerprintComparison) -> str:
     """What a reader tells it by: data that came may have the key of the file that they are of."""
-    return f"samples of {comparison.key}" if _is_stream(comparison) else comparison.key
+    return f"{_SAMPLES}{comparison.key}" if _is_stream(comparison) else comparison.key
 
 
 def _is_stream(found: FingerprintComparison | FingerprintRecord) -> bool:
@@ -123,5 +143,6 @@ def _is_of(record: FingerprintRecord, comparison: FingerprintComparison) -> bool
     """Whether this is the record of a side that the comparison has told different."""
     if record.key != comparison.key or _is_stream(record) != _is_stream(comparison):
         return False
-    place = (record.metadata or {}).get("pass") if _is_stream(record) else record.step
+    metadata: Mapping[str, Any] = record.metadata or {}
+    place = metadata.get("pass") if _is_stream(record) else record.step
     return comparison.step is None or place == comparison.step

@@ -196,7 +196,7 @@ def _describe(
         )  # fmt: skip
     return Parting(
         "later", step, "step", worst.key, equal, worst.relative, None,
-        f"the same to the bit up to step {step}, where {name} parts",
+        f"the same to the bit before step {step}, where {name} parts",
     )  # fmt: skip
 
 

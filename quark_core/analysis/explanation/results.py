@@ -212,6 +212,12 @@ class ChangeExplanation(Record, frozen=True, gc=True, weakref=True):
             f"ChangeExplanation({self.before.run_id} -> {self.after.run_id}: {self.verdict}{told})"
         )
 
+    def __str__(self) -> str:
+        # What it is told in is made of these records.
+        from quark_core.analysis.explanation.words import tell
+
+        return tell(self)
+
     def _repr_html_(self) -> str | None:
         return paint(self)
 

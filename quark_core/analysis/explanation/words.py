@@ -84,7 +84,12 @@ def tell(result: ChangeExplanation) -> str:
     """The whole explanation as plain text."""
     lines = [describe_change(result), f"{_capitalise(result.first_difference.summary)}."]
     for row in list_rows(result):
-        parts = [f"{row.label:<11}", f"{row.kind:<9}" if row.kind else "", row.place, row.words]
+        parts = [
+            f"{row.label:<11}",
+            f"{row.kind:<9}" if row.kind else "",
+            row.place,
+            row.words and f" {row.words}",
+        ]
         lines.append(" ".join(part for part in parts if part).rstrip())
     return "\n".join([*lines, *result.notes])
 
@@ -105,6 +110,8 @@ def _tell_cause(label: str, cause: Cause) -> Row:
 def _tell_place(cause: Cause) -> str:
     if cause.kind == "code":
         return cause.place
+    if cause.kind == "data" and cause.after == "another order":
+        return f"{cause.place}  in {cause.after}"
     return f"{cause.place}  {show_value(cause.before)} -> {show_value(cause.after)}"
 
 

@@ -13,7 +13,7 @@ twice, and raises nothing.
 
 from quark_core.config.redaction.names import is_secret_key
 from quark_core.config.redaction.shapes import REDACTED, redact_shapes
-from quark_core.config.redaction.texts import cut_text, redact_text
+from quark_core.config.redaction.texts import cut_text, redact_code, redact_text
 from quark_core.config.redaction.values import (
     redact_arguments,
     redact_object,
@@ -26,6 +26,7 @@ __all__ = [
     "cut_text",
     "is_secret_key",
     "redact_arguments",
+    "redact_code",
     "redact_object",
     "redact_record",
     "redact_shapes",

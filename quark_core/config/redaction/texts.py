@@ -15,7 +15,7 @@ from quark_core.config.redaction.names import (
 )
 from quark_core.config.redaction.shapes import REDACTED, redact_shapes
 
-__all__ = ["cut_text", "redact_text"]
+__all__ = ["cut_text", "redact_code", "redact_text"]
 
 # From here on it is a password where a scheme and `user:` are before it. A host and its port are
 # none, and what comes after them is a path, in which an `@` is no border.
@@ -69,6 +69,13 @@ _MOST_PASSES = 5
 # Longer than any secret that a cut could go through.
 _CUT_MARGIN = 8 * 1024
 
+# So much of a program's literals is looked at first, and none that is shorter is a secret.
+_LITERAL = re.compile(
+    r"(?:pass|token|key|secret|auth|pw|cred|pswd)[\w.-]{0,20}[\"']?\]?[ \t]{0,8}[:=][ \t]{0,8}"
+    r"[bfru]?[\"'][^\s\"']{8}"
+)
+_SHORTEST_LITERAL = 8
+
 # A name, and what stands between it and its value. Possessive, so that no text is read twice.
 _ASSIGNED = re.compile(
     r"(?<![\w.-])(?P<name>[\w.-]++)"
@@ -114,6 +121,21 @@ def redact_text(text: str) -> str:
             break
         text = redacted
     return text
+
+
+def redact_code(text: str) -> str:
+    """Replace in the text of a program tokens of known shapes, and literals under sure names.
+
+    `password = "x7-horse"` and the password of a URL go; `token = next(tokens)` is code and stays.
+    """
+    text = redact_shapes(text)
+    if "://" in text:
+        text = _USER_INFO.sub(_hide_user_info, text)
+    # Most programs have no literal under such a name, and are read no further.
+    lowered = text.lower()
+    if not any(map(lowered.__contains__, _STEMS)) or _LITERAL.search(lowered) is None:
+        return text
+    return _redact_named(text, _ASSIGNED, _is_literal)
 
 
 def _redact_once(text: str) -> str:
@@ -267,6 +289,14 @@ def _is_assigned(found: re.Match[str], value: str) -> bool:
         return True
     # `token: expected`, `token = get()`: prose and code have these names, too.
     return looks_random(value) and "(" not in value
+
+
+def _is_literal(found: re.Match[str], value: str) -> bool:
+    if _read_name(found) is not Sense.SECRET or len(value) < _SHORTEST_LITERAL:
+        return False
+    is_quoted = found.string[found.end() : found.end() + 2].lstrip("bfru")[:1] in ("'", '"')
+    is_word = value.isidentifier() or any(map(str.isspace, value)) or "{" in value
+    return is_quoted and not is_word and is_secret_key(_full_name(found), value)
 
 
 def _is_option_value(found: re.Match[str], value: str) -> bool:

@@ -366,3 +366,8 @@ def test_pipes_and_ascii_terminals_are_enough(quark_command, store):
     assert done.stdout.isascii()
     assert "?" not in done.stdout
     assert "\x1b[" in quark_command("compare", "over", "good", "-d", store, FORCE_COLOR="1").stdout
+
+
+def test_it_says_where_code_and_data_are_compared(invoke, store):
+    result = invoke("compare", "over-1", "good-1", "-d", store)
+    assert result.stdout.splitlines()[-1].endswith("quark why good-1 over-1")

@@ -73,7 +73,7 @@ def test_a_name_of_two_runs_is_ambiguous(quark_command, tmp_path, log_run):
         log_run(tmp_path, run_id, name="same")
     done = quark_command("show", "same", "-d", tmp_path)
     assert done.returncode == 1
-    assert "'same' fits 2 runs: two, one" in done.stderr
+    assert "'same' fits 2 runs: two, one; name one by its id" in done.stderr
 
 
 @pytest.mark.long

@@ -53,7 +53,7 @@ def test_groups_by_comma_and_one_run_alone(tmp_path, log_run, invoke):
 def test_a_check_without_yes_runs_nothing(tmp_path, log_run, invoke):
     log_seeds(log_run, tmp_path)
     done = invoke("why", "good-0", "bad-0", "-d", tmp_path, "--check", "2")
-    assert "cannot be run" in done.stdout or "2 runs of the first" in done.stdout
+    assert "\n2 runs of the first with lr=9.0\n" in done.stdout
     assert "Nothing was run" in done.stdout
     assert len(quark.search_runs(storage_dir=tmp_path)) == 5
     assert invoke("why", "good-0,good-1", "bad-0", "-d", tmp_path, "--check", "2").exit_code == 2

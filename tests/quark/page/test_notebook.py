@@ -273,3 +273,17 @@ def test_a_notebook_is_executed_and_converted(tmp_path, store):
     page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
     assert page.count('sandbox="allow-scripts"') == 5
     assert "<img src=x" not in page
+
+
+def test_why_a_result_changed_is_told_whole_and_harmless(tmp_path):
+    runs = []
+    for value in ("plain", HOSTILE):
+        with quark.start_run(project="p", storage_dir=tmp_path, config={"mode": value}) as session:
+            metrics = quark.MetricsLogger(session)
+            for step in range(20):
+                metrics.log("val/loss", 0.5**step + len(value), step=step)
+        runs.append(session.run_id)
+    html = quark.explain_change(*runs, storage_dir=tmp_path)._repr_html_()
+    assert "<td>config</td>" in html
+    assert "Unknown" in html
+    assert "<img" not in html

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from service_fixtures import serving
 
 import quark
 from quark.cli.main import cli
@@ -45,8 +46,22 @@ def test_a_run_has_its_timers_what_took_the_most_first(look, tmp_path):
     assert 0 < rows[1]["share"] < rows[0]["share"] <= 1
 
 
+@pytest.fixture(params=["here", pytest.param("service", marks=pytest.mark.long)])
+def where(request, tmp_path, monkeypatch):
+    """Runs lie in the folder, or behind a service."""
+    if request.param == "here":
+        yield
+        return
+    folder = tmp_path / "service"
+    folder.mkdir()
+    with serving(folder) as server:
+        monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
+        monkeypatch.setenv("QUARK_USER_KEY", server.make_key("default"))
+        yield
+
+
 @pytest.fixture
-def training(tmp_path):
+def training(tmp_path, where):
     """A process that stands in the fifth of ten steps until it reads a line."""
     command = [sys.executable, "-c", TRAINING, str(tmp_path)]
     with subprocess.Popen(

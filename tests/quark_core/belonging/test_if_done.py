@@ -312,3 +312,12 @@ def test_a_start_waits_for_another_one_of_its_configuration_and_not_for_ever(tmp
     config = ConfigSnapshot(JsonObject(CONFIG))
     with earlier_runs.hold_configuration(tmp_path, "p", config):
         assert run(tmp_path).revision == 1
+
+
+def test_a_run_that_was_made_to_check_a_cause_is_no_repetition(root):
+    first = run(root, fails=True)
+    checked = run(root, if_done="again")
+    quark.edit_run(checked.id, fields={"why_exchanged": "model.py: clip"}, storage_dir=root)
+    with start(root, "resume") as session:
+        assert session.already_done is None
+        assert session.id == first.id

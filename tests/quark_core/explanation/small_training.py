@@ -25,7 +25,9 @@ def main():
     parser.add_argument("--store", required=True)
     args = parser.parse_args()
     config = {name: value for name, value in vars(args).items() if name not in ("store", "data")}
-    session = quark.start_run(project="small", storage_dir=args.store, config=config)
+    session = quark.start_run(
+        project="small", storage_dir=args.store, config=config, group="paper/fig1"
+    )
     x, y = load(args.data)
     session.fingerprint_data("train", {"x": x, "y": y}, level="full")
     net = Net(args.width, np.random.default_rng(args.seed))

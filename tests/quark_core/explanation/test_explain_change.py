@@ -52,11 +52,11 @@ def test_runs_of_different_lengths_are_taken_by_their_own_ends(project):
     assert any("own end" in note for note in found.notes)
 
 
-def watch(project, samples, *, seed=0, level=0.9):
+def watch(project, samples, *, seed=0, level=0.9, file=1.0):
     """A run whose data have two fingerprints of one key: the file's, and that of what came."""
     values = {"lr": 0.1, "seed": seed}
     with quark.start_run(project=project.name, storage_dir=project.root, config=values) as session:
-        session.fingerprint_data("train", np.arange(10.0)).wait(30)
+        session.fingerprint_data("train", np.arange(10.0) * file).wait(30)
         for _ in quark.watch_data([np.full((4, 2), sample) for sample in samples]):
             pass
         metrics = quark.MetricsLogger(session)
@@ -73,6 +73,16 @@ def test_samples_that_differ_are_told_by_what_came_and_not_by_the_file(project):
     assert ("data", "train") in {(remark.kind, remark.place) for remark in found.ruled_out}
 
 
+def test_samples_that_differ_as_their_file_does_are_told_with_it(project):
+    before = watch(project, (1.0, 2.0))
+    found = project.explain(before, watch(project, (1.0, 3.0), level=0.2, file=2.0))
+    (cause,) = [each for each in (*found.causes, *found.differences) if each.kind == "data"]
+    assert cause.place == "train"
+    assert cause.repeats == ("samples of train",)
+    order = project.explain(before, watch(project, (2.0, 1.0), level=0.2))
+    assert "data      samples of train  in another order" in str(order)
+
+
 def test_several_runs_a_side_are_checked_by_one_of_each(project):
     seeds = range(4)
     before = [project.run({"lr": 0.1}, seed=seed, level=0.9) for seed in seeds]
@@ -85,3 +95,12 @@ def test_a_run_is_held_against_a_good_one_that_has_another_name_in_its_configura
     seeds = [project.run({**BASE, "name": f"base-{seed}"}, seed=seed) for seed in range(3)]
     worse = project.run({**BASE, "name": "late"}, level=0.5, seed=1)
     assert project.explain(worse, None).before.run_id == seeds[1]
+
+
+def test_printed_it_is_the_whole_answer(project):
+    seeds = [project.run(BASE, seed=seed) for seed in range(5)]
+    worse = project.run({**BASE, "augment": "none"}, level=0.8, seed=0)
+    said = str(project.explain(seeds[0], worse))
+    assert said.startswith("val/acc  0.9")
+    assert 'augment  "strong" -> "none"' in said
+    assert "Ruled out" in said

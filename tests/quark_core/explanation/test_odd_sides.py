@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from conftest import Project
+from known_project import Project
 
 import quark
 from quark_core.analysis.explanation.words import tell

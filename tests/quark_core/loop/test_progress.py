@@ -184,6 +184,14 @@ def test_a_pipe_gets_a_line_each_ten_seconds_at_most(metrics, clock, shown):
     assert lines[5].startswith("quark: 50 %, ")
 
 
+def test_short_epochs_put_off_no_line_of_a_pipe(metrics, clock, shown):
+    stream = shown()
+    for _ in range(20):
+        for _ in metrics.progress(range(6), total=(20, 6)):
+            clock.now_s += 1
+    assert 10 <= len(stream.getvalue().splitlines()) <= 13
+
+
 def test_a_terminal_is_written_in_place(metrics, clock, shown, monkeypatch):
     stream = shown()
     monkeypatch.setattr(stream, "isatty", lambda: True)

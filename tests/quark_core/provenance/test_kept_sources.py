@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,16 @@ def test_the_script_and_the_projects_modules_are_kept_and_no_others(project):
     assert (kept.main, kept.entry, kept.root) == ("train.py", "script", str(project.root))
     digests = open_reader(project.store).load_run(kept.run_id).digests
     assert digests.code == kept.digest
+
+
+def test_quark_itself_is_no_source_where_it_lies_in_the_project(project):
+    checkout = Path(quark.__file__).parents[1]
+    for name in ("quark", "quark_backends", "quark_core"):
+        (project.root / name).symlink_to(checkout / name)
+    project.write("quarks.py", "x = 1\n")
+    project.write_training("import quarks")
+    kept = project.read(project.train(PYTHONPATH=str(project.root)))
+    assert list(kept) == ["quarks.py", "train.py"]
 
 
 def test_what_an_earlier_run_has_is_the_same_file_on_the_disk(project):
@@ -137,7 +148,11 @@ def test_large_files_and_what_is_beyond_the_budget_are_kept_by_digest(project):
     project.write("large.py", line * 12_000)
     for i in range(23):
         project.write(f"part{i:02}.py", f"n = {i}\n" + line * 9_500)
-    project.write_training("import large, " + ", ".join(f"part{i:02}" for i in range(23)))
+    # The end waits 2 s for the first look, which is little on a busy machine.
+    project.write_training(
+        "import large, " + ", ".join(f"part{i:02}" for i in range(23)),
+        body="session.open_run.background.join()",
+    )
     kept = project.read(project.train())
     assert "larger than 1000000 bytes" in kept["large.py"].reason
     lacking = [file for file in kept.files if file.text is None]
@@ -213,7 +228,11 @@ def test_an_open_run_tells_what_it_has_so_far(project):
     ("arguments", "entry", "paths"),
     [
         (["-m", "pkg.run"], "module", ["pkg/__init__.py", "pkg/run.py"]),
-        (["-c", "import pkg.run"], "command", ["pkg/__init__.py", "pkg/run.py"]),
+        (
+            ["-X", "dev", "-Bc", "import pkg.run", "-m"],
+            "command",
+            ["command-line.py", "pkg/__init__.py", "pkg/run.py"],
+        ),
         (["-"], "stdin", ["pkg/__init__.py", "pkg/run.py"]),
         (["-I", "started.py"], "script", ["pkg/__init__.py", "pkg/run.py", "started.py"]),
     ],
@@ -228,7 +247,14 @@ def test_every_way_to_begin_a_program(project, arguments, entry, paths):
     )
     kept = project.read(project.train(*arguments, stdin="import pkg.run\n"))
     assert (kept.entry, list(kept)) == (entry, paths)
-    assert bool(kept.left_out) == (entry in ("command", "stdin"))
+    assert bool(kept.left_out) == (entry == "stdin")
+
+
+def test_the_code_of_a_command_line_is_kept_without_its_secrets(project):
+    project.write_training(path="run.py")
+    token = "hf_" + "abcdefghij" * 3
+    kept = project.read(project.train(f"-cTOKEN = '{token}'; import run"))
+    assert kept["command-line.py"].text == "TOKEN = '[redacted]'; import run"
 
 
 def test_a_script_of_another_folder_has_its_own_root(project, tmp_path):

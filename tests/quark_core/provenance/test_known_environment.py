@@ -1,8 +1,13 @@
 """What a run knows of the machine, the libraries and the switches that decide of its numbers."""
 
 import dataclasses
+import importlib
+import sys
+
+import pytest
 
 from quark_core.analysis.comparison.changes import compare_settings
+from quark_core.provenance.installed_packages import find_packages
 from quark_core.provenance.kept_sources import read_packages
 from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject
@@ -75,3 +80,60 @@ def test_what_was_only_installed_comes_last_and_in_one_line(project):
         "packages.numpy",
         "installed",
     ]
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder on the path with distributions of its own."""
+    monkeypatch.syspath_prepend(tmp_path)
+    known = set(sys.modules)
+
+    def install(distribution, *modules, lines=0):
+        info = tmp_path / f"{distribution}-1.0.dist-info"
+        info.mkdir()
+        listed = [f"{info.name}/filler{number},," for number in range(lines)]
+        for module in modules:
+            (tmp_path / module).mkdir(exist_ok=True)
+            listed.append(f"{module}/part_{distribution}.py,sha256=x,1")
+            (tmp_path / module / f"part_{distribution}.py").touch()
+        (info / "RECORD").write_text("\n".join(listed) + "\n")
+        return tmp_path
+
+    yield install
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0].startswith("site_"):
+            del sys.modules[name]
+
+
+def test_a_module_is_found_at_the_end_of_a_long_list_of_files(site):
+    root = site("long_list", "site_other_name", lines=20_000)
+    (root / "site_other_name" / "__init__.py").touch()
+    importlib.import_module("site_other_name")
+    assert "long-list" in find_packages().imported
+
+
+def test_all_distributions_of_a_shared_namespace_count_as_imported(site):
+    site("space_one", "site_space")
+    site("space_two", "site_space")
+    site("elsewhere", "site_elsewhere")
+    importlib.import_module("site_space.part_space_one")
+    imported = set(find_packages().imported)
+    assert {"space-one", "space-two"} <= imported
+    assert "elsewhere" not in imported
+
+
+def test_nothing_is_looked_up_again_where_nothing_else_was_imported(site):
+    root = site("late", "site_late")
+    (root / "site_late" / "__init__.py").touch()
+    first = find_packages()
+    assert find_packages(before=first) is first
+    importlib.import_module("site_late")
+    again = find_packages(before=first)
+    assert "late" in again.imported
+    assert "late" not in first.imported
+
+
+def test_what_quark_imports_late_says_nothing_of_a_run(project):
+    project.write_training("import psutil", body="import pynvml, os")
+    values = load(project, project.train()).environment.values
+    assert not {"psutil", "nvidia-ml-py"} & set(values["imported"])

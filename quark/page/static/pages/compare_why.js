@@ -48,7 +48,7 @@ export function Explanation({ judged, baseline, names, version }) {
       <tbody>${causes.map((/** @type {any} */ row, /** @type {number} */ number) => html`<tr key=${number} data-standing=${row.label}>
         <th scope="row">${row.label}</th><td>${row.kind}</td><td><code>${row.place}</code></td><td>${row.words}</td></tr>`)}</tbody></table></div>`}
     ${others.length > 0 && html`<dl class="why-rest">${others.map((/** @type {any} */ row, /** @type {number} */ number) => html`<dt key=${`t${number}`}>${row.label}</dt>
-      <dd key=${`d${number}`}>${row.place}${row.words && html` <span class="quiet">${row.words}</span>`}</dd>`)}</dl>`}
+      <dd key=${`d${number}`}>${row.label === "To be sure" ? html`<code>${row.place}</code>` : row.place}${row.words && html` <span class="quiet">${row.words}</span>`}</dd>`)}</dl>`}
     ${result.notes.length > 0 && html`<ul class="remarks">${result.notes.map((/** @type {string} */ note) => html`<li key=${note} class="quiet">${note}</li>`)}</ul>`}
   </section>`;
 }

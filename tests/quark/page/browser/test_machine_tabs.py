@@ -1,6 +1,7 @@
-"""Tabs of a run: batches, ranks and the machine, images by step, texts."""
+"""Tabs of a run: batches, ranks and the machine, timers, images by step, texts."""
 
 import base64
+import time
 
 import pytest
 from browser_runs import log_run
@@ -23,12 +24,34 @@ def store_payloads(session):
         artifacts.store("table", "numbers", {"rows": [1, 2]})
 
 
+def time_blocks(session):
+    metrics = quark.MetricsLogger(session)
+    for _ in range(3):
+        with metrics.chrono("forward"):
+            time.sleep(0.01)
+        with metrics.chrono("data"):
+            pass
+
+
 @pytest.fixture(scope="session")
 def machines(tmp_path_factory):
     root = tmp_path_factory.mktemp("machines")
     log_machine(root)
     log_run(root, "payloads", {"train/loss": [1.0, 0.5]}, more=store_payloads)
+    log_run(root, "timed", {"train/loss": [1.0, 0.5]}, more=time_blocks)
     return root
+
+
+def test_timers_are_a_table_what_took_the_most_first(visit, serve_shared, machines):
+    visitor = visit(serve_shared(machines), "run/timed?tab=config")
+    visitor.wait("document.querySelectorAll('#timers ~ .scrolls tbody tr').length === 2")
+    rows = visitor.evaluate(
+        "[...document.querySelectorAll('#timers ~ .scrolls tbody tr')].map(r => r.innerText)"
+    )
+    forward, data = (row.split("\t") for row in rows)
+    assert (forward[0], forward[2], data[0], data[2]) == ("forward", "2", "data", "2")
+    assert forward[1].endswith(" %")
+    visitor.check_axe()
 
 
 @pytest.mark.long

@@ -1,0 +1,74 @@
+"""The exam of `quark why` in short: real trainings, what was changed, and what is said of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# The benchmarks are run from the root of the project and are not installed.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.explanation_exam.papers import list_nothing, list_pairs, list_singles
+
+import quark
+from benchmarks.explanation_exam.campaign import ask, make_world
+from benchmarks.explanation_exam.changes import CHANGES, NEUTRAL
+from benchmarks.explanation_exam.scoring import mark_change, mark_nothing
+
+ROOT = Path(__file__).parents[2]
+CHANGE = {change.name: change for change in (*CHANGES, *NEUTRAL)}
+
+
+def test_the_paper_has_as_many_questions_as_the_design_asks_for():
+    singles, nothing = list(list_singles()), list(list_nothing())
+    names = [task.name for task in (*singles, *list_pairs(), *nothing)]
+    assert len(nothing) == 40
+    assert {task.changes[0].kind for task in singles} == {
+        "config",
+        "code",
+        "data",
+        "package",
+        "switch",
+    }
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.timeout(300)
+def test_one_change_is_found_and_a_comment_accuses_nobody(tmp_path):
+    world = make_world(tmp_path / "world", script="train.py", seeds=4, tried=0)
+    clip = ask(world, tmp_path / "clip", [CHANGE["clip"]], seed=0, other=0)
+    comment = ask(world, tmp_path / "comment", [CHANGE["comment"]], seed=1, other=1)
+
+    assert clip.after_loss > 2 * clip.before_loss
+    said = quark.explain_change(clip.before, clip.after, storage_dir=clip.store)
+    found = mark_change(clip, said, [CHANGE["clip"]])
+    assert (found.right, found.wrongly_excluded) == (True, ()), found.said
+    # Another cause than the true one is no right answer.
+    assert not mark_change(clip, said, [CHANGE["lr"]]).right
+
+    assert comment.after_loss == comment.before_loss
+    said = quark.explain_change(comment.before, comment.after, storage_dir=comment.store)
+    assert mark_nothing(comment, said).right, said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_short_paper_is_passed(tmp_path):
+    marks = tmp_path / "marks.json"
+    command = [sys.executable, "-m", "benchmarks.explanation_exam", "--short"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "runs"), "--json", str(marks)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = json.loads(marks.read_text())
+    assert {part: len(each) for part, each in parts.items()} == {
+        "single": 4,
+        "pairs": 2,
+        "nothing": 4,
+    }
+    assert all(mark["right"] for each in parts.values() for mark in each)
