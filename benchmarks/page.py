@@ -17,7 +17,7 @@ from typing import Any
 
 from storage.figures import Figure, print_figures
 from storage.layers import _make_batches as make_layer_batches
-from storage.run_list import _fill as fill_runs
+from storage.run_list import fill_runs
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
 from viewing.install_size import measure_install_size
 from viewing.live import measure_live

@@ -297,13 +297,14 @@ def test_attributes_that_nobody_has_are_told_as_python_tells_them(session):
         quark.nonsense  # noqa: B018
 
 
-def test_a_type_error_of_an_object_that_was_given_stays_as_it_is(tmp_path):
+def test_a_type_error_of_an_object_that_was_given_is_told_with_the_argument(tmp_path):
     class Odd:
         def __iter__(self):
             raise TypeError("of its own")
 
-    with pytest.raises(TypeError, match="of its own"):
+    with pytest.raises(SchemaValidationError, match=r"tags .*TypeError: of its own") as caught:
         quark.start_run(project="p", storage_dir=tmp_path, tags=Odd())
+    assert isinstance(caught.value.__cause__, TypeError)
 
 
 @pytest.mark.parametrize(
