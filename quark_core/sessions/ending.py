@@ -14,6 +14,7 @@ QUARK_SIGTERM_HANDLER=0 leaves SIGTERM alone.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -190,3 +191,15 @@ def _end_open_runs() -> None:
         run.end_stream("the process ends", settings.exit_timeout_s())
     for function in last_calls:
         function()
+    if isinstance(_failure, KeyboardInterrupt):
+        _end_by_the_signal()
+
+
+def _end_by_the_signal() -> None:
+    """Let Python end by SIGINT, as it does after Ctrl-C.
+
+    It remembers that by a flag that any text resets which is executed since, as where a module
+    with dataclasses is imported by what a run does at its end.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")  # noqa: S102 - what sets the flag is such a text itself
