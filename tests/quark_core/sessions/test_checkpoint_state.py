@@ -17,7 +17,7 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_is(tmp_path):
             if step == 5:
                 state = json.loads(json.dumps(session.state_dict(step=step)))
         session.end_run("interrupted")
-    assert state == {"run_id": session.run_id, "attempt": 0, "step": 5, "schema_version": 4}
+    assert state == {"run_id": session.run_id, "attempt": 0, "step": 5, "schema_version": 5}
     with quark.resume_run(run_id=state["run_id"], storage_dir=tmp_path, state=state) as resumed:
         metrics = quark.MetricsLogger(resumed)
         metrics.log("loss", 60.0, step=6)
