@@ -37,6 +37,7 @@ import msgspec
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.codec import DecodedBody, decode_body
 from quark_core.records.runs import RunDigests, RunProgress, StopRequest
+from quark_core.records.sweeps import TrialClaim
 
 if TYPE_CHECKING:
     from quark_core.backends.curves import (
@@ -130,6 +131,8 @@ class Capability(StrEnum):
     """Implements `backends.edits.SupportsEdits`: edits what is said of runs, asks them to stop."""
     BELONGING = "belonging"
     """Implements `backends.belonging.SupportsBelonging`: describes projects and groups."""
+    COORDINATION = "coordination"
+    """Implements `backends.coordination.SupportsCoordination`: gives trials to many workers."""
 
 
 class RankPolicy(StrEnum):
@@ -197,6 +200,8 @@ class StoredRun:
         fields: What was noted of it in fields, by name.
         digests: What it was made of, where the store knows.
         progress: How far its newest attempt has said to have come, or None.
+        trial: The claim by which it has a trial of a sweep, or None.
+        superseded: Whether somebody has claimed that trial since.
     """
 
     project: ProjectRecord
@@ -211,6 +216,8 @@ class StoredRun:
     fields: Mapping[str, Any] = field(default_factory=dict)
     digests: RunDigests = field(default_factory=RunDigests)
     progress: RunProgress | None = None
+    trial: TrialClaim | None = None
+    superseded: bool = False
 
     def __repr__(self) -> str:
         name = f" {self.run.name!r}" if self.run.name else ""
@@ -231,6 +238,8 @@ class StoredRun:
             "fields": dict(self.fields),
             "digests": self.digests.to_dict(),
             "progress": None if self.progress is None else self.progress.to_dict(),
+            "trial": None if self.trial is None else self.trial.to_dict(),
+            "superseded": self.superseded,
         }
 
 

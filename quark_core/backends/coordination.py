@@ -1,0 +1,324 @@
+"""Trials that many workers share: the contract of stores that give each of them to one at a time.
+
+A sweep is a list of trials. `claim_trial` gives each caller a trial of its own, with a token that
+is one higher than that of the claim before. What comes of a trial travels with the records of its
+run, and is applied in the transaction that stores them (`apply_trial_status`, `renew_lease`): so
+nothing of a trial is lost that would not be lost of its run. An older token changes nothing; its
+run is kept, and says that it was superseded.
+
+Time is the store's, whatever the clocks of the workers say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+import msgspec
+from msgspec import Meta
+
+from quark_core.config.arguments import check_label
+from quark_core.config.redaction import redact_text, redact_values
+from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.records.json_object import JsonObject, normalize_object
+from quark_core.records.sweeps import (
+    StoredSweep,
+    StoredTrial,
+    SweepState,
+    TrialResult,
+)
+from quark_core.system.process import ProcessIdentity
+
+__all__ = [
+    "MOST_ENTRIES",
+    "MOST_LOSSES",
+    "MOST_TRIALS",
+    "AppendedEntries",
+    "NewTrial",
+    "SupportsCoordination",
+    "TrialWish",
+    "check_entries",
+    "check_new_trials",
+    "refuse_coordination",
+    "settle_state",
+    "unknown_sweep",
+    "unknown_trial",
+]
+
+MOST_LOSSES = 10
+"""After how many workers that were gone without a word a trial is broken, as one may be that
+takes all memory of any machine."""
+
+MOST_TRIALS = 10_000
+"""How many trials one call adds at most."""
+
+MOST_ENTRIES = 10_000
+"""How many entries one call appends, or reads, at most."""
+
+_MAX_PARAMETERS_BYTES = 65_536
+_MAX_ENTRY_CHARACTERS = 1_000_000
+
+_Text = Annotated[str, Meta(max_length=250)]
+
+
+class NewTrial(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A trial that is to be added.
+
+    Attributes:
+        parameters: What is to be tried, by name.
+        origin: Where it comes from, for whoever searches: such as `rung`, `budget`, `parent`.
+    """
+
+    parameters: dict[str, Any]
+    origin: dict[str, Any] = {}
+
+
+class TrialWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which trials a claim may be given; each thing that is said must hold.
+
+    Attributes:
+        where: A search over trials, such as `param.lr < 0.1 and failures == 0`; see
+            `quark_core.search.trials`. None for any.
+        number: This trial alone, or None.
+    """
+
+    where: Annotated[str, Meta(max_length=10_000)] | None = None
+    number: Annotated[int, Meta(ge=0)] | None = None
+
+
+class AppendedEntries(msgspec.Struct, frozen=True, kw_only=True):
+    """Where entries stand that were appended.
+
+    Attributes:
+        first: Number of the first of them.
+        count: How many they are.
+    """
+
+    first: int
+    count: int
+
+
+@runtime_checkable
+class SupportsCoordination(Protocol):
+    """What a backend has that declares `Capability.COORDINATION`.
+
+    Each method may be called from any thread and any process, and is one transaction: when it
+    returns, what it did holds even if the power fails, and when its reply is lost, the same call
+    with the same `request_id` or `key` has the same answer and does nothing twice.
+
+    Every method raises `SessionStoreError` where the store is busy, full or out of reach, and
+    `SchemaValidationError` where there is no such sweep.
+    """
+
+    def open_sweep(
+        self, project: str, name: str, definition: Mapping[str, Any], *, max_failures: int
+    ) -> StoredSweep:
+        """The sweep of this name, which is made where there is none.
+
+        Args:
+            project: Of which project; it need not be there yet.
+            name: What it is called there.
+            definition: What it is, as JSON values: the same for all who come.
+            max_failures: How many failed runs of a trial make it broken.
+
+        Raises:
+            SchemaValidationError: It is there with another definition.
+        """
+
+    def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
+        """Pause, go on with or cancel a sweep; returns it as it is then.
+
+        Cancelling makes `cancelled` of all trials that wait or are suspended; those that run
+        go on, and can still be settled. A cancelled sweep stays so.
+
+        Raises:
+            SchemaValidationError: It is cancelled, and shall go on.
+        """
+
+    def add_trials(
+        self, sweep_id: str, trials: Sequence[NewTrial], *, key: str
+    ) -> list[StoredTrial]:
+        """Add trials, all of them or none; returns those of `key`, in their order.
+
+        Where trials of this key are there already, they are returned and nothing is added,
+        whatever `trials` says: of several who add the same thing, the first does. Numbers have
+        no gaps.
+
+        Raises:
+            SchemaValidationError: The sweep is cancelled, or there are none to add.
+        """
+
+    def claim_trial(
+        self,
+        sweep_id: str,
+        *,
+        request_id: str,
+        worker: ProcessIdentity,
+        lease_s: float,
+        wish: TrialWish | None = None,
+    ) -> StoredTrial | None:
+        """A trial that nobody else holds, or None where there is none to have now.
+
+        First those that wait or are suspended, by their number, then those whose holder is gone:
+        its lease is over, its run is lost, or its process has ended on the host of the store.
+        A trial whose holder was gone `MOST_LOSSES` times is broken, and given to nobody.
+        A sweep that is paused or cancelled has none to give.
+
+        Args:
+            sweep_id: The sweep.
+            request_id: Of this claim: the same one gets the same trial again, with the same
+                token, as long as nobody has claimed it since.
+            worker: Who claims.
+            lease_s: For how long it is held without a word of its run; each heartbeat of its
+                run renews it.
+            wish: Which trials it may be.
+        """
+
+    def settle_trial(
+        self, sweep_id: str, number: int, token: int, result: TrialResult | None, *, lease_s: float
+    ) -> StoredTrial:
+        """Say what became of a trial, or renew its lease; returns it as it is then.
+
+        For those whose trial has no run that says so. A token that is no longer the newest, or a
+        trial that is final, is left as it is: see whether the returned one has your token.
+
+        Args:
+            sweep_id, number, token: The claim.
+            result: What became of it; None only renews the lease.
+            lease_s: For how long it is held from now on, where it is held.
+        """
+
+    def append_entries(
+        self, log: str, entries: Sequence[str], *, request_id: str
+    ) -> AppendedEntries:
+        """Append texts to a log, all of them or none, one after the other.
+
+        Numbers begin at 0 and have no gaps; nobody sees an entry before one of a lower number.
+        A log begins with its first entry.
+        """
+
+    def read_entries(self, log: str, start: int, *, limit: int = MOST_ENTRIES) -> list[str]:
+        """The entries of a log from a number on, in their order; at most `limit`."""
+
+    def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
+        """Set a field of a run if its value is `expect`; returns whether it was.
+
+        None stands for a field that is not there, as the one or the other.
+
+        Raises:
+            RunNotFoundError: There is no such run, or it is in the trash.
+        """
+
+    def compare_and_set_group(
+        self, project: str, path: str, field: str, expect: Any, value: Any, *, by: str
+    ) -> bool:
+        """As `compare_and_set`, of a field of a group, or of the project where `path` is ""."""
+
+    def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
+        """The sweeps there are, newest first."""
+
+    def load_sweep(self, sweep_id: str) -> StoredSweep:
+        """One sweep."""
+
+    def list_trials(
+        self, sweep_id: str, *, start: int = 0, limit: int | None = None
+    ) -> list[StoredTrial]:
+        """Trials of a sweep from a number on, in their order."""
+
+
+def check_new_trials(trials: Sequence[NewTrial]) -> list[NewTrial]:
+    """Trials as they are kept: plain JSON values.
+
+    Raises:
+        SchemaValidationError: None, too many, or one that cannot be kept: a parameter without a
+            name, of no JSON value, not finite, too large, or one that looks like a secret, since
+            parameters are kept as they are.
+    """
+    if not trials:
+        raise SchemaValidationError("trials must hold at least one trial")
+    if len(trials) > MOST_TRIALS:
+        raise SchemaValidationError(f"trials has {len(trials)} trials; at most {MOST_TRIALS}")
+    return [_check_new_trial(trial, f"trials[{place}]") for place, trial in enumerate(trials)]
+
+
+def _check_new_trial(trial: NewTrial, where: str) -> NewTrial:
+    parameters = normalize_object(trial.parameters, f"{where}.parameters") or JsonObject()
+    for name, value in parameters.items():
+        check_label(name, f"{where}.parameters name")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SchemaValidationError(f"{where}.parameters[{name!r}] must be finite, got {value}")
+    for what, kept in (("parameters", parameters), ("origin", trial.origin)):
+        if len(msgspec.json.encode(kept)) > _MAX_PARAMETERS_BYTES:
+            raise SchemaValidationError(
+                f"{where}.{what} is more than {_MAX_PARAMETERS_BYTES:,} bytes of JSON"
+            )
+    redacted = redact_values(parameters)
+    if redacted != parameters:
+        name = next((n for n in parameters if redacted.get(n) != parameters[n]), "")
+        raise SchemaValidationError(
+            f"{where}.parameters[{redact_text(name)!r}] looks like a secret: parameters are kept "
+            "as they are, so give secrets by the environment"
+        )
+    origin = normalize_object(trial.origin, f"{where}.origin") or JsonObject()
+    return NewTrial(parameters=parameters, origin=origin)
+
+
+def check_entries(entries: Sequence[str]) -> list[str]:
+    """Entries as they are kept.
+
+    Raises:
+        SchemaValidationError: None, too many, no text, or too long.
+    """
+    if isinstance(entries, str) or not entries or len(entries) > MOST_ENTRIES:
+        raise SchemaValidationError(f"entries must be a list of 1 to {MOST_ENTRIES:,} texts")
+    for place, entry in enumerate(entries):
+        if not isinstance(entry, str):
+            raise SchemaValidationError(
+                f"entries[{place}] must be a str, not {type(entry).__name__}"
+            )
+        if len(entry) > _MAX_ENTRY_CHARACTERS:
+            raise SchemaValidationError(
+                f"entries[{place}] has {len(entry):,} characters; at most {_MAX_ENTRY_CHARACTERS:,}"
+            )
+    return list(entries)
+
+
+def settle_state(trial: StoredTrial, result: TrialResult, max_failures: int) -> TrialResult:
+    """What becomes of a trial by a result, with the count of its failures.
+
+    `waiting` asks that it be tried again; it is broken instead where that was its last failure.
+
+    Args:
+        trial: As it is known, with the failures before.
+        result: What its holder says.
+        max_failures: Of its sweep.
+    """
+    if trial.is_final or result.state == "running":
+        raise ValueError(f"trial {trial.number} cannot become {result.state} from {trial.state}")
+    if result.state == "waiting" and trial.failures + 1 >= max_failures:
+        said = result.reason or "its run failed"
+        times = "once" if max_failures == 1 else f"{max_failures} times"
+        return msgspec.structs.replace(result, state="broken", reason=f"failed {times}: {said}")
+    return result
+
+
+def unknown_sweep(sweep: str) -> SchemaValidationError:
+    """The error for a sweep that the store does not have."""
+    return SchemaValidationError(
+        f"sweep {sweep!r}: this store has no such sweep; `quark sweep new` makes one, and "
+        "`quark sweep show` lists those there are"
+    )
+
+
+def unknown_trial(sweep_id: str, number: int) -> SchemaValidationError:
+    """The error for a trial that a sweep does not have."""
+    return SchemaValidationError(f"sweep {sweep_id}: there is no trial {number}")
+
+
+def refuse_coordination(store: str) -> SessionStoreError:
+    """The error of a store that cannot give trials to workers."""
+    return SessionStoreError(
+        f"{store} cannot give each trial to one worker at a time: keep the sweep in a store on a "
+        "local disk (SQLite), or in a service (`quark serve`), which any number of machines share"
+    )

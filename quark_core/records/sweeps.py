@@ -1,0 +1,199 @@
+"""What is known of a sweep, its trials, and of the claim by which a run has one of them.
+
+A trial is a set of parameters that one worker at a time holds. Each claim of it has a token,
+one higher than that before: whoever holds an older one no longer decides what becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import msgspec
+import xxhash
+
+from quark_core.errors import SchemaValidationError
+from quark_core.records.base import FieldRules, Record
+from quark_core.records.json_object import JsonObject
+
+__all__ = [
+    "FINAL_TRIAL_STATES",
+    "TRIAL_STATES",
+    "StoredSweep",
+    "StoredTrial",
+    "SweepState",
+    "TrialClaim",
+    "TrialResult",
+    "TrialState",
+    "derive_sweep_id",
+    "read_trial_result",
+]
+
+TrialState = Literal[
+    "waiting", "running", "suspended", "completed", "pruned", "failed", "broken", "cancelled"
+]
+TRIAL_STATES: tuple[TrialState, ...] = get_args(TrialState)
+FINAL_TRIAL_STATES: tuple[TrialState, ...] = (
+    "completed",
+    "pruned",
+    "failed",
+    "broken",
+    "cancelled",
+)
+"""States that nothing changes any more."""
+
+SweepState = Literal["running", "paused", "cancelled"]
+
+_TOKEN_PARTS = 3
+
+
+def derive_sweep_id(project: str, name: str) -> str:
+    """The id of a sweep: the same in every process, so that no one need ask the store."""
+    both = f"{project}\0{name}".encode("utf-8", "replace")
+    return f"s{xxhash.xxh3_64_hexdigest(both)}"
+
+
+class TrialClaim(Record, frozen=True, gc=False):
+    """By what a run has a trial.
+
+    Attributes:
+        sweep_id: The sweep.
+        number: The trial, from 0 on.
+        token: Which claim of it, from 1 on.
+    """
+
+    sweep_id: str
+    number: int
+    token: int
+
+    def to_text(self) -> str:
+        """As QUARK_TRIAL has it: `sweep/number/token`."""
+        return f"{self.sweep_id}/{self.number}/{self.token}"
+
+    @classmethod
+    def from_text(cls, text: str, argument: str = "QUARK_TRIAL") -> TrialClaim:
+        """The claim that a text names.
+
+        Raises:
+            SchemaValidationError: It names none; the message begins with `argument`.
+        """
+        parts = text.strip().split("/")
+        if len(parts) == _TOKEN_PARTS and parts[0]:
+            sweep_id, number, token = parts
+            if number.isdecimal() and token.isdecimal() and int(token) > 0:
+                return cls(sweep_id, int(number), int(token))
+        raise SchemaValidationError(
+            f"{argument} must be sweep/number/token, as `quark sweep run` sets it, "
+            f"got {text[:60]!r}"
+        )
+
+
+class TrialResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a trial, as whoever holds it says.
+
+    Attributes:
+        state: A final state, or `suspended` (somebody shall go on with it), or `waiting`
+            (it has failed, and is to be tried again as long as `max_failures` allows).
+        values: The figure of each of the sweep's metrics, in their order; None where it has none.
+        constraints: How far each constraint is broken; at most 0 where it is kept.
+        step: The last step that the values are of, or None.
+        reason: Why, for people; or None.
+    """
+
+    state: TrialState
+    values: tuple[float, ...] | None = None
+    constraints: tuple[float, ...] | None = None
+    step: int | None = None
+    reason: str | None = None
+
+
+def read_trial_result(data: Mapping[str, Any]) -> TrialResult | None:
+    """What the data of a lifecycle record `status` say of the run's trial, or None.
+
+    What is said wrongly is let go: it may come from anybody.
+    """
+    told = data.get("trial")
+    if told is None:
+        return None
+    try:
+        return msgspec.convert(told, TrialResult)
+    except msgspec.ValidationError:
+        return None
+
+
+class StoredSweep(Record, frozen=True, gc=False):
+    """A sweep as its store knows it. Times are ISO 8601 text in UTC.
+
+    Attributes:
+        id: Its id.
+        project, name: Of which project, and what it is called there.
+        definition: What it was opened with.
+        state: running; paused, which gives no trial away; or cancelled, for good.
+        counts: How many trials it has in each state; states without any are left out.
+        created_at, updated_at: When it was opened, and when its state changed last.
+    """
+
+    id: str
+    project: str
+    name: str
+    definition: JsonObject
+    state: str
+    counts: JsonObject
+    created_at: str
+    updated_at: str
+
+    RULES: ClassVar[FieldRules] = FieldRules(words={"state": get_args(SweepState)})
+
+
+class StoredTrial(Record, frozen=True, gc=False):
+    """A trial as its store knows it. Times are ISO 8601 text in UTC, of the store's clock.
+
+    Attributes:
+        sweep_id, number: Which one; numbers of a sweep have no gaps.
+        parameters: What is to be tried.
+        origin: Where it comes from, by whoever has added it: such as `rung`, `budget`, `parent`.
+        state: One of `TRIAL_STATES`.
+        token: How often it has been claimed.
+        failures: How many of its runs have failed.
+        losses: How often whoever held it was gone without a word.
+        worker: Who holds it or held it last, as `ProcessIdentity` has it; or None.
+        claimed_at, lease_until: When it was claimed last, and until when that holds.
+        run_id: The run of its newest claim that has one, or None.
+        values, constraints, step, reason: As `TrialResult` has them.
+        settled_at: When it came to its final state, or None.
+    """
+
+    sweep_id: str
+    number: int
+    parameters: JsonObject
+    origin: JsonObject
+    state: str
+    token: int = 0
+    failures: int = 0
+    losses: int = 0
+    worker: JsonObject | None = None
+    claimed_at: str | None = None
+    lease_until: str | None = None
+    run_id: str | None = None
+    values: tuple[float, ...] | None = None
+    constraints: tuple[float, ...] | None = None
+    step: int | None = None
+    reason: str | None = None
+    settled_at: str | None = None
+
+    RULES: ClassVar[FieldRules] = FieldRules(words={"state": TRIAL_STATES})
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing changes its state any more."""
+        return self.state in FINAL_TRIAL_STATES
+
+    @property
+    def claim(self) -> TrialClaim:
+        """The newest claim of it."""
+        return TrialClaim(self.sweep_id, self.number, self.token)
+
+
+def count_states(states: Sequence[str]) -> JsonObject:
+    """How many there are of each state, in the order of `TRIAL_STATES`."""
+    return JsonObject({s: states.count(s) for s in TRIAL_STATES if s in states})
