@@ -272,7 +272,9 @@ def _list_open(connection: StoreConnection, asked: _Asked, lock: str) -> Iterato
         asked: What they must be.
         lock: Ends a SELECT whose rows nobody else may have.
     """
-    sql = f"SELECT {TRIAL_COLUMNS} FROM trial WHERE sweep_id = ? AND state = ?"
+    # By itself SQLite goes through all trials of the sweep, in their order.
+    index = "" if connection.is_shared else " INDEXED BY trial_by_state"
+    sql = f"SELECT {TRIAL_COLUMNS} FROM trial{index} WHERE sweep_id = ? AND state = ?"
     found: list[StoredTrial] = []
     if asked.is_any:
         # Each of the two is the first of an index; together they would have to be sorted.
@@ -432,7 +434,13 @@ def _settle(connection: StoreConnection, claim: TrialClaim, result: TrialResult)
     if row is None:
         return
     trial = to_stored_trial(row)
-    if trial.token != claim.token or trial.is_final or result.state == "running":
+    if trial.token != claim.token or result.state == "running":
+        return
+    if trial.state == result.state == "completed" and trial.values is None:
+        # Its run has ended before its script had the figures.
+        _put(connection, trial, clean_result(result), connection.read_clock_us())
+        return
+    if trial.is_final:
         return
     if trial.state in _OPEN and result.state in _OPEN:
         return  # told before, by the same holder in another way, or with a lost reply
