@@ -37,7 +37,7 @@ PAGE_BYTES = 8 * 2**20
 
 _Label = Annotated[str, Meta(min_length=1, max_length=250)]
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-_Lease = Annotated[float, Meta(gt=0, le=1e7)]
+_Lease = Annotated[float, Meta(gt=0)]
 
 
 class OpenSweepRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,7 +91,7 @@ class TrialList(msgspec.Struct, frozen=True):
 
     Attributes:
         trials: Some of them.
-        next: What to give as `start` for those that follow; null where there are none now, and
+        next: What to give as `start` for those that may follow; null where there are none, and
             where these are all that were added.
     """
 
@@ -156,7 +156,7 @@ class EntryList(msgspec.Struct, frozen=True):
 
     Attributes:
         entries: Some of them, in their order.
-        next: What to give as `start` for those that follow; null where there are none now.
+        next: What to give as `start` for those that may follow; null where there are none.
     """
 
     entries: list[str]

@@ -148,18 +148,8 @@ class ServiceCoordination:
 
     def read_entries(self, log: str, start: int, *, limit: int = MOST_ENTRIES) -> list[str]:
         """See `SupportsCoordination`; with any key."""
-        found: list[str] = []
-        following: int | None = start
-        while following is not None and len(found) < limit:
-            parameters = {
-                "log": log,
-                "start": str(following),
-                "limit": str(limit - len(found)),
-            }
-            page = self._read("/v1/entries", EntryList, parameters)
-            found += page.entries
-            following = page.next if page.entries else None
-        return found
+        parameters = {"log": log, "start": str(start), "limit": str(limit)}
+        return self._read("/v1/entries", EntryList, parameters).entries
 
     def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
         """See `SupportsCoordination`; needs the scope ingest.

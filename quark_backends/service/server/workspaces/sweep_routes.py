@@ -11,7 +11,7 @@ makes no difference: workers of several machines have several.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,14 +38,14 @@ from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.http.call import Call
 from quark_backends.service.server.http.replies import ServiceFailure
 from quark_backends.service.server.http.request_bodies import check_nesting
+from quark_backends.service.server.workspaces.stores import WorkspaceStore
 from quark_core.backends.coordination import (
     MOST_ENTRIES,
     check_entries,
     check_new_trials,
 )
 from quark_core.config.belonging import check_group_path
-from quark_core.config.redaction import redact_text
-from quark_core.records.sweeps import TrialResult
+from quark_core.records.names import check_name
 from quark_core.system.process import ProcessIdentity
 
 __all__ = [
@@ -66,8 +66,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_FIRST_PART = 8
-_REASON_CHARACTERS = 10_000
+_PART_TRIALS = 100
 _WORKER_CHARACTERS = 1000
 
 
@@ -129,18 +128,29 @@ async def list_trials(call: Call) -> ASGIApp:
     """Some trials of a sweep."""
     sweep_id = call.path_text("sweep_id")
     start = call.query_number("start", 0) or 0
-    limit = call.query_number("limit", PAGE_TRIALS) or 0
+    limit = min(call.query_number("limit", PAGE_TRIALS) or 0, PAGE_TRIALS)
     async with call.store() as opened:
-        store = opened.store
+        page = await call.service.threads.read(_read_trials, opened.store, sweep_id, start, limit)
+    return call.reply(TrialList(page, start + len(page) if page else None))
 
-        def read(first: int, count: int) -> list[dict[str, Any]]:
-            found = store.list_trials(sweep_id, start=first, limit=count)
-            return [trial.to_dict() for trial in found]
 
-        page, following = await call.service.threads.read(
-            _read_page, read, start, min(limit, PAGE_TRIALS)
-        )
-    return call.reply(TrialList(page, following))
+def _read_trials(
+    store: WorkspaceStore, sweep_id: str, start: int, limit: int
+) -> list[dict[str, Any]]:
+    """A page of trials, read in parts: of large ones it holds few."""
+
+    def read() -> Iterator[dict[str, Any]]:
+        first = start
+        while first < start + limit:
+            wanted = min(_PART_TRIALS, start + limit - first)
+            part = store.list_trials(sweep_id, start=first, limit=wanted)
+            for trial in part:
+                yield trial.to_dict()
+            if len(part) < wanted:
+                return
+            first += wanted
+
+    return _cut(read())
 
 
 async def claim_trial(call: Call) -> ASGIApp:
@@ -169,7 +179,7 @@ async def settle_trial(call: Call) -> ASGIApp:
         call.path_text("sweep_id"),
         request.number,
         request.token,
-        None if request.result is None else _check_result(request.result),
+        request.result,
         lease_s=request.lease_s,
     )
     return call.reply(TrialReply(found.to_dict()))
@@ -194,17 +204,14 @@ async def read_entries(call: Call) -> ASGIApp:
     """Some entries of a log."""
     log = _check_name(call.query_text("log") or "", "log")
     start = call.query_number("start", 0) or 0
-    limit = call.query_number("limit", MOST_ENTRIES) or 0
+    limit = min(call.query_number("limit", MOST_ENTRIES) or 0, MOST_ENTRIES)
     async with call.store() as opened:
-        store = opened.store
+        page = await call.service.threads.read(_read_entries, opened.store, log, start, limit)
+    return call.reply(EntryList(page, start + len(page) if page else None))
 
-        def read(first: int, count: int) -> list[str]:
-            return store.read_entries(log, first, limit=count)
 
-        page, following = await call.service.threads.read(
-            _read_page, read, start, min(limit, MOST_ENTRIES)
-        )
-    return call.reply(EntryList(page, following))
+def _read_entries(store: WorkspaceStore, log: str, start: int, limit: int) -> list[str]:
+    return _cut(store.read_entries(log, start, limit=limit)) if limit else []
 
 
 async def compare_and_set(call: Call) -> ASGIApp:
@@ -267,29 +274,32 @@ def _check_name(text: str, field: str) -> str:
     """A text that names something, as it is: ids that workers draw look like secrets.
 
     Raises:
-        ServiceFailure: It is empty, or holds what cannot be seen.
+        SchemaValidationError: It is empty, or too long.
+        ServiceFailure: It is what no text of a database may be.
     """
-    if not text or not text.isprintable():
+    return _check_text(check_name(text, field), field)
+
+
+def _check_text(text: str, field: str) -> str:
+    if "\x00" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise ServiceFailure(
-            ErrorCode.INVALID_ARGUMENT,
-            f"{field} must be a text that can be seen, got {text[:60]!r}",
-            field=field,
+            ErrorCode.INVALID_ARGUMENT, f"{field} holds what no text may hold", field=field
         )
     return text
 
 
 def _check_worker(worker: ProcessIdentity) -> ProcessIdentity:
-    """Who claims, in short texts without NUL, which no database takes.
+    """Who claims.
 
     Raises:
-        ServiceFailure: It is none.
+        ServiceFailure: It is nothing that a process could be.
     """
     for name in ("host", "started", "image"):
-        text = getattr(worker, name)
-        if len(text) > _WORKER_CHARACTERS or not f"{text} ".isprintable():
+        text = _check_text(getattr(worker, name), f"worker.{name}")
+        if len(text) > _WORKER_CHARACTERS:
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                f"worker.{name} must be a short text that can be seen",
+                f"worker.{name} has {len(text)} characters; at most {_WORKER_CHARACTERS}",
                 field=f"worker.{name}",
             )
     if not 0 <= worker.pid < 2**63:
@@ -301,31 +311,13 @@ def _check_worker(worker: ProcessIdentity) -> ProcessIdentity:
     return worker
 
 
-def _check_result(result: TrialResult) -> TrialResult:
-    """A result as it is kept: what whoever reads it need not see is not in it."""
-    if result.reason is None:
-        return result
-    reason = redact_text(result.reason[:_REASON_CHARACTERS])
-    return msgspec.structs.replace(result, reason=reason)
-
-
-def _read_page(
-    read: Callable[[int, int], Sequence[T]], start: int, limit: int
-) -> tuple[list[T], int | None]:
-    """Some of what stands in a row, and where the next page begins.
-
-    How large they are is known once they are read: so few are read first, and then as many as
-    still have a place in the page if all were as large as the largest of them.
-    """
+def _cut(items: Iterable[T]) -> list[T]:
+    """As many of these as a page has room for, and one at least where there is one."""
     page: list[T] = []
-    left_bytes, largest_bytes = PAGE_BYTES, PAGE_BYTES // _FIRST_PART
-    while len(page) < limit and left_bytes > 0:
-        wanted = min(limit - len(page), max(1, left_bytes // largest_bytes))
-        part = read(start + len(page), wanted)
-        sizes = [len(msgspec.msgpack.encode(each)) for each in part]
-        largest_bytes = max(sizes, default=largest_bytes)
-        left_bytes -= sum(sizes)
-        page += part
-        if len(part) < wanted:
-            return page, None
-    return page, start + len(page)
+    size_bytes = 0
+    for item in items:
+        size_bytes += len(msgspec.msgpack.encode(item))
+        if page and size_bytes > PAGE_BYTES:
+            break
+        page.append(item)
+    return page
