@@ -11,11 +11,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from quark_backends.coordination import SharesTrials
 from quark_backends.removal import SupportsTrash
 from quark_backends.service.client.address import UserKey, check_key_is_for, find_address
 from quark_backends.service.client.calls import Call, ServiceClient
-from quark_backends.service.client.coordination import ServiceCoordination
+from quark_backends.service.client.coordination import SharesTrials
 from quark_backends.service.client.edits import ServiceEdits
 from quark_backends.service.client.ingest import BatchSender, from_wire
 from quark_backends.service.client.removal import ServiceTrash
@@ -135,13 +134,6 @@ class ServiceBackend(SupportsTrash, SharesTrials):
             self._reading,
             read_only=config.read_only,
             store=self._address.store,
-        )
-        self._coordination = ServiceCoordination(
-            self._address.url,
-            self._fetch,
-            self._reading,
-            timeout_s=self._address.timeout_s,
-            read_only=config.read_only,
         )
         self._following = RunFollowing(
             self,

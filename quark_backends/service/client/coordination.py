@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from quark_backends.service.client.address import ServiceAddress
 from quark_backends.service.client.calls import Call
 from quark_backends.service.client.service_errors import Refused, ServiceError, Unreachable
 from quark_backends.service.coordination import (
@@ -49,7 +50,7 @@ from quark_core.records.schema import validate_record
 from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
 from quark_core.system.process import ProcessIdentity
 
-__all__ = ["ServiceCoordination"]
+__all__ = ["SharesTrials"]
 
 T = TypeVar("T")
 R = TypeVar("R", StoredSweep, StoredTrial)
@@ -62,34 +63,23 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
 
-class ServiceCoordination:
-    """See `SupportsCoordination`: of the whole workspace.
+class SharesTrials:
+    """What `ServiceBackend` has of `SupportsCoordination`: of the whole workspace.
 
     A service that is busy, or is being started again, is asked again for as long as a call may
     take.
-
-    Args:
-        url: The service.
-        fetch: Sends a call and returns the struct that its reply is.
-        reading: Makes what a call fails with what who reads is told.
-        timeout_s: How long a call may take.
-        read_only: Refuse whatever would change something.
     """
 
-    def __init__(
-        self,
-        url: str,
-        fetch: Callable[[Call, type[Any]], Any],
-        reading: Callable[[], AbstractContextManager[None]],
-        *,
-        timeout_s: float,
-        read_only: bool,
-    ) -> None:
-        self._url = url
-        self._fetch = fetch
-        self._reading = reading
-        self._timeout_s = timeout_s
-        self._read_only = read_only
+    _address: ServiceAddress
+    _read_only: bool
+
+    def _fetch(self, call: Call, kind: type[T]) -> T:
+        """The struct that the reply to a call is."""
+        raise NotImplementedError
+
+    def _reading(self) -> AbstractContextManager[None]:
+        """Makes what a call fails with what who reads is told."""
+        raise NotImplementedError
 
     def open_sweep(
         self, project: str, name: str, definition: Mapping[str, Any], *, max_failures: int
@@ -149,7 +139,7 @@ class ServiceCoordination:
     def read_entries(self, log: str, start: int, *, limit: int = MOST_ENTRIES) -> list[str]:
         """See `SupportsCoordination`; with any key."""
         parameters = {"log": log, "start": str(start), "limit": str(limit)}
-        return self._read("/v1/entries", EntryList, parameters).entries
+        return self._ask_for("/v1/entries", EntryList, parameters).entries
 
     def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
         """See `SupportsCoordination`; needs the scope ingest.
@@ -172,12 +162,12 @@ class ServiceCoordination:
 
     def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
         """See `SupportsCoordination`; needs the scope read."""
-        page = self._read("/v1/sweeps", SweepList, {"project": project})
+        page = self._ask_for("/v1/sweeps", SweepList, {"project": project})
         return [_restore(each, StoredSweep) for each in page.sweeps]
 
     def load_sweep(self, sweep_id: str) -> StoredSweep:
         """See `SupportsCoordination`; with any key."""
-        reply = self._read(f"/v1/sweeps/{quote(sweep_id, safe='')}", dict[str, Any], {})
+        reply = self._ask_for(f"/v1/sweeps/{quote(sweep_id, safe='')}", dict[str, Any], {})
         return _restore(reply, StoredSweep)
 
     def list_trials(
@@ -189,19 +179,19 @@ class ServiceCoordination:
         while following is not None and (limit is None or len(found) < limit):
             left = PAGE_TRIALS if limit is None else min(PAGE_TRIALS, limit - len(found))
             parameters = {"start": str(following), "limit": str(left)}
-            page = self._read(_route(sweep_id, "trials"), TrialList, parameters)
+            page = self._ask_for(_route(sweep_id, "trials"), TrialList, parameters)
             found += [_restore(each, StoredTrial) for each in page.trials]
             following = page.next if page.trials else None
         return found
 
-    def _read(self, path: str, kind: type[T], parameters: Mapping[str, str | None]) -> T:
+    def _ask_for(self, path: str, kind: type[T], parameters: Mapping[str, str | None]) -> T:
         return self._ask(Call(method="GET", path=path, parameters=parameters), kind)
 
     def _change(
         self, path: str, request: msgspec.Struct, kind: type[T], *, again: bool = True
     ) -> T:
         if self._read_only:
-            raise SessionStoreError(f"the store at {self._url} was opened for reading only")
+            raise SessionStoreError(f"the store at {self._address.url} was opened for reading only")
         body = msgspec.msgpack.encode(request)
         return self._ask(Call(method="POST", path=path, body=body, attempts=1), kind, again=again)
 
@@ -211,9 +201,9 @@ class ServiceCoordination:
         Raises:
             SessionStoreError: There is none within the time, or the service has no such route.
         """
-        ends_s = time.monotonic() + self._timeout_s
+        ends_s = time.monotonic() + self._address.timeout_s
         pause_s = _FIRST_PAUSE_S
-        left_s = self._timeout_s
+        left_s = self._address.timeout_s
         with self._reading():
             while True:
                 try:
@@ -236,8 +226,8 @@ class ServiceCoordination:
             if error.code not in _NO_ROUTE:
                 raise
             raise SessionStoreError(
-                f"the service at {self._url} is too old to know of sweeps: whoever runs it has to "
-                "bring it up to date"
+                f"the service at {self._address.url} is too old to know of sweeps: whoever runs "
+                "it has to bring it up to date"
             ) from None
         return found
 

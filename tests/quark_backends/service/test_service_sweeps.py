@@ -26,8 +26,8 @@ def client(server, request):
         yield opened
 
 
-def post(client, path, **body):
-    reply = client.post(path, json=body)
+def post(client, route, /, **body):
+    reply = client.post(route, json=body)
     assert reply.status_code in (200, 201), reply.text
     return reply.json()
 

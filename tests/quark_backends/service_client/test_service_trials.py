@@ -276,7 +276,8 @@ def test_a_service_that_is_too_old_is_told(tmp_path, monkeypatch):
         claim(store, "s1")
 
 
-@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_server_that_dies_in_the_middle_gives_no_trial_twice_and_loses_none(
     request, tmp_path, open_store, workers
 ):
@@ -335,7 +336,13 @@ def begin_run(store, trial, run_id, *, clock_us):
     maker = BatchMaker(run_id, writer_id=f"w-{run_id}", started_us=clock_us)
     start = {
         "project": {"id": "p-vision", "name": "vision", "root_path": "/nowhere"},
-        "run": {"lineage_root_run_id": run_id, "run_path": f"/nowhere/{run_id}", "tags": []},
+        "run": {
+            **dict.fromkeys(("name", "notes", "parent_run_id", "git_commit")),
+            "lineage_root_run_id": run_id,
+            "run_path": f"/nowhere/{run_id}",
+            "strict_mode": False,
+            "tags": [],
+        },
         "process": msgspec.to_builtins(ELSEWHERE),
         "trial": trial.claim.to_dict(),
     }
@@ -364,7 +371,7 @@ def test_the_clock_of_a_worker_makes_no_difference(store, ahead_s):
 @pytest.mark.parametrize("ahead_s", [-7200, 7200])
 def test_a_run_that_says_nothing_for_a_minute_loses_its_trial(store, monkeypatch, ahead_s):
     """Its process cannot be asked from here, so its silence decides, by the service's clock."""
-    monkeypatch.setattr("quark_backends.store.writing.trials.LOST_AFTER_S", 0.5)
+    monkeypatch.setattr("quark_core.system.process.LOST_AFTER_S", 0.5)
     sweep_id = make_sweep(store, 1)
     trial = claim(store, sweep_id, worker=ELSEWHERE, lease_s=600.0)
     begin_run(store, trial, "run0", clock_us=now_us() + ahead_s * 1_000_000)
