@@ -102,7 +102,7 @@ class TrialWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     where: Annotated[str, Meta(max_length=10_000)] | None = None
-    number: Annotated[int, Meta(ge=0)] | None = None
+    number: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
 class AppendedEntries(msgspec.Struct, frozen=True, kw_only=True):
