@@ -531,7 +531,7 @@ _ENDS: dict[str, tuple[str, Any, str, int]] = {
         "pruned",
         0,
     ),
-    "told_failed": ("failed", {"state": "failed", "reason": "it exploded"}, "failed", 0),
+    "told_failed": ("failed", {"state": "failed", "reason": "it exploded"}, "failed", 1),
     "nonsense": ("completed", {"state": "won", "values": "many"}, "completed", 0),
 }
 """How a run ends, what it tells of its trial, what that becomes, and how often it has failed."""

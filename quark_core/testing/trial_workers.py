@@ -93,12 +93,14 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
             `counted` (its result is the trial's), `appended`, `read`, `raised`, `added`.
         number, token: The trial, or first and count of entries.
         texts: Entries.
+        took_s: How long the call took, of `claimed`.
     """
 
     what: str
     number: int = 0
     token: int = 0
     texts: tuple[str, ...] = ()
+    took_s: float = 0.0
 
 
 def run_id_of(trial: StoredTrial) -> str:
@@ -350,8 +352,10 @@ class _Worker:
     def do(self) -> None:
         getattr(self, f"_do_{self._task.what}")()
 
-    def _note(self, what: str, number: int = 0, token: int = 0, texts: Any = ()) -> None:
-        line = msgspec.json.encode(Note(what, number, token, tuple(texts)))
+    def _note(
+        self, what: str, number: int = 0, token: int = 0, texts: Any = (), took_s: float = 0.0
+    ) -> None:
+        line = msgspec.json.encode(Note(what, number, token, tuple(texts), took_s))
         os.write(self._notes, line + b"\n")
 
     def _twice(self, call: Callable[[], T]) -> tuple[T, ...]:
@@ -382,9 +386,12 @@ class _Worker:
             )
             return found
 
-        first, *again = self._twice(claim)
+        began = time.perf_counter()
+        first = when_reached(claim)
+        took_s = time.perf_counter() - began
+        again = [when_reached(claim) for _ in range(task.repeats)]
         if first is not None:
-            self._note("claimed", first.number, first.token)
+            self._note("claimed", first.number, first.token, took_s=took_s)
         for other in again:
             if other is not None and first is None:
                 # A trial was free by the second time.

@@ -93,7 +93,7 @@ class WorkersConformance(SweepKit):
         size: str,
     ) -> None:
         """SIGKILL at any moment, SIGSTOP for longer than a lease: each trial is finished once."""
-        trials, faults = (24, 6) if size == "short" else (200, 40)
+        trials, faults = (24, 5) if size == "short" else (200, 40)
         store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, trials)
         chance = random.Random(trials)

@@ -146,7 +146,7 @@ class SoundStore:
     def settle(self, db, trial, result):
         sweep = self._load_sweep(db, trial["sweep_id"])
         result = self.decide(trial.to_record(), result, sweep["max_failures"])
-        if result.state in ("waiting", "broken"):
+        if result.state in ("waiting", "broken", "failed"):
             trial["failures"] += 1
         named = {name: getattr(result, name) for name in result.__struct_fields__}
         trial.update(named, settled_at=None)
