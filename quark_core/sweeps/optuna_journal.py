@@ -12,7 +12,8 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any, Protocol
@@ -60,16 +61,38 @@ class EntryJournal(BaseJournalBackend):
     Args:
         store: The store.
         log: Name of the log.
+        reopen: Opens the store anew, where the journal goes to another process as a pickle (which
+            Optuna does with its storages); the journal there closes it when it is not needed any
+            more. Must itself be something that can be pickled.
     """
 
-    def __init__(self, store: EntryLog, log: str) -> None:
+    def __init__(
+        self, store: EntryLog, log: str, *, reopen: Callable[[], EntryLog] | None = None
+    ) -> None:
         self._store = store
         self._log = log
+        self._reopen = reopen
         self._request_id: str | None = None
         self._count = 0  # how many entries the log has at least
         self._own: tuple[int, list[str]] | None = None
         self._is_holding = False
         self._has_read = False
+
+    def __getstate__(self) -> tuple[str, Callable[[], EntryLog] | None]:
+        if self._reopen is None:
+            raise TypeError(
+                "this journal holds a store that is open, and was not told how to open it anew: "
+                "give reopen= where it is to be pickled"
+            )
+        return self._log, self._reopen
+
+    def __setstate__(self, state: tuple[str, Callable[[], EntryLog]]) -> None:
+        log, reopen = state
+        store = reopen()
+        self.__init__(store, log, reopen=reopen)  # type: ignore[misc]
+        close = getattr(store, "close", None)
+        if close is not None:
+            weakref.finalize(self, close)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """What stands in the journal from a number on, in its order."""
