@@ -1,0 +1,293 @@
+"""What `quark sweep show` prints: the sweeps there are, or one with its trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table
+
+from quark.cli.sweep_commands import describe_value
+from quark.cli.texts import Text, describe_age, describe_number
+from quark_core.runs.run_ids import shorten_run_id
+
+if TYPE_CHECKING:
+    from quark_core.records.sweeps import StoredSweep, StoredTrial
+
+__all__ = ["describe_counts", "list_metrics", "make_sweeps_table", "make_trials_tables"]
+
+STATE_STYLES = {
+    "completed": "green",
+    "pruned": "yellow",
+    "running": "cyan",
+    "suspended": "yellow",
+    "failed": "red",
+    "broken": "red",
+    "cancelled": "dim",
+    "paused": "yellow",
+}
+_MOST_CELL = 24
+_MOST_REASONS = 5
+_GAP = 2
+_HOST_CHARACTERS = 20
+_VALUE_DIGITS = 5
+
+
+def list_metrics(sweep: StoredSweep) -> list[tuple[str, str]]:
+    """The metrics of a sweep, each with `min` or `max`."""
+    metrics, modes = _list(sweep.definition.get("metric")), _list(sweep.definition.get("mode"))
+    return [
+        (metric, modes[place] if place < len(modes) else "min")
+        for place, metric in enumerate(metrics)
+    ]
+
+
+def describe_counts(counts: Mapping[str, Any]) -> Text:
+    """How many trials there are of each state, such as `12 completed, 3 running`."""
+    told = Text()
+    for state, count in counts.items():
+        told.append(", " if told.plain else "")
+        told.append(f"{count} {state}", STATE_STYLES.get(state, ""))
+    return told if told.plain else Text("no trials yet")
+
+
+def make_sweeps_table(sweeps: Sequence[StoredSweep]) -> Table:
+    """A table of sweeps, at least one."""
+    table = _begin_table()
+    table.add_column(Text("sweep"), overflow="fold", min_width=8)
+    table.add_column(Text("project"), overflow="fold")
+    table.add_column(Text("state"), no_wrap=True)
+    table.add_column(Text("search"), overflow="fold")
+    table.add_column(Text("metric"), overflow="fold")
+    table.add_column(Text("trials"), overflow="fold", min_width=12)
+    table.add_column(Text("opened"), no_wrap=True)
+    for sweep in sweeps:
+        metrics = ", ".join(f"{name} {mode}" for name, mode in list_metrics(sweep))
+        table.add_row(
+            Text(sweep.name, "bold"),
+            Text(sweep.project),
+            Text(sweep.state, STATE_STYLES.get(sweep.state, "")),
+            Text(str(sweep.definition.get("search") or "")),
+            Text(metrics),
+            describe_counts(sweep.counts),
+            Text(describe_age(sweep.created_at)),
+        )
+    return table
+
+
+def make_trials_tables(
+    sweep: StoredSweep, trials: Sequence[StoredTrial], most: int, width: int
+) -> list[tuple[str, Table]]:
+    """Tables of a sweep's trials, each under its heading; those without a row are left out.
+
+    Args:
+        sweep: The sweep.
+        trials: Its trials, with their values resolved.
+        most: How many are shown in each table.
+        width: Columns of the terminal.
+    """
+    judged = _rank(sweep, [trial for trial in trials if _has_value(trial)])
+    running = [trial for trial in trials if trial.state == "running"]
+    bad = [trial for trial in trials if trial.state in ("failed", "broken")]
+    # Of the newest one learns the most.
+    waiting = [t for t in trials if t.state == "suspended" or (t.state == "waiting" and t.failures)]
+    tables = []
+    if judged:
+        said = "Pareto front first" if len(list_metrics(sweep)) > 1 else "best first"
+        tables.append((_head("trials with a result", judged, most, said),
+                       _make_result_table(sweep, judged[:most], width)))  # fmt: skip
+    if running:
+        tables.append((_head("running", running, most), _make_running_table(running[:most], width)))
+    if bad:
+        shown = bad[::-1][: max(1, min(most, _MOST_REASONS))]
+        tables.append((_head("failed", bad, len(shown), "newest first"),
+                       _make_reason_table(shown, width)))  # fmt: skip
+    if waiting:
+        shown = waiting[: max(1, min(most, _MOST_REASONS))]
+        tables.append((_head("to be gone on with", waiting, len(shown)),
+                       _make_reason_table(shown, width)))  # fmt: skip
+    return tables
+
+
+def _head(what: str, trials: Sequence[StoredTrial], most: int, order: str = "") -> str:
+    count = f"{most} of {len(trials)}" if len(trials) > most else str(len(trials))
+    return f"{what} ({', '.join(filter(None, (count, order)))})"
+
+
+def _has_value(trial: StoredTrial) -> bool:
+    return (
+        trial.state in ("completed", "pruned")
+        and trial.values is not None
+        and any(value is not None and math.isfinite(value) for value in trial.values)
+    )
+
+
+def _rank(sweep: StoredSweep, trials: list[StoredTrial]) -> list[StoredTrial]:
+    """The best first: of one metric by its value, of several those that none is better than."""
+    modes = [mode for _, mode in list_metrics(sweep)] or ["min"]
+    costs = {
+        trial.number: tuple(_cost(trial, place, mode) for place, mode in enumerate(modes))
+        for trial in trials
+    }
+
+    def count_better(trial: StoredTrial) -> int:
+        own = costs[trial.number]
+        return sum(
+            other != own and all(a <= b for a, b in zip(other, own, strict=True))
+            for other in costs.values()
+        )
+
+    # A trial that was stopped early has come less far than one that was not.
+    if len(modes) == 1:
+        return sorted(trials, key=lambda t: (t.state != "completed", costs[t.number], t.number))
+    return sorted(trials, key=lambda t: (t.state != "completed", count_better(t), t.number))
+
+
+def _cost(trial: StoredTrial, place: int, mode: str) -> float:
+    values = trial.values or ()
+    value = values[place] if place < len(values) else None
+    if value is None or value != value:
+        return math.inf
+    return -value if mode == "max" else value
+
+
+def _make_result_table(sweep: StoredSweep, trials: Sequence[StoredTrial], width: int) -> Table:
+    metrics = [name for name, _ in list_metrics(sweep)]
+    values = [
+        (name, [_describe_figure(trial, place) for trial in trials])
+        for place, name in enumerate(metrics)
+    ]
+    fixed = [("trial", [str(trial.number) for trial in trials]), *values]
+    if len({trial.origin.get("rung") for trial in trials}) > 1:
+        fixed.append(("rung", [str(trial.origin.get("rung", "")) for trial in trials]))
+    if any(trial.state != "completed" for trial in trials):
+        fixed.append(("state", [trial.state for trial in trials]))
+    run = ("run", [shorten_run_id(trial.run_id) if trial.run_id else "" for trial in trials])
+    parameters = _list_parameters(trials)
+    table = _begin_table()
+    # The parameters side by side where they fit, else one below the other in one column.
+    if _measure([*fixed, *parameters, run]) <= width:
+        columns, is_folded = [*fixed, *parameters, run], False
+    elif _measure([*fixed, run]) + _MOST_CELL <= width:
+        columns, is_folded = [*fixed, ("parameters", _join_parameters(trials)), run], True
+    else:
+        columns, is_folded = [*fixed, ("parameters", _join_parameters(trials))], True
+    for name, _ in columns:
+        is_figure = name in ("trial", "rung") or (name, _) in values
+        table.add_column(
+            Text(name),
+            justify="right" if is_figure else "left",
+            overflow="fold",
+            no_wrap=not (is_folded and name == "parameters") and name not in metrics,
+        )
+    for row, trial in enumerate(trials):
+        style = "" if trial.state == "completed" else "dim"
+        table.add_row(*(Text(cells[row], style) for _, cells in columns))
+    return table
+
+
+def _list_parameters(trials: Sequence[StoredTrial]) -> list[tuple[str, list[str]]]:
+    names = list(dict.fromkeys(name for trial in trials for name in trial.parameters))
+    return [
+        (name, [_describe_parameter(trial.parameters.get(name, "")) for trial in trials])
+        for name in names
+    ]
+
+
+def _join_parameters(trials: Sequence[StoredTrial]) -> list[str]:
+    return [
+        " ".join(f"{name}={_describe_parameter(value)}" for name, value in trial.parameters.items())
+        for trial in trials
+    ]
+
+
+def _describe_parameter(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.{_VALUE_DIGITS}g}"
+    text = describe_value(value)
+    return text if len(text) <= _MOST_CELL else f"{text[: _MOST_CELL - 1]}…"
+
+
+def _describe_figure(trial: StoredTrial, place: int) -> str:
+    values = trial.values or ()
+    return describe_number(values[place]) if place < len(values) else "-"
+
+
+def _measure(columns: Sequence[tuple[str, Sequence[str]]]) -> int:
+    """Columns of the terminal that a table takes."""
+    widths = [
+        max(cell_len(Text(text).plain) for text in (name, *cells)) for name, cells in columns
+    ]
+    return sum(widths) + _GAP * len(widths)
+
+
+def _make_running_table(trials: Sequence[StoredTrial], width: int) -> Table:
+    del width
+    table = _begin_table()
+    table.add_column(Text("trial"), justify="right", no_wrap=True)
+    table.add_column(Text("since"), no_wrap=True)
+    table.add_column(Text("lease"), no_wrap=True)
+    table.add_column(Text("worker"), overflow="fold")
+    table.add_column(Text("run"), no_wrap=True)
+    table.add_column(Text("parameters"), overflow="fold")
+    for trial, parameters in zip(trials, _join_parameters(trials), strict=True):
+        left = _describe_lease(trial.lease_until)
+        table.add_row(
+            Text(str(trial.number)),
+            Text(describe_age(trial.claimed_at) if trial.claimed_at else "-"),
+            Text(left, "magenta" if left == "over" else ""),
+            Text(_describe_worker(trial.worker)),
+            Text(shorten_run_id(trial.run_id) if trial.run_id else "-"),
+            Text(parameters),
+        )
+    return table
+
+
+def _make_reason_table(trials: Sequence[StoredTrial], width: int) -> Table:
+    del width
+    table = _begin_table()
+    table.add_column(Text("trial"), justify="right", no_wrap=True)
+    table.add_column(Text("state"), no_wrap=True)
+    table.add_column(Text("why"), overflow="fold", ratio=3)
+    table.add_column(Text("parameters"), overflow="fold", ratio=2)
+    for trial, parameters in zip(trials, _join_parameters(trials), strict=True):
+        table.add_row(
+            Text(str(trial.number)),
+            Text(trial.state, STATE_STYLES.get(trial.state, "")),
+            Text(trial.reason or "-"),
+            Text(parameters),
+        )
+    return table
+
+
+def _describe_worker(worker: Mapping[str, Any] | None) -> str:
+    """Host and process, as `ProcessIdentity` has them."""
+    if not worker:
+        return "-"
+    host = str(worker.get("host", "")).partition("|")[0][:_HOST_CHARACTERS]
+    return f"{host or '?'}:{worker.get('pid', '?')}"
+
+
+def _describe_lease(until: str | None) -> str:
+    """How long a trial is held still; the clock of the store and this one may differ."""
+    if until is None:
+        return "-"
+    try:
+        left_s = (datetime.fromisoformat(until) - datetime.now(UTC)).total_seconds()
+    except ValueError:
+        return "-"
+    return f"{left_s:.0f} s" if left_s > 0 else "over"
+
+
+def _begin_table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False)
+
+
+def _list(value: object) -> list[str]:
+    if isinstance(value, (list, tuple)):
+        return [str(each) for each in value]
+    return [] if value is None else [str(value)]
