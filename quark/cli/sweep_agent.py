@@ -214,7 +214,7 @@ class SweepAgent:
 
     def _put_off(self) -> None:
         """Claim again later, and not at the same time as all others who wait."""
-        self._claim_at = time.monotonic() + self._claim_wait_s * random.uniform(0.5, 1.0)  # noqa: S311
+        self._claim_at = time.monotonic() + self._claim_wait_s * random.uniform(0.5, 1.0)
         self._claim_wait_s = min(self._claim_wait_s * 1.5, _LONGEST_CLAIM_S)
 
     def _begin(self, trial: StoredTrial) -> None:
@@ -227,7 +227,9 @@ class SweepAgent:
             self._error = (
                 error
                 if isinstance(error, SchemaValidationError)
-                else SchemaValidationError(f"{self._choices.command[0]!r} cannot be started: {error}")
+                else SchemaValidationError(
+                    f"{self._choices.command[0]!r} cannot be started: {error}"
+                )
             )
             return
         renew_at = time.monotonic() + self._lease_s / _RENEWALS

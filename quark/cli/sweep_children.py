@@ -52,7 +52,7 @@ class TrialProcess:
         self._errors = _Output(sys.stderr, label)
         self._printed = _Output(sys.stdout, label) if label else None
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - the user's own command
+            self._process = subprocess.Popen(
                 list(command),
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,

@@ -219,9 +219,7 @@ def _describe_figure(trial: StoredTrial, place: int) -> str:
 
 def _measure(columns: Sequence[tuple[str, Sequence[str]]]) -> int:
     """Columns of the terminal that a table takes."""
-    widths = [
-        max(cell_len(Text(text).plain) for text in (name, *cells)) for name, cells in columns
-    ]
+    widths = [max(cell_len(Text(text).plain) for text in (name, *cells)) for name, cells in columns]
     return sum(widths) + _GAP * len(widths)
 
 

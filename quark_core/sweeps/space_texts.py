@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quark_core.errors import SchemaValidationError
 from quark_core.sweeps.space import integers, uniform
+
+from quark_core.errors import SchemaValidationError
 
 __all__ = ["FORMS", "read_setting", "read_space_file"]
 
@@ -54,12 +55,16 @@ def read_space_file(path: Path) -> dict[str, object]:
     content = _read_file(path)
     for key in ("space", "parameters"):
         inner = content.get(key)
-        if isinstance(inner, Mapping) and all(isinstance(each, Mapping | list | str) for each in inner.values()):
+        if isinstance(inner, Mapping) and all(
+            isinstance(each, Mapping | list | str) for each in inner.values()
+        ):
             content = inner
             break
     if not content:
         raise SchemaValidationError(f"--space {path}: there is no parameter in it")
-    return {str(name): _read_value(value, f"--space {path}: {name}") for name, value in content.items()}
+    return {
+        str(name): _read_value(value, f"--space {path}: {name}") for name, value in content.items()
+    }
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
@@ -68,9 +73,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise SchemaValidationError(
-            f"{where} cannot be read: {error.strerror or error}"
-        ) from None
+        raise SchemaValidationError(f"{where} cannot be read: {error.strerror or error}") from None
     if len(data) > _MOST_BYTES:
         raise SchemaValidationError(f"{where} is larger than {_MOST_BYTES:,} bytes")
     content = _PARSERS.get(path.suffix.lower(), _parse_any)(data, where)
