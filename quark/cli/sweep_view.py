@@ -13,12 +13,14 @@ from rich.table import Table
 
 from quark.cli.sweep_commands import describe_value
 from quark.cli.texts import Text, describe_age, describe_number
+from quark_core.analysis.sweep_verdict import SweepVerdict, judge_sweep, list_objectives
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
+    from quark.cli.texts import Console
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = ["describe_counts", "list_metrics", "make_sweeps_table", "make_trials_tables"]
+__all__ = ["describe_counts", "make_sweeps_table", "print_sweep"]
 
 STATE_STYLES = {
     "completed": "green",
@@ -35,15 +37,9 @@ _MOST_REASONS = 5
 _GAP = 2
 _HOST_CHARACTERS = 20
 _VALUE_DIGITS = 5
-
-
-def list_metrics(sweep: StoredSweep) -> list[tuple[str, str]]:
-    """The metrics of a sweep, each with `min` or `max`."""
-    metrics, modes = _list(sweep.definition.get("metric")), _list(sweep.definition.get("mode"))
-    return [
-        (metric, modes[place] if place < len(modes) else "min")
-        for place, metric in enumerate(metrics)
-    ]
+_MOST_CHOICES = 12
+_MOST_SHARES = 6
+_METHODS = {"ped_anova": "PED-ANOVA", "ranks": "ranks"}
 
 
 def describe_counts(counts: Mapping[str, Any]) -> Text:
@@ -66,7 +62,7 @@ def make_sweeps_table(sweeps: Sequence[StoredSweep]) -> Table:
     table.add_column(Text("trials"), overflow="fold", min_width=12)
     table.add_column(Text("opened"), no_wrap=True)
     for sweep in sweeps:
-        metrics = ", ".join(f"{name} {mode}" for name, mode in list_metrics(sweep))
+        metrics = ", ".join(f"{name} {mode}" for name, mode in list_objectives(sweep.definition))
         table.add_row(
             Text(sweep.name, "bold"),
             Text(sweep.project),
@@ -79,7 +75,102 @@ def make_sweeps_table(sweeps: Sequence[StoredSweep]) -> Table:
     return table
 
 
-def make_trials_tables(
+def print_sweep(
+    console: Console,
+    reader: Any,
+    sweep: StoredSweep,
+    trials: Sequence[StoredTrial],
+    most: int,
+) -> None:
+    """Print one sweep: what it is, its verdict, what matters, and its trials.
+
+    Args:
+        console: Where.
+        reader: The store, which is asked what chance does.
+        sweep: The sweep.
+        trials: All of its trials, with their values resolved.
+        most: How many are shown in each table.
+    """
+    console.print(_make_head(sweep))
+    for verdict in judge_sweep(sweep, trials, reader):
+        console.print(_describe_verdict(verdict), soft_wrap=False)
+    for line in _describe_importances(sweep, trials):
+        console.print(line)
+    for heading, table in _make_trials_tables(sweep, trials, most, console.width):
+        console.print()
+        console.print(Text(heading, "bold"))
+        console.print(table)
+
+
+def _make_head(sweep: StoredSweep) -> Table:
+    definition = sweep.definition
+    metrics = ", ".join(f"{name} ({mode})" for name, mode in list_objectives(definition))
+    said = [
+        ("sweep", Text(f"{sweep.name} of {sweep.project}", "bold")),
+        ("state", Text(sweep.state, STATE_STYLES.get(sweep.state, ""))),
+        ("trials", describe_counts(sweep.counts)),
+        ("metric", Text(metrics or "none")),
+        ("search", Text(_describe_search(definition))),
+        *((name, Text(text)) for name, text in _describe_space(definition)),
+    ]
+    table = Table.grid(padding=(0, _GAP))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in said:
+        table.add_row(Text(name, "dim"), text)
+    return table
+
+
+def _describe_search(definition: Mapping[str, Any]) -> str:
+    words = [str(definition.get("search") or "?")]
+    for name, said in (("trials", "{} trials"), ("budget", "{} steps each"), ("seed", "seed {}")):
+        if definition.get(name) is not None:
+            words.append(said.format(definition[name]))
+    words += _list(definition.get("constraints"))
+    words += [name.replace("_", "-") for name in ("stop", "stop_broken") if definition.get(name)]
+    return ", ".join(words)
+
+
+def _describe_space(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
+    space = definition.get("space")
+    if not isinstance(space, Mapping):
+        return []
+    return [(str(name), _describe_range(values)) for name, values in space.items()]
+
+
+def _describe_range(values: object) -> str:
+    if not isinstance(values, Mapping):
+        return describe_value(values)
+    if isinstance(values.get("values"), (list, tuple)):
+        return ", ".join(describe_value(value) for value in values["values"][:_MOST_CHOICES])
+    kind = "whole numbers " if values.get("type") == "integers" else ""
+    scale = " (log)" if values.get("log") else ""
+    return f"{kind}{_describe_end(values, 'low')} to {_describe_end(values, 'high')}{scale}"
+
+
+def _describe_end(values: Mapping[str, Any], name: str) -> str:
+    return _describe_parameter(values.get(name, "?"))
+
+
+def _describe_verdict(verdict: SweepVerdict) -> Text:
+    said = ". ".join(filter(None, (verdict.reason.rstrip("."), verdict.advice.rstrip("."))))
+    style = {"better": "green", "no_difference": "yellow"}.get(verdict.verdict, "")
+    return Text.assemble((f"{verdict.headline}. ", f"bold {style}".strip()), f"{said}.")
+
+
+def _describe_importances(sweep: StoredSweep, trials: Sequence[StoredTrial]) -> list[Text]:
+    from quark_core.analysis.importances import measure_importances
+
+    lines = []
+    for found in measure_importances(sweep, trials):
+        shares = sorted(found.shares.items(), key=lambda pair: -pair[1])[:_MOST_SHARES]
+        if shares:
+            listed = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+            lines.append(Text(f"What {found.metric} depends on, by {_METHODS.get(found.method, found.method)}: {listed}"))
+    return lines
+
+
+def _make_trials_tables(
     sweep: StoredSweep, trials: Sequence[StoredTrial], most: int, width: int
 ) -> list[tuple[str, Table]]:
     """Tables of a sweep's trials, each under its heading; those without a row are left out.
@@ -97,7 +188,7 @@ def make_trials_tables(
     waiting = [t for t in trials if t.state == "suspended" or (t.state == "waiting" and t.failures)]
     tables = []
     if judged:
-        said = "Pareto front first" if len(list_metrics(sweep)) > 1 else "best first"
+        said = "Pareto front first" if len(list_objectives(sweep.definition)) > 1 else "best first"
         tables.append((_head("trials with a result", judged, most, said),
                        _make_result_table(sweep, judged[:most], width)))  # fmt: skip
     if running:
@@ -128,7 +219,7 @@ def _has_value(trial: StoredTrial) -> bool:
 
 def _rank(sweep: StoredSweep, trials: list[StoredTrial]) -> list[StoredTrial]:
     """The best first: of one metric by its value, of several those that none is better than."""
-    modes = [mode for _, mode in list_metrics(sweep)] or ["min"]
+    modes = [mode for _, mode in list_objectives(sweep.definition)] or ["min"]
     costs = {
         trial.number: tuple(_cost(trial, place, mode) for place, mode in enumerate(modes))
         for trial in trials
@@ -156,7 +247,7 @@ def _cost(trial: StoredTrial, place: int, mode: str) -> float:
 
 
 def _make_result_table(sweep: StoredSweep, trials: Sequence[StoredTrial], width: int) -> Table:
-    metrics = [name for name, _ in list_metrics(sweep)]
+    metrics = [name for name, _ in list_objectives(sweep.definition)]
     values = [
         (name, [_describe_figure(trial, place) for trial in trials])
         for place, name in enumerate(metrics)

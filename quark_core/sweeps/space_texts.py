@@ -19,6 +19,7 @@ FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH or logint:LOW:HIGH, or cho
 """What stands behind a parameter's name, for messages."""
 
 _MOST_BYTES = 1_000_000
+_DESCRIBING = {"type", "param_type", "values", "value", "min", "max"}
 _RANGES = ("log", "uniform", "int", "logint")
 
 
@@ -55,9 +56,8 @@ def read_space_file(path: Path) -> dict[str, object]:
     content = _read_file(path)
     for key in ("space", "parameters"):
         inner = content.get(key)
-        if isinstance(inner, Mapping) and all(
-            isinstance(each, Mapping | list | str) for each in inner.values()
-        ):
+        # A parameter may be called so itself.
+        if isinstance(inner, Mapping) and not _DESCRIBING & set(inner):
             content = inner
             break
     if not content:
@@ -106,10 +106,10 @@ def _parse_yaml(data: bytes, where: str) -> object:
     try:
         return yaml.safe_load(data.decode("utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise SchemaValidationError(f"{where} is no YAML: {error}") from None
+        raise SchemaValidationError(f"{where} is no YAML: {' '.join(str(error).split())}") from None
 
 
-def _parse_any(data: bytes, where: str) -> object:
+def _parse_any(data: bytes, where: str) -> object:  # noqa: ARG001
     raise SchemaValidationError(f"{where} must end with .json, .toml, .yaml or .yml")
 
 
