@@ -13,7 +13,7 @@ import click
 
 from quark.cli.command_groups import SuggestingGroup
 from quark.cli.completion import complete_metrics, complete_projects, complete_sweeps
-from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.store_access import json_option, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
 
@@ -144,7 +144,7 @@ def new(
     Nothing runs by this: `quark sweep run NAME -- COMMAND` does, here and on any machine
     that reaches the store.
     """
-    from quark_core.sweeps.sweep import sweep as open_sweep
+    from quark_core.sweeps.opening import sweep as open_sweep
 
     with _refusing():
         space = _read_space(settings, space_file)
@@ -159,10 +159,11 @@ def new(
             **chosen,
         )
         stored = opened.load()
+        opened.close()
     if as_json:
         print_json(stored.to_dict())
         return
-    _say(f"The sweep {stored.name} of {stored.project} is there: {opened.definition_text}")
+    _say(f"The sweep {stored.name} of {stored.project} is there.")
     where = _repeat_place(storage_dir)
     _say(f"quark sweep run {stored.name}{where} -- python train.py runs it, here and anywhere")
 
@@ -313,7 +314,8 @@ def _print_sweeps(found: list[StoredSweep]) -> None:
     from quark.cli.texts import Console
 
     if found:
-        Console().print(make_sweeps_table(found))
+        console = Console()
+        console.print(make_sweeps_table(found, console.width))
     else:
         click.echo(
             "There is no sweep here. quark sweep new opens one, and so does quark.sweep(…)."
@@ -362,22 +364,28 @@ def cancel(name: str, project: str | None, yes: bool, storage_dir: Path | None) 
 def _change(
     name: str, project: str | None, storage_dir: Path | None, state: SweepState, said: str
 ) -> None:
-    with _refusing(), _open(storage_dir) as store:
-        found = _find(store, name, project)
-        from quark_core.runs.run_editing import find_user
-
-        changed = store.update_sweep(found.id, state, by=find_user())
     from quark.cli.sweep_view import describe_counts
+    from quark_core.runs.run_editing import find_user
+    from quark_core.sweeps.store_link import StoreLink
 
+    with _refusing():
+        # Found before anything is opened for writing: a wrong root must leave no store.
+        with _open(storage_dir) as store:
+            found = _find(store, name, project)
+        link = StoreLink(resolve_storage_dir(storage_dir))
+        try:
+            changed = link.store.update_sweep(found.id, state, by=find_user())
+        finally:
+            link.close()
     _say(f"The sweep {changed.name} {said} ({describe_counts(changed.counts).plain}).")
 
 
 def _join(name: str, project: str | None, storage_dir: Path | None) -> Sweep:
-    from quark_core.sweeps.sweep import sweep as open_sweep
+    from quark_core.sweeps.opening import join_sweep
 
     with _open(storage_dir) as store:
         found = _find(store, name, project)
-    return open_sweep(found.name, project=found.project, storage_dir=storage_dir)
+    return join_sweep(found.name, found.project, resolve_storage_dir(storage_dir))
 
 
 def _find(store: SupportsCoordination, name: str, project: str | None) -> StoredSweep:
@@ -403,27 +411,32 @@ def _find(store: SupportsCoordination, name: str, project: str | None) -> Stored
 
 
 def _list_trials(store: SupportsCoordination, stored: StoredSweep) -> list[StoredTrial]:
-    from quark_core.sweeps.values import resolve_values
+    from quark_core.sweeps.definition import SweepDefinition
+    from quark_core.sweeps.results import fill_values
 
-    return resolve_values(store, stored, store.list_trials(stored.id))
+    trials = store.list_trials(stored.id)
+    try:
+        definition = SweepDefinition.build(stored.definition)
+    except SchemaValidationError:
+        return trials  # of a newer Quark: what it says is shown all the same
+    reader: Any = store
+    return fill_values(reader, trials, definition)
 
 
 @contextlib.contextmanager
 def _open(storage_dir: Path | None) -> Iterator[SupportsCoordination]:
-    """The store of a storage root, as one that workers share.
+    """The store of a storage root for reading, as one that workers share.
 
     Raises:
         SessionStoreError: There is none, or it cannot give trials to workers.
     """
-    from quark_core.backends.coordination import SupportsCoordination, refuse_coordination
+    from quark_core.sweeps.store_link import StoreLink
 
-    store: Any = open_store(storage_dir)
+    link = StoreLink(resolve_storage_dir(storage_dir), read_only=True)
     try:
-        if not isinstance(store, SupportsCoordination):
-            raise refuse_coordination("this store")
-        yield store
+        yield link.store
     finally:
-        store.close()
+        link.close()
 
 
 @contextlib.contextmanager

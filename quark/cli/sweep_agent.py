@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from quark_core.config import settings
 from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreError
 from quark_core.ranks.launches import leave_launch
 from quark_core.records.sweeps import StoredTrial, TrialResult
+from quark_core.sweeps.results import fill_values
 
 if TYPE_CHECKING:
     from quark_core.sweeps.sweep import Sweep
@@ -37,7 +39,6 @@ _TERMINATED = 128
 
 _POLL_S = 0.05
 _CLAIM_S, _LONGEST_CLAIM_S = 0.5, 5.0
-_PATIENCE_S = 600.0
 _RENEWALS = 3  # in each lease
 _UNBEGUN = 3  # in a row, after which it is the command that is wrong
 _SHOWN_PARAMETERS = 6
@@ -91,7 +92,7 @@ class SweepAgent:
         self._sweep = sweep
         self._choices = choices
         self._say = say
-        self._lease_s = float(sweep.definition.get("lease_s") or 60.0)
+        self._lease_s = sweep.definition.lease_s
         self._held: list[_Holding] = []
         self._signal = 0
         self._signals = 0
@@ -100,7 +101,7 @@ class SweepAgent:
         self._unbegun = 0
         self._claim_at = 0.0
         self._claim_wait_s = _CLAIM_S
-        self._store_down_since: float | None = None
+        self._claiming: _Claiming | None = None
         self._waits_for = ""
         self._error: SchemaValidationError | None = None
 
@@ -170,41 +171,36 @@ class SweepAgent:
         return len(self._held) < self._choices.workers and (limit is None or self._taken < limit)
 
     def _claim(self) -> bool:
-        """Claim a trial and begin it; whether there may be more to do."""
-        try:
-            claimed = self._sweep.claim()
-            is_over = claimed is None and self._sweep.is_over
-        except SessionStoreError as error:
-            self._wait_for_store(error)
+        """Claim a trial and begin it; whether there may be more to do.
+
+        Raises:
+            SessionStoreError: The store cannot be used.
+        """
+        if self._claiming is None:
+            self._claiming = _Claiming(self._sweep)
+        if not self._claiming.is_done:
             return True
-        self._store_down_since = None
-        if claimed is None:
-            if is_over or not (self._choices.waits or self._held):
+        claiming, self._claiming = self._claiming, None
+        if claiming.error is not None:
+            if self._held:
+                self._put_off()  # what runs is not ended by it
+                return True
+            raise claiming.error
+        if claiming.trial is None:
+            if claiming.is_over or not (self._choices.waits or self._held):
                 return False
             self._wait_for_trials()
             return True
         self._claim_wait_s, self._waits_for = _CLAIM_S, ""
         self._taken += 1
-        self._begin(claimed.stored)
+        self._begin(claiming.trial)
         return True
-
-    def _wait_for_store(self, error: SessionStoreError) -> None:
-        now = time.monotonic()
-        if self._store_down_since is None:
-            if not self._taken:
-                raise error
-            self._store_down_since = now
-            self._say(f"the store cannot be used now, trying again: {error}")
-        elif now - self._store_down_since > _PATIENCE_S and not self._held:
-            raise error
-        self._put_off()
 
     def _wait_for_trials(self) -> None:
         self._put_off()
         if self._held:
             return  # what comes next depends on what runs here
-        state = self._sweep.load().state
-        if state == "paused":
+        if self._sweep.state == "paused":
             said = f"is paused: quark sweep resume {self._sweep.name} goes on; Ctrl-C ends this"
         else:
             said = "has nothing to do until trials that run elsewhere have ended; Ctrl-C ends this"
@@ -247,9 +243,9 @@ class SweepAgent:
         environment.pop(settings.RUN_ID, None)
         return {
             **environment,
-            "QUARK_TRIAL": trial.claim.to_text(),
-            "QUARK_PARAMETERS": json.dumps(trial.parameters, ensure_ascii=False),
-            "QUARK_SWEEP_STORAGE_DIR": str(self._choices.storage_dir),
+            settings.TRIAL: trial.claim.to_text(),
+            settings.PARAMETERS: json.dumps(trial.parameters, ensure_ascii=False),
+            settings.SWEEP_STORAGE_DIR: str(self._choices.storage_dir),
         }
 
     def _renew(self, holding: _Holding) -> None:
@@ -309,8 +305,9 @@ class SweepAgent:
         )
 
     def _load(self, trial: StoredTrial) -> StoredTrial:
-        store = self._sweep.store
-        return store.list_trials(trial.sweep_id, start=trial.number, limit=1)[0]
+        store: Any = self._sweep.store
+        found = store.list_trials(trial.sweep_id, start=trial.number, limit=1)
+        return fill_values(store, found, self._sweep.definition)[0]
 
     @staticmethod
     def _is_open(known: StoredTrial, trial: StoredTrial) -> bool:
@@ -344,8 +341,8 @@ class SweepAgent:
 
     def _tell(self, known: StoredTrial, trial: StoredTrial, process: TrialProcess) -> None:
         said = known.state if known.token == trial.token else "given to another worker"
-        if known.values:
-            names = self._sweep.metrics
+        if known.values and known.token == trial.token:
+            names = [goal.metric for goal in self._sweep.definition.goals]
             pairs = zip(names, known.values, strict=False)
             said += "".join(f", {name} {describe_number(value)}" for name, value in pairs)
         elif known.state == "waiting":
@@ -353,6 +350,33 @@ class SweepAgent:
         if known.reason and known.state not in ("completed", "running"):
             said += f": {known.reason}"
         self._say(f"trial {trial.number}: {said} ({describe_duration(process.duration_s)})")
+
+
+class _Claiming:
+    """A claim that is on its way, on a thread of its own: it may wait for a store for long."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+        self.trial: StoredTrial | None = None
+        self.is_over = False
+        self.error: QuarkError | None = None
+        self._thread = threading.Thread(target=self._work, name="quark-claim", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is an answer."""
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        try:
+            claimed = self._sweep.claim()
+            if claimed is None:
+                self.is_over = self._sweep.is_over
+            else:
+                self.trial = claimed.stored
+        except QuarkError as error:
+            self.error = error
 
 
 def _list_signals() -> Sequence[int]:

@@ -36,8 +36,9 @@ _MOST_CELL = 24
 _MOST_REASONS = 5
 _GAP = 2
 _HOST_CHARACTERS = 20
-_VALUE_DIGITS = 5
+_VALUE_DIGITS = 4
 _MOST_CHOICES = 12
+_NARROW = 80  # columns of a terminal, below which less is shown
 _MOST_SHARES = 6
 _METHODS = {"ped_anova": "PED-ANOVA", "ranks": "ranks"}
 
@@ -51,28 +52,29 @@ def describe_counts(counts: Mapping[str, Any]) -> Text:
     return told if told.plain else Text("no trials yet")
 
 
-def make_sweeps_table(sweeps: Sequence[StoredSweep]) -> Table:
-    """A table of sweeps, at least one."""
+def make_sweeps_table(sweeps: Sequence[StoredSweep], width: int) -> Table:
+    """A table of sweeps, at least one, for so many columns of the terminal."""
+    cells: dict[str, list[Text]] = {
+        "sweep": [Text(sweep.name, "bold") for sweep in sweeps],
+        "project": [Text(sweep.project) for sweep in sweeps],
+        "state": [Text(each.state, STATE_STYLES.get(each.state, "")) for each in sweeps],
+        "trials": [describe_counts(sweep.counts) for sweep in sweeps],
+    }
+    if width >= _NARROW:
+        cells["search"] = [Text(str(each.definition.get("search") or "")) for each in sweeps]
+        cells["metric"] = [Text(_describe_goals(each.definition)) for each in sweeps]
+        cells["opened"] = [Text(describe_age(sweep.created_at)) for sweep in sweeps]
     table = _begin_table()
-    table.add_column(Text("sweep"), overflow="fold", min_width=8)
-    table.add_column(Text("project"), overflow="fold")
-    table.add_column(Text("state"), no_wrap=True)
-    table.add_column(Text("search"), overflow="fold")
-    table.add_column(Text("metric"), overflow="fold")
-    table.add_column(Text("trials"), overflow="fold", min_width=12)
-    table.add_column(Text("opened"), no_wrap=True)
-    for sweep in sweeps:
-        metrics = ", ".join(f"{name} {mode}" for name, mode in list_objectives(sweep.definition))
-        table.add_row(
-            Text(sweep.name, "bold"),
-            Text(sweep.project),
-            Text(sweep.state, STATE_STYLES.get(sweep.state, "")),
-            Text(str(sweep.definition.get("search") or "")),
-            Text(metrics),
-            describe_counts(sweep.counts),
-            Text(describe_age(sweep.created_at)),
-        )
+    for name in cells:
+        is_short = name in ("state", "opened")
+        table.add_column(Text(name), overflow="fold", no_wrap=is_short)
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*row)
     return table
+
+
+def _describe_goals(definition: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} ({mode})" for name, mode in list_objectives(definition)) or "none"
 
 
 def print_sweep(
@@ -104,12 +106,11 @@ def print_sweep(
 
 def _make_head(sweep: StoredSweep) -> Table:
     definition = sweep.definition
-    metrics = ", ".join(f"{name} ({mode})" for name, mode in list_objectives(definition))
     said = [
         ("sweep", Text(f"{sweep.name} of {sweep.project}", "bold")),
         ("state", Text(sweep.state, STATE_STYLES.get(sweep.state, ""))),
         ("trials", describe_counts(sweep.counts)),
-        ("metric", Text(metrics or "none")),
+        ("metric", Text(_describe_goals(definition))),
         ("search", Text(_describe_search(definition))),
         *((name, Text(text)) for name, text in _describe_space(definition)),
     ]
@@ -315,42 +316,49 @@ def _measure(columns: Sequence[tuple[str, Sequence[str]]]) -> int:
 
 
 def _make_running_table(trials: Sequence[StoredTrial], width: int) -> Table:
-    del width
+    leases = [_describe_lease(trial.lease_until) for trial in trials]
+    cells: dict[str, list[Text]] = {
+        "trial": [Text(str(trial.number)) for trial in trials],
+        "since": [Text(describe_age(t.claimed_at) if t.claimed_at else "-") for t in trials],
+        "lease": [Text(left, "magenta" if left == "over" else "") for left in leases],
+        "worker": [Text(_describe_worker(trial.worker)) for trial in trials],
+    }
+    if width >= _NARROW:
+        runs = [trial.run_id for trial in trials]
+        cells["run"] = [Text(shorten_run_id(run_id) if run_id else "-") for run_id in runs]
+    parameters = _join_parameters(trials)
     table = _begin_table()
-    table.add_column(Text("trial"), justify="right", no_wrap=True)
-    table.add_column(Text("since"), no_wrap=True)
-    table.add_column(Text("lease"), no_wrap=True)
-    table.add_column(Text("worker"), overflow="fold")
-    table.add_column(Text("run"), no_wrap=True)
-    table.add_column(Text("parameters"), overflow="fold")
-    for trial, parameters in zip(trials, _join_parameters(trials), strict=True):
-        left = _describe_lease(trial.lease_until)
-        table.add_row(
-            Text(str(trial.number)),
-            Text(describe_age(trial.claimed_at) if trial.claimed_at else "-"),
-            Text(left, "magenta" if left == "over" else ""),
-            Text(_describe_worker(trial.worker)),
-            Text(shorten_run_id(trial.run_id) if trial.run_id else "-"),
-            Text(parameters),
-        )
+    for name in cells:
+        is_number = name == "trial"
+        table.add_column(Text(name), justify="right" if is_number else "left", no_wrap=True)
+    table.add_column(Text("parameters"), overflow="fold", min_width=_find_least(parameters))
+    for place, text in enumerate(parameters):
+        table.add_row(*(column[place] for column in cells.values()), Text(text))
     return table
 
 
 def _make_reason_table(trials: Sequence[StoredTrial], width: int) -> Table:
-    del width
     table = _begin_table()
     table.add_column(Text("trial"), justify="right", no_wrap=True)
     table.add_column(Text("state"), no_wrap=True)
-    table.add_column(Text("why"), overflow="fold", ratio=3)
-    table.add_column(Text("parameters"), overflow="fold", ratio=2)
-    for trial, parameters in zip(trials, _join_parameters(trials), strict=True):
-        table.add_row(
+    table.add_column(Text("why"), overflow="fold")
+    parameters = _join_parameters(trials)
+    if width >= _NARROW:
+        table.add_column(Text("parameters"), overflow="fold", min_width=_find_least(parameters))
+    for trial, text in zip(trials, parameters, strict=True):
+        row = [
             Text(str(trial.number)),
             Text(trial.state, STATE_STYLES.get(trial.state, "")),
             Text(trial.reason or "-"),
-            Text(parameters),
-        )
+        ]
+        table.add_row(*row, *([Text(text)] if width >= _NARROW else ()))
     return table
+
+
+def _find_least(texts: Sequence[str]) -> int:
+    """Columns of the terminal in which no word of these must be broken, up to a bound."""
+    longest = max((cell_len(word) for text in texts for word in text.split()), default=0)
+    return min(longest, _MOST_CELL)
 
 
 def _describe_worker(worker: Mapping[str, Any] | None) -> str:

@@ -24,9 +24,9 @@ from quark_core.records.names import decode_name
 
 __all__ = [
     "Breakage",
-    "Peer",
+    "FindPeers",
     "Hopeless",
-    "find_learning_step",
+    "Peer",
     "judge_hopeless",
     "list_judged_curves",
     "make_peer",
@@ -35,18 +35,19 @@ __all__ = [
 Breakage = Literal["non_finite", "exploded", "nothing_learned"]
 
 _LEAST_NON_FINITE = 3  # points in a row at the end: one batch may hold anything
-_LEAST_EXPLODED = 8  # points since the loss has left its start
-_EXPLODED_PART = 5  # a fifth of the run, at its end, is beyond the limit
+_LEAST_EXPLODED = 100  # points in a row at the end: many a training finds its way back
+_EXPLODED_PART = 4  # a quarter of the run, at its end, is beyond the limit
 _FAR_UP = 3.0  # times the first value
 _COMING_DOWN = 0.9  # of its level a half ago: it is on its way back
-_SIGNIFICANT = 4.0  # standard errors
 _LEAST_GAIN = 0.02  # of the start
+_LITTLE_SHARE = 0.05  # of right answers: guesses move by so much
 _LEAST_POINTS = 8
 _LEAST_EPOCHS = 4
-_LEAST_PEERS = 3
-_LEARNED_PART = 0.2  # of its fall: there a training has begun to learn
-_PATIENCE = 2.0  # times the step at which the latest of the others had begun
-_LEAST_PART = 0.2  # of the length of the others
+_LEAST_PEERS = 5
+_BETTER_PART = 2  # of those that learned, the better half: only a late one of these counts
+_PATIENCE = 2.0  # times the step at which the latest of these showed that it learns
+_LEAST_PART = 0.25  # of the length of the others
+_MOST_PREFIXES = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,16 @@ class Peer:
     """What another training of the same sweep is to one that goes on.
 
     Attributes:
-        learned_at: The step at which it had begun to learn.
+        metric: Key of the metric by which it is compared.
+        shown_at: The step from which on its curves showed that it learns.
         ended_at: Its last step.
-        start, final: Level of the metric at its start and its end.
+        rank: How good it was in the end; lower is better.
     """
 
-    learned_at: int
+    metric: str
+    shown_at: int
     ended_at: int
-    start: float
-    final: float
+    rank: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ class Hopeless:
     reason: str
 
 
-FindPeers = Callable[[str], Sequence[Peer]]
-"""Finds the trainings of a sweep that have ended and learned, by the key of a metric."""
+FindPeers = Callable[[], Sequence[Peer]]
+"""Finds the trainings of a sweep that have ended and learned."""
 
 
 def judge_hopeless(case: Case, find_peers: FindPeers) -> Hopeless | None:
@@ -104,29 +106,35 @@ def judge_hopeless(case: Case, find_peers: FindPeers) -> Hopeless | None:
         return None if rewarded else _find_nothing_learned(case, find_peers)
 
 
-def make_peer(curve: Curve, mode: str) -> Peer | None:
-    """What a training that has ended is to others by one metric; None where it did not learn."""
-    downwards = curve if mode == "min" else negate(curve)
-    learned_at = find_learning_step(downwards)
-    progress = measure_progress(downwards)
-    if learned_at is None or progress is None or not len(curve):
-        return None
-    sign = 1.0 if mode == "min" else -1.0
-    ended_at = int(curve.step[-1])
-    return Peer(learned_at, ended_at, sign * progress.start, sign * progress.final)
+def make_peer(case: Case) -> Peer | None:
+    """What a training that has ended is to others; None where it did not learn."""
+    with np.errstate(all="ignore"):
+        judged = list(list_judged_curves(case))
+        named = case.objective
+        chosen = next((each for each in judged if named and each[0] is named.curve), None)
+        chosen = chosen or (judged[0] if judged else None)
+        if chosen is None or all(_has_nothing(curve, mode) for curve, mode in judged):
+            return None
+        curve, mode = chosen
+        progress = measure_progress(curve if mode == "min" else negate(curve))
+        last = max(int(each.step[-1]) for each, _ in judged)
+        if progress is None:
+            return None
+        return Peer(curve.key, _find_shown(judged, last), last, progress.final)
 
 
-def find_learning_step(curve: Curve) -> int | None:
-    """The step at which a curve that should fall had made a fifth of its fall; None of none.
-
-    By its smoothed values, and only where it ended with a gain beyond its noise.
-    """
-    progress = measure_progress(curve)
-    if progress is None or _is_stuck(progress):
-        return None
-    limit = progress.start - _LEARNED_PART * progress.fall
-    below = np.flatnonzero(progress.smoothed.value <= limit)
-    return int(progress.smoothed.step[below[0]]) if len(below) else None
+def _find_shown(judged: Sequence[tuple[Curve, str]], last: int) -> int:
+    """The first step at which the curves, as they were until then, show that it learns."""
+    longest = max((curve for curve, _ in judged), key=len)
+    count = min(_MOST_PREFIXES, len(longest))
+    places = np.unique(np.geomspace(1, len(longest), count).astype(np.int64)) - 1
+    for step in longest.step[places].tolist():
+        known = [(curve.between(None, step), mode) for curve, mode in judged]
+        if not any(_is_long_enough(curve) for curve, _ in known):
+            continue
+        if not all(_has_nothing(curve, mode) for curve, mode in known):
+            return int(step)
+    return last
 
 
 def _find_non_finite(loss: Curve) -> Hopeless | None:
@@ -164,38 +172,38 @@ def _find_explosion(loss: Curve) -> Hopeless | None:
 
 
 def _find_nothing_learned(case: Case, find_peers: FindPeers) -> Hopeless | None:
-    """Nothing has got better, at a time when all who learned had begun to long since."""
-    judged = [(curve, mode) for curve, mode in list_judged_curves(case)]
+    """Nothing has got better, at a time when all good ones had shown long since that they learn."""
+    judged = list(list_judged_curves(case))
     if not any(_is_long_enough(curve) for curve, _ in judged):
         return None
     if not all(_has_nothing(curve, mode) for curve, mode in judged):
         return None
-    # The one with the most points says the most.
-    for curve, mode in sorted(judged, key=lambda each: -len(each[0])):
-        peers = find_peers(curve.key) if _is_long_enough(curve) else ()
-        if len(peers) >= _LEAST_PEERS:
-            return _hold_against(curve, mode, peers)
-    return None
-
-
-def _is_long_enough(curve: Curve) -> bool:
-    return len(curve.merged) >= (_LEAST_EPOCHS if curve.unit == "epoch" else _LEAST_POINTS)
-
-
-def _hold_against(curve: Curve, mode: str, peers: Sequence[Peer]) -> Hopeless | None:
-    latest = max(peer.learned_at for peer in peers)
+    keys = {curve.key for curve, _ in judged}
+    peers = sorted((p for p in find_peers() if p.metric in keys), key=lambda peer: peer.rank)
+    if len(peers) < _LEAST_PEERS:
+        return None
+    better = peers[: max(_LEAST_PEERS, -(-len(peers) // _BETTER_PART))]
+    latest = max(peer.shown_at for peer in better)
     length = float(np.median([peer.ended_at for peer in peers]))
-    step = int(curve.merged.step[-1])
+    step = max(int(curve.step[-1]) for curve, _ in judged)
+    if step < max(_PATIENCE * latest, _LEAST_PART * length):
+        return None
+    curve, mode = max(judged, key=lambda each: len(each[0]))
     progress = measure_progress(curve if mode == "min" else negate(curve))
-    if progress is None or step < max(_PATIENCE * latest, _LEAST_PART * length):
+    if progress is None:
         return None
     sign = 1.0 if mode == "min" else -1.0
     return Hopeless(
         "nothing_learned", curve.key, step,
         f"{decode_name(curve.key)} is {format_number(sign * progress.final)} at {curve.unit} "
-        f"{step} and began at {format_number(sign * progress.start)}: nothing is learned, while "
-        f"the {len(peers)} other trials that learned had begun to by {curve.unit} {latest}",
+        f"{step} and began at {format_number(sign * progress.start)}: nothing is learned, and the "
+        f"{len(better)} best of {len(peers)} other trials that learned had shown it by {curve.unit} "
+        f"{latest}",
     )  # fmt: skip
+
+
+def _is_long_enough(curve: Curve) -> bool:
+    return len(curve.merged) >= (_LEAST_EPOCHS if curve.unit == "epoch" else _LEAST_POINTS)
 
 
 def list_judged_curves(case: Case) -> Iterable[tuple[Curve, Literal["min", "max"]]]:
@@ -215,17 +223,21 @@ def list_judged_curves(case: Case) -> Iterable[tuple[Curve, Literal["min", "max"
 
 
 def _has_nothing(curve: Curve, mode: str) -> bool:
+    """Whether nothing of what a curve has won is left, or it has won nothing.
+
+    Where noise hides it, what seems to be won counts as won: nobody is stopped for his noise.
+    """
     progress = measure_progress(curve if mode == "min" else negate(curve))
-    return progress is None or _is_stuck(progress)
+    if progress is None:
+        return True
+    few = _find_little(progress, is_share=mode == "max" and float(curve.finite.value.max()) <= 1.0)
+    return progress.gain <= few and progress.drift <= few
 
 
-def _is_stuck(progress: Progress) -> bool:
-    """Whether nothing of what a curve has won is left, or it has won nothing beyond its noise."""
-    scale = abs(progress.start)
-    if min(progress.start, progress.best) <= 0:
-        scale = float(np.ptp(progress.smoothed.value))
-    few = max(_SIGNIFICANT * progress.error, _LEAST_GAIN * scale)
-    if progress.gain > few:
-        return False
-    # What falls slowly all the time may be told from its noise by all of its points.
-    return not progress.drift > _SIGNIFICANT * progress.drift_error > 0.0
+def _find_little(progress: Progress, *, is_share: bool) -> float:
+    """How much of a gain is next to nothing."""
+    if is_share:
+        return _LITTLE_SHARE
+    if min(progress.start, progress.best) > 0:
+        return _LEAST_GAIN * progress.start
+    return _LEAST_GAIN * float(np.ptp(progress.smoothed.value))

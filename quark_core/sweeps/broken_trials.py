@@ -10,24 +10,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quark_core.analysis.case import Case
 from quark_core.analysis.config import AnalyzerEngineConfig
-from quark_core.analysis.hopeless_runs import (
-    Hopeless,
-    Peer,
-    judge_hopeless,
-    list_judged_curves,
-    make_peer,
-)
+from quark_core.analysis.hopeless_runs import Hopeless, Peer, judge_hopeless, make_peer
 from quark_core.analysis.monitor_feed import RunFeed
 from quark_core.analysis.monitor_sightings import Pace
 from quark_core.analysis.outputs import make_run_data
 from quark_core.errors import QuarkError
 from quark_core.records import MetricRecord
 from quark_core.records.json_object import JsonObject
+from quark_core.sweeps.store_link import StoreLink
 
 if TYPE_CHECKING:
     from quark_core.sweeps.trial import Trial
@@ -128,6 +123,7 @@ class BrokenTrialWatch:
                     self._tell(error)
         finally:
             self._feed.close()
+            self._peers.close()
             with self._run.lock:
                 self._run.writers.discard(self)
             self._run.remove_writer()
@@ -167,7 +163,7 @@ class BrokenTrialWatch:
         run.emit_event(
             BROKEN_EVENT_TYPE, "error", step=self._feed.step, payload=JsonObject(payload)
         )
-        self._trial.stop_with(found.reason, "failed")
+        self._trial.stop_with("failed", found.reason)
 
     def _tell(self, error: Exception) -> None:
         """Log once that looking fails."""
@@ -191,34 +187,36 @@ class _Peers:
     def __init__(self, trial: Trial, config: AnalyzerEngineConfig) -> None:
         self._trial = trial
         self._config = config
-        self._known: dict[str, Mapping[str, Peer]] = {}
+        self._link = StoreLink(trial.storage_dir, read_only=True)
+        self._known: dict[str, Peer | None] = {}
         self._due = 0.0
 
-    def find(self, key: str) -> Sequence[Peer]:
-        """Those that have a metric and have learned by it."""
-        now = time.monotonic()
-        if now >= self._due:
-            self._read()
-            self._due = time.monotonic() + _PEERS_S
-        return [peers[key] for peers in self._known.values() if key in peers]
+    def find(self) -> Sequence[Peer]:
+        """Those that have ended and learned, as far as they were read some seconds ago."""
+        if time.monotonic() >= self._due:
+            try:
+                self._read()
+            finally:
+                self._due = time.monotonic() + _PEERS_S
+        return [peer for peer in self._known.values() if peer is not None]
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._link.close()
 
     def _read(self) -> None:
-        store = self._trial.store
-        trials = store.list_trials(self._trial.sweep_id)
+        trials = self._link.store.list_trials(self._trial.claim.sweep_id)
         completed = [
             each.run_id for each in trials if each.state == "completed" and each.run_id is not None
         ]
+        reader: SupportsRead = self._link.primary
         for run_id in completed[-_MOST_PEERS:]:
             if run_id not in self._known:
-                self._known[run_id] = self._judge(self._trial.reader, run_id)
-
-    def _judge(self, reader: SupportsRead, run_id: str) -> Mapping[str, Peer]:
-        case = Case(make_run_data(reader, reader.load_run(run_id)), self._config)
-        made = {curve.key: make_peer(curve, mode) for curve, mode in list_judged_curves(case)}
-        return {key: peer for key, peer in made.items() if peer is not None}
+                data = make_run_data(reader, reader.load_run(run_id))
+                self._known[run_id] = make_peer(Case(data, self._config))
 
 
 def _make_config(trial: Trial) -> AnalyzerEngineConfig:
     """Trials are judged by the first of the sweep's metrics, beside what names say."""
-    metric, mode = trial.objectives[0]
-    return AnalyzerEngineConfig(objective=metric, objective_mode=mode)
+    objective = trial.objective
+    return AnalyzerEngineConfig(objective=objective.metric, objective_mode=objective.mode)
