@@ -196,4 +196,4 @@ class StoredTrial(Record, frozen=True, gc=False):
 
 def count_states(states: Sequence[str]) -> JsonObject:
     """How many there are of each state, in the order of `TRIAL_STATES`."""
-    return JsonObject({s: states.count(s) for s in TRIAL_STATES if s in states})
+    return JsonObject([(s, states.count(s)) for s in TRIAL_STATES if s in states])
