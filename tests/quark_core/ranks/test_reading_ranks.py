@@ -300,7 +300,7 @@ def test_a_run_of_one_rank_has_no_table(tmp_path, monkeypatch):
 
 @pytest.fixture
 def log_steps(session_of, monkeypatch):
-    """Logs steps on each of some ranks, a step each 0.1 s; returns when all have ended, at one moment.
+    """Logs steps on each of some ranks, a step each 0.1 s; and ends them at one moment.
 
     Given for each rank: its first and its last step, how many seconds later than the first
     rank it began, and each which step it logs.
