@@ -1,6 +1,6 @@
 """A small real training: a network of one hidden layer that learns handwritten digits.
 
-The same parameters and number give the same losses to the bit, in one go or continued from a
+The same parameters give the same losses to the bit, in one go or continued from a
 checkpoint, on one machine.
 """
 
@@ -41,18 +41,17 @@ class DigitsTraining:
 
     Args:
         digits: Pixels and labels.
-        number: Of the trial; seeds weights and the order of samples.
-        parameters: lr, width, decay.
+        parameters: lr, width, decay; seed, of weights and of the order of samples.
     """
 
-    def __init__(self, digits: tuple[Any, Any], number: int, parameters: dict[str, Any]) -> None:
+    def __init__(self, digits: tuple[Any, Any], parameters: dict[str, Any]) -> None:
         self._pixels, labels = digits
         self._labels = labels
-        self._number = number
+        self._seed = int(parameters["seed"])
         self._lr = float(parameters["lr"])
         self._decay = float(parameters["decay"])
         width = int(parameters["width"])
-        rng = np.random.default_rng([number, 0])
+        rng = np.random.default_rng([self._seed, 0])
         self._weights = [
             rng.normal(0, 0.1, (64, width)),
             np.zeros(width),
@@ -65,7 +64,7 @@ class DigitsTraining:
     def train_epoch(self) -> float:
         """One pass over the data; returns the loss on samples that are not trained on."""
         self.epoch += 1
-        order = np.random.default_rng([self._number, self.epoch]).permutation(_TRAINED)
+        order = np.random.default_rng([self._seed, self.epoch]).permutation(_TRAINED)
         with np.errstate(over="ignore", invalid="ignore"):
             for at in range(0, _TRAINED, _BATCH):
                 self._step(order[at : at + _BATCH])

@@ -29,7 +29,7 @@ def main() -> None:
     sweep = quark.sweep(name, project=PROJECT, storage_dir=folder)
 
     def train(trial: quark.Trial, session: quark.TrainingSession) -> None:
-        training = DigitsTraining(digits, _find_seed(trial), trial.parameters)
+        training = DigitsTraining(digits, trial.parameters)
         earlier = checkpoints / f"{trial.earlier_run_id}.npz"
         if earlier.exists():
             training.restore(earlier)
@@ -37,7 +37,7 @@ def main() -> None:
         last = trial.budget or EPOCHS
         if training.epoch >= last:
             # Whoever had it was gone after its last epoch, before its run had ended.
-            training = DigitsTraining(digits, _find_seed(trial), trial.parameters)
+            training = DigitsTraining(digits, trial.parameters)
         while training.epoch < last:
             loss = training.train_epoch()
             metrics.log("val/loss", loss, step=training.epoch)
@@ -45,12 +45,6 @@ def main() -> None:
             _raise_where_asked(folder / "raise")
 
     sweep.run(train)
-
-
-def _find_seed(trial: quark.Trial) -> int:
-    """Of a trial that was promoted: that of the one it came from, on and on."""
-    root = trial.origin.get("root", trial.origin.get("parent"))
-    return root if isinstance(root, int) else trial.number
 
 
 def _raise_where_asked(path: Path) -> None:
