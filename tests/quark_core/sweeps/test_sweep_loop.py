@@ -50,7 +50,7 @@ def test_a_run_of_quark_start_run_takes_the_trial_up_too(open_sweep, root):
         with quark.start_run(project="digits", storage_dir=root) as other:
             assert other.trial is None
             assert other.groups == ()
-        with pytest.raises(InvalidRunStateError, match="trial . has run .* already"):
+        with pytest.raises(InvalidRunStateError, match=r"trial \d has run \w+ already"):
             trial.start_run()
     assert list_states(sweep) == ["completed"] * 2
     with quark.start_run(project="digits", storage_dir=root) as session:
@@ -99,12 +99,8 @@ def test_the_second_claim_knows_the_run_of_the_first(open_sweep, root):
     assert (trial.state, trial.failures) == ("suspended", 0)
     second = sweep.claim()
     assert second.earlier_run_id == session.run_id
-    with quark.open_run(session.run_id, root):
-        pass
-    resumed = None
-    for trial in [second]:
-        with trial.start_run() as resumed:
-            quark.MetricsLogger(resumed).log("val/acc", 1.0, step=0)
+    with second.start_run() as resumed:
+        quark.MetricsLogger(resumed).log("val/acc", 1.0, step=0)
     assert resumed.run_id != session.run_id
     assert open_reader(root).load_run(session.run_id).superseded
     assert not open_reader(root).load_run(resumed.run_id).superseded
@@ -266,7 +262,7 @@ def test_figures_that_nobody_told_are_read_from_the_run(open_sweep, root):
     trial = sweep.claim()
     with trial.start_run() as session:
         # Written past the loggers, so that the trial has not seen it go by.
-        record = quark.MetricRecord(None, None, 0, 0, 0, 0, "val/acc", "val", "acc", 0.5, step=3)
+        record = quark.MetricRecord(None, "", 0, 0, 0, 0, "val/acc", "val", "acc", 0.5, step=3)
         session.write([record])
         trial._watch.newest[0] = None
     assert sweep.best.values == (0.5,)
@@ -322,7 +318,7 @@ def test_a_sweep_is_joined_by_its_name(open_sweep, root):
     assert by_project.definition.lease_s == 5
     by_project.close()
     open_sweep(project="letters")
-    with pytest.raises(SchemaValidationError, match="several projects .*digits.*letters|letters"):
+    with pytest.raises(SchemaValidationError, match="in several projects"):
         quark.sweep("lr", storage_dir=root)
     with pytest.raises(SchemaValidationError, match="there is no sweep 'other'"):
         quark.sweep("other", storage_dir=root)
@@ -367,13 +363,8 @@ def test_a_stop_at_a_rung_is_asked_for_in_the_loop(open_sweep):
 
 
 def test_log_itself_ends_a_training_where_that_was_asked_for(open_sweep, root):
-    sweep = open_sweep(
-        search="asha", trials=2, budget=27, stop=True, space={"lr": quark.uniform(0, 1)}
-    )
-    sweep.cancel()
-    sweep = open_sweep(
-        "stops", search="asha", trials=8, budget=27, stop=True, space={"lr": quark.uniform(0, 1)}
-    )
+    space = {"lr": quark.uniform(0, 1)}
+    sweep = open_sweep(search="asha", trials=8, budget=27, stop=True, space=space)
     reached = {}
     for trial in sweep:
         with trial.start_run() as session:
@@ -419,7 +410,7 @@ def test_a_person_who_stops_the_run_ends_the_trial(open_sweep, root):
     for trial in sweep:
         with trial.start_run() as session:
             quark.MetricsLogger(session).log("val/acc", 0.5, step=0)
-            quark.stop_run(session.run_id, root, reason="I know better")
+            quark.stop_run(session, reason="I know better")
             session.open_run.stream._on_beat()
             for _ in range(500):
                 if trial.should_stop():
@@ -433,7 +424,8 @@ def test_a_person_who_stops_the_run_ends_the_trial(open_sweep, root):
 
 def test_a_configuration_that_is_done_gives_its_trial_the_earlier_figures(open_sweep, root):
     first = open_sweep("first", trials=1, space={"lr": [0.25]})
-    first.run(lambda trial: None if train(trial) else None)
+    for trial in first:
+        train(trial)
     second = open_sweep("second", trials=1, space={"lr": [0.25]})
     for trial in second:
         with trial.start_run(if_done="skip") as session:
