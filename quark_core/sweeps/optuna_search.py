@@ -7,7 +7,7 @@ the worker, then or later, the others find out by comparing the lists:
 - a trial of ours that has ended, however it did, is told to Optuna by whoever asks next;
 - one that failed, was lost or is suspended, and shall be run again, stays the same trial there;
 - a trial of Optuna's that was never added, since its worker died on the way, is added by another
-  one after `patience_s`, or at once where nobody works any more: under the same key, so that both
+  one after `patience_s`, or sooner where nobody works any more: under the same key, so that both
   may.
 """
 
@@ -39,6 +39,7 @@ from quark_core.sweeps.search import Proposal
 __all__ = ["OptunaSearch"]
 
 PATIENCE_S = 10.0
+_IDLE_PATIENCE_S = 2.0
 
 _NUMBER = "optuna"  # in the origin of a trial of ours: its number there
 _ADDED = "quark:trial"  # in an attribute of Optuna's: number of a trial that a user has added
@@ -89,25 +90,25 @@ class OptunaSearch:
     def propose(self, trials: Sequence[StoredTrial]) -> list[Proposal] | None:
         """As `Search.propose`."""
         with self._guarding():
-            study, _, _ = self._open()
             named = _name_trials(trials)
             self._tell_ended(named)
             self._add_foreign(trials)
             own = self._list_own()[: self._limit]
             waits = [number for number in own if self._is_waiting(number, named)]
-            is_idle = all(trial.is_final for trial in trials)
-            for number in waits:
-                if is_idle or self._is_over("added", number):
-                    return [self._propose(self._complete(number))]
-            if study.is_exhausted() or (self._limit is not None and len(own) >= self._limit):
+            patience_s = self._patience_s
+            if all(trial.is_final for trial in trials):
+                patience_s = min(patience_s, _IDLE_PATIENCE_S)
+            try:
+                for number in waits:
+                    if self._lasts(("unnamed", number), patience_s):
+                        return [self._propose(self._complete(number))]
+                proposal = self._ask(len(own))
+            except UpdateFinishedTrialError:
+                # This worker was so slow that another one has completed its trial, and ended it.
+                return []
+            if proposal is None:
                 return [] if waits else None
-            asked = study.ask(self._space.distributions)
-            place = self._list_own().index(asked.number)
-            if self._limit is not None and place >= self._limit:
-                asked.set_user_attr(_SURPLUS, True)  # others have asked meanwhile
-                study.tell(asked.number, state=TrialState.FAIL)
-                return [] if waits else None
-            return [self._propose(asked)]
+            return [proposal]
 
     def list_rungs(self, trial: StoredTrial) -> tuple[int, ...] | None:
         """As `Search.list_rungs`."""
@@ -192,10 +193,22 @@ class OptunaSearch:
         state = study.get_trials(deepcopy=False)[number].state
         return number not in named and state == TrialState.RUNNING
 
-    def _is_over(self, what: str, number: int) -> bool:
+    def _lasts(self, what: tuple[str, int], patience_s: float) -> bool:
         """Whether something has been so for longer than patience lasts, by this worker's clock."""
-        since = self._first_seen.setdefault((what, number), time.monotonic())
-        return time.monotonic() - since >= self._patience_s
+        since = self._first_seen.setdefault(what, time.monotonic())
+        return time.monotonic() - since >= patience_s
+
+    def _ask(self, count: int) -> Proposal | None:
+        """One more trial, or None where there are enough; `count` is how many there were."""
+        study, _, _ = self._open()
+        if study.is_exhausted() or (self._limit is not None and count >= self._limit):
+            return None
+        asked = study.ask(self._space.distributions)
+        if self._limit is not None and self._list_own().index(asked.number) >= self._limit:
+            asked.set_user_attr(_SURPLUS, True)  # others have asked meanwhile
+            study.tell(asked.number, state=TrialState.FAIL)
+            return None
+        return self._propose(asked)
 
     def _complete(self, number: int) -> optuna.Trial:
         """A trial that another worker has asked for, with what it had not chosen yet."""
@@ -236,7 +249,9 @@ class OptunaSearch:
             return TrialState.PRUNED
         if trial.state != "completed":
             return TrialState.FAIL
-        if trial.values is None and not self._is_over("valued", trial.number):
+        if trial.values is None and not self._lasts(
+            ("without values", trial.number), self._patience_s
+        ):
             return None
         # A figure that is not finite says that the training has failed, whatever it thinks.
         fits = trial.values is not None and len(trial.values) == len(self._directions)
