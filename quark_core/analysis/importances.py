@@ -85,7 +85,7 @@ def measure_importances(
             "method 'ped_anova' is Optuna's: pip install 'quark-tracker[sweep]', or take 'ranks'"
         )
     wished: ImportanceMethod = "ranks" if method == "ranks" or not has_optuna else "ped_anova"
-    compared = pick_comparable(trials, least=_LEAST_TRIALS)
+    compared = pick_comparable(sweep, trials, least=_LEAST_TRIALS)
     return tuple(
         _measure(sweep, compared, place, metric, mode, wished)
         for place, (metric, mode) in enumerate(list_objectives(sweep.definition))

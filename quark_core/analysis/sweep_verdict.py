@@ -142,7 +142,7 @@ def judge_sweep(
             the sweep's own trials do not tell; None to ask nobody.
     """
     # Of a halving one alone is at the end: it was chosen among those of the rung before.
-    compared = pick_comparable(trials, least=2)
+    compared = pick_comparable(sweep, trials, least=2)
     top = find_best_trial(sweep, trials)
     aside = ""
     if compared and top is not None and top not in compared:

@@ -30,19 +30,25 @@ def list_objectives(definition: Mapping[str, Any]) -> list[tuple[str, ObjectiveM
     return found
 
 
-def pick_comparable(trials: Iterable[StoredTrial], *, least: int = 1) -> list[StoredTrial]:
+def pick_comparable(
+    sweep: StoredSweep, trials: Iterable[StoredTrial], *, least: int = 1
+) -> list[StoredTrial]:
     """Completed trials that keep all constraints and had the same budget: the largest.
 
     What was pruned, or had a smaller budget, has another value only because it stopped earlier.
 
     Args:
-        trials: Those of a sweep.
+        sweep: The sweep.
+        trials: Its trials.
         least: How many configurations there must be; where so many had no budget, the largest
             that so many had, or else that which most had. Of a halving the last rung has one.
     """
     levels: dict[float, list[StoredTrial]] = defaultdict(list)
+    is_constrained = bool(sweep.definition.get("constraints"))
     for trial in trials:
-        keeps_all = all(value <= 0.0 for value in trial.constraints or ())
+        broken = trial.constraints or ()
+        # Of what was never measured nobody knows whether it is kept.
+        keeps_all = all(value <= 0.0 for value in broken) and (bool(broken) or not is_constrained)
         if trial.state == "completed" and trial.values and keeps_all:
             levels[_find_level(trial)].append(trial)
     # What was added by hand has no budget, and so the whole.
@@ -63,7 +69,7 @@ def find_best_trial(sweep: StoredSweep, trials: Iterable[StoredTrial]) -> Stored
     sign = 1.0 if objectives[0][1] == "max" else -1.0
     known = [
         (sign * trial.values[0], -trial.number, trial)
-        for trial in pick_comparable(trials)
+        for trial in pick_comparable(sweep, trials)
         if trial.values and trial.values[0] is not None and math.isfinite(trial.values[0])
     ]
     return max(known, key=lambda each: each[:2])[2] if known else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -11,15 +9,12 @@ import msgspec
 
 from quark.page.api.source import check_known_form
 from quark.page.api.sweeps import NoSuchSweep, is_sweep_id
-from quark_core.backends.coordination import SupportsCoordination, refuse_coordination
 from quark_core.backends.edits import RunEdit, check_edit, check_reason
-from quark_core.backends.registry import default_registry
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import SweepState
-from quark_core.runs.backend_choice import choose_primary
-from quark_core.runs.composition import open_primary
 from quark_core.runs.mirrored_edits import mirror_newest_edit
 from quark_core.runs.run_editing import open_editor
+from quark_core.sweeps.store_link import StoreLink
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
@@ -52,24 +47,6 @@ class PageEditor(Protocol):
         """Pause, go on with or cancel a sweep; returns it as it is then."""
 
 
-@contextmanager
-def open_coordination(storage_dir: Path) -> Iterator[SupportsCoordination]:
-    """The primary store of a storage root, whose sweeps are to be changed.
-
-    Raises:
-        SessionStoreError: There is none, it cannot be opened, or it has no sweeps.
-    """
-    choice = choose_primary(default_registry())
-    primary = open_primary(choice, choice.configure(storage_dir))
-    try:
-        store: object = primary
-        if not isinstance(store, SupportsCoordination):
-            raise refuse_coordination(f"the store ({choice.definition.name})")
-        yield store
-    finally:
-        primary.close()
-
-
 class RootEditor:
     """Changes runs of the store of a storage root.
 
@@ -95,8 +72,11 @@ class RootEditor:
 
     def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
         """See `PageEditor`."""
-        with open_coordination(self._root) as store:
-            return store.update_sweep(sweep_id, state, by=by)
+        link = StoreLink(self._root)
+        try:
+            return link.store.update_sweep(sweep_id, state, by=by)
+        finally:
+            link.close()
 
 
 class _SweepBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

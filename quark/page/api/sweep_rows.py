@@ -233,7 +233,7 @@ def find_front(sweep: StoredSweep, trials: Sequence[StoredTrial]) -> list[int] |
     signs = np.array([1.0 if mode == "max" else -1.0 for _, mode in objectives])
     found = [
         (trial.number, trial.values)
-        for trial in pick_comparable(trials)
+        for trial in pick_comparable(sweep, trials)
         if trial.values is not None
         and len(trial.values) == len(signs)
         and all(value is not None and math.isfinite(value) for value in trial.values)

@@ -46,6 +46,7 @@ _MOST_KNOWN = 16
 _MOST_BEST = 512
 _MOST_LIVE = 200
 _MOST_NAMES = 200
+_MOST_FILLED = 500
 _AGAIN_S = 0.7
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -259,7 +260,7 @@ class SweepDesk:
             sweep = reader.load_sweep(sweep_id)
         except SchemaValidationError as error:
             raise NoSuchSweep(str(error)) from None
-        trials = reader.list_trials(sweep_id, limit=_MOST_TRIALS)
+        trials = self._fill(known, sweep, reader.list_trials(sweep_id, limit=_MOST_TRIALS))
         if known is None:
             known = self._known[sweep_id] = _Known()
             while len(self._known) > _MOST_KNOWN:
@@ -268,6 +269,33 @@ class SweepDesk:
         _renew(known, sweep, trials)
         known.read_s = time.monotonic()
         return known
+
+    def _fill(
+        self, known: _Known | None, sweep: StoredSweep, trials: Sequence[StoredTrial]
+    ) -> Sequence[StoredTrial]:
+        """Trials with the figures of their runs, where these have completed without a word."""
+        before = {} if known is None else {trial.number: trial for trial in known.trials}
+        bare = [trial for trial in trials if trial.state == "completed" and trial.values is None]
+        asked = []
+        found: dict[int, StoredTrial] = {}
+        for trial in bare[:_MOST_FILLED]:
+            old = before.get(trial.number)
+            if old is not None and old.values is not None and old.token == trial.token:
+                found[trial.number] = old
+            else:
+                asked.append(trial)
+        if not asked and not found:
+            return trials
+        from quark_core.sweeps.definition import SweepDefinition
+        from quark_core.sweeps.results import fill_values
+
+        try:
+            definition = SweepDefinition.build(sweep.definition)
+        except SchemaValidationError:
+            return trials
+        store: Any = self._source.reader
+        found.update({trial.number: trial for trial in fill_values(store, asked, definition)})
+        return [found.get(trial.number, trial) for trial in trials]
 
     def _find_best(self, reader: SweepReader, sweep: StoredSweep) -> dict[str, Any] | None:
         """The best trial, of one metric; it is looked for again once trials have ended."""

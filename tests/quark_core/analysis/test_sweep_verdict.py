@@ -16,8 +16,8 @@ SWEEPS = 800
 AT = "2026-05-07T09:30:00.000000Z"
 
 
-def make_sweep(metric="val/acc", mode="max", project="p"):
-    definition = JsonObject({"metric": metric, "mode": mode})
+def make_sweep(metric="val/acc", mode="max", project="p", **more):
+    definition = JsonObject({"metric": metric, "mode": mode, **more})
     return StoredSweep("s1", project, "s", definition, "running", JsonObject(), AT, AT)
 
 
@@ -218,7 +218,10 @@ def test_of_trials_only_those_that_had_the_whole_budget_are_compared():
         make(5, "completed", 0.95, budget=9, constraints=(0.5,)),
         make(6, "completed", math.nan, budget=9, constraints=(0.0,)),
     ]
-    assert [trial.number for trial in pick_comparable(trials)] == [1, 4, 6]
+    assert [trial.number for trial in pick_comparable(make_sweep(), trials)] == [1, 4, 6]
+    # Of what was not measured nobody knows whether it keeps its bounds.
+    bounded = make_sweep(constraints=["ms <= 3"])
+    assert [trial.number for trial in pick_comparable(bounded, trials)] == [6]
     (verdict,) = judge_sweep(make_sweep(), trials)
     assert (verdict.best, verdict.second, verdict.compared) == (1, 4, 2)
     assert find_best_trial(make_sweep(), trials) is trials[1]
