@@ -108,7 +108,7 @@ export function Workers({ workers, now, link }) {
   if (!workers.length) return null;
   const busy = workers.filter((worker) => worker.holds.length);
   return html`<section aria-labelledby="workers-title"><h2 id="workers-title">Workers (${busy.length} with a trial)</h2>
-    <div class="scrolls" tabindex="0" role="region" aria-label="Workers"><table class="plain-table workers"><thead><tr>
+    <div class="scrolls" tabindex="0" role="region" aria-label="Table of workers"><table class="plain-table workers"><thead><tr>
       <th scope="col">worker</th><th scope="col">holds</th><th scope="col">lease</th><th scope="col" class="number">ended</th><th scope="col">last claim</th></tr></thead>
     <tbody>${workers.map((worker, at) => html`<tr key=${`${worker.worker} ${at}`}><th scope="row">${worker.worker}</th>
       <td>${worker.holds.slice(0, 8).map((/** @type {number} */ number) => html`<span key=${number}>${link(number)} </span>`)}${worker.holds.length > 8 ? `and ${worker.holds.length - 8} more` : ""}</td>
@@ -122,7 +122,7 @@ export function Rungs({ rungs, metric }) {
   const most = Math.max(1, ...rungs.map((rung) => rung.trials));
   const hasBest = rungs.some((rung) => rung.best !== null);
   return html`<section aria-labelledby="rungs-title"><h2 id="rungs-title">Rungs</h2>
-    <div class="scrolls" tabindex="0" role="region" aria-label="Rungs"><table class="plain-table rungs"><thead><tr>
+    <div class="scrolls" tabindex="0" role="region" aria-label="Table of rungs"><table class="plain-table rungs"><thead><tr>
       <th scope="col">rung</th><th scope="col" class="number">budget</th><th scope="col">trials that came so far</th><th scope="col" class="number">trials</th><th scope="col" class="number">ended</th><th scope="col" class="number">went on</th><th scope="col" class="number">stopped</th>
       ${hasBest && html`<th scope="col" class="number">best ${metric?.name ?? ""}</th>`}</tr></thead>
     <tbody>${rungs.map((rung) => html`<tr key=${`${rung.rung} ${rung.budget}`}><th scope="row">${rung.rung}</th><td class="number">${writeStep(rung.budget)}</td>
