@@ -68,10 +68,10 @@ class Tally:
 def replay(courses: Sequence[Course]) -> Tally:
     """Hold a sweep's trials before the judge, one after the other."""
     tally = Tally()
-    median = statistics.median(each.best for each in courses if each.best >= _LEARNED)
+    median = statistics.median(each.last for each in courses if each.last >= _LEARNED)
     peers: list[Peer] = []
     for number, course in enumerate(courses):
-        is_bad = course.best < _LEARNED
+        is_bad = course.last < _LEARNED
         tally.bad += is_bad
         tally.whole += STEPS
         found = _watch(course, peers)
@@ -84,9 +84,9 @@ def replay(courses: Sequence[Course]) -> Tally:
         tally.spent += step
         tally.stopped.append((number, step, why))
         if not is_bad:
-            tally.learning.append((number, step, course.best))
-            if course.best >= median:
-                tally.good.append((number, step, course.best))
+            tally.learning.append((number, step, course.last))
+            if course.last >= median:
+                tally.good.append((number, step, course.last))
     return tally
 
 
@@ -200,7 +200,9 @@ def main() -> None:
             tally = replay([record(row) for row in rows])
             found = describe(tally, arguments.trials)
             for number, step, accuracy in tally.learning:
-                print(f"  would have learned: trial {number} at step {step}: {accuracy:.3f} {rows[number]}")
+                print(
+                    f"  would have learned: trial {number} at step {step}: {accuracy:.3f} {rows[number]}"
+                )
         print(json.dumps({"seed": seed, "found": found}, indent=1))
         told.append({"seed": seed, "found": found})
     if arguments.json:
