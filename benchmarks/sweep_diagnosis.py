@@ -160,7 +160,7 @@ def run_live(seed: int, trials: int, *, stop_broken: bool) -> dict[str, Any]:
             metric="val/acc",
             mode="max",
             search="random",
-            trials=0 or trials,
+            trials=trials,
             stop_broken=stop_broken,
             seed=seed,
             storage_dir=root,
@@ -200,9 +200,8 @@ def main() -> None:
             tally = replay([record(row) for row in rows])
             found = describe(tally, arguments.trials)
             for number, step, accuracy in tally.learning:
-                print(
-                    f"  would have learned: trial {number} at step {step}: {accuracy:.3f} {rows[number]}"
-                )
+                said = f"trial {number} at step {step}: {accuracy:.3f} {rows[number]}"
+                print(f"  would have learned: {said}")
         print(json.dumps({"seed": seed, "found": found}, indent=1))
         told.append({"seed": seed, "found": found})
     if arguments.json:

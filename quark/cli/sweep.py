@@ -269,10 +269,14 @@ def run(
 
 def _say_standing(joined: Sweep, storage_dir: Path | None) -> None:
     """The last words of an agent: how the sweep stands, and its best."""
-    from quark.cli.sweep_view import describe_counts
+    from quark.cli.sweep_view import describe_best, describe_counts
 
-    stored = joined.load()
-    _tell(f"{stored.name}: {describe_counts(stored.counts).plain}")
+    stored, best = joined.load(), joined.best
+    said = f"{stored.name}: {describe_counts(stored.counts).plain}"
+    if best is not None:
+        metrics = [goal.metric for goal in joined.definition.goals]
+        said += f"; the best is {describe_best(best, metrics)}"
+    _tell(said)
     _tell(f"quark sweep show {stored.name}{_repeat_place(storage_dir)} shows it")
 
 

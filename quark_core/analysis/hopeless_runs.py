@@ -196,9 +196,9 @@ def _find_nothing_learned(case: Case, find_peers: FindPeers) -> Hopeless | None:
     return Hopeless(
         "nothing_learned", curve.key, step,
         f"{decode_name(curve.key)} is {format_number(sign * progress.final)} at {curve.unit} "
-        f"{step} and began at {format_number(sign * progress.start)}: nothing is learned, and the "
-        f"{len(better)} best of {len(peers)} other trials that learned had shown it by {curve.unit} "
-        f"{latest}",
+        f"{step} and began at {format_number(sign * progress.start)}: nothing is learned, and "
+        f"the {len(better)} best of {len(peers)} other trials that learned had shown it by "
+        f"{curve.unit} {latest}",
     )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def list_judged_curves(case: Case) -> Iterable[tuple[Curve, Literal["min", "max"
     ):
         if curve is not None and len(curve.finite) and curve.key not in seen:
             seen.add(curve.key)
-            yield curve, mode  # type: ignore[misc]
+            yield curve, mode
 
 
 def _has_nothing(curve: Curve, mode: str) -> bool:
