@@ -190,10 +190,13 @@ def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[
             f"--mode must be given once, or once for each of the {len(metrics)} metrics"
         )
     chosen = list(modes) * len(metrics) if len(modes) == 1 else list(modes)
-    found = [
-        str(choose_mode(metric, chosen[place] if chosen else None))  # type: ignore[arg-type]
-        for place, metric in enumerate(metrics)
-    ]
+    try:
+        found = [
+            str(choose_mode(metric, chosen[place] if chosen else None))  # type: ignore[arg-type]
+            for place, metric in enumerate(metrics)
+        ]
+    except SchemaValidationError as error:
+        raise SchemaValidationError(f"--{error}") from None
     return found if len(found) > 1 else found[0]
 
 

@@ -40,6 +40,8 @@ _EXPLODED_PART = 4  # a quarter of the run, at its end, is beyond the limit
 _FAR_UP = 3.0  # times the first value
 _COMING_DOWN = 0.9  # of its level a half ago: it is on its way back
 _LEAST_GAIN = 0.02  # of the start
+_UNSEEN = 2.0  # standard errors by which a gain may be larger than it seems
+_MOST_UNSEEN = 5.0  # times a gain that is next to nothing
 _LITTLE_SHARE = 0.05  # of right answers: guesses move by so much
 _LEAST_POINTS = 8
 _LEAST_EPOCHS = 4
@@ -231,7 +233,11 @@ def _has_nothing(curve: Curve, mode: str) -> bool:
     if progress is None:
         return True
     few = _find_little(progress, is_share=mode == "max" and float(curve.finite.value.max()) <= 1.0)
-    return progress.gain <= few and progress.drift <= few
+    # What may be there, too, and the noise hides.
+    most = max(
+        progress.gain + _UNSEEN * progress.error, progress.drift + _UNSEEN * progress.drift_error
+    )
+    return max(progress.gain, progress.drift) <= few and most <= _MOST_UNSEEN * few
 
 
 def _find_little(progress: Progress, *, is_share: bool) -> float:
