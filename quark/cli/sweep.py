@@ -252,11 +252,12 @@ def run(
       130  Ctrl-C (143: SIGTERM); what ran is given back
     """  # noqa: D301 - click wants the character
     from quark.cli.sweep_agent import AgentChoices, SweepAgent
-    from quark.cli.sweep_commands import check_command
+    from quark.cli.sweep_commands import check_command, check_placeholders
 
     with _refusing():
         check_command(command)
         joined = _join(name, project, storage_dir)
+        check_placeholders(command, joined.definition.space.ranges)
         choices = AgentChoices(
             command=command,
             storage_dir=resolve_storage_dir(storage_dir),

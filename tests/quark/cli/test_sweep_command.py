@@ -186,7 +186,7 @@ def test_a_script_that_ends_well_without_a_run_is_not_tried_again(new, work, lis
     new(trials=1)
     script = tmp_path / "idle.py"
     script.write_text("pass\n")
-    status, _, stderr = work("lr-search", "--", sys.executable, script)
+    status, _, _ = work("lr-search", "--", sys.executable, script)
     assert status == 3
     (trial,) = list_trials()
     assert (trial.state, trial.token) == ("failed", 1)
@@ -290,6 +290,25 @@ def test_a_trial_that_another_worker_has_got_is_ended_here(
     assert "is another worker's now" in stderr
     (trial,) = list_trials()
     assert (trial.state, trial.values, trial.token) == ("completed", (0.5,), 2)
+
+
+def test_a_value_that_no_command_can_be_given_fails_its_trial_alone(
+    new, work, train, list_trials, tmp_path
+):
+    new(trials=1)
+    sweep = quark.sweep("lr-search", storage_dir=tmp_path)
+    sweep.add({"lr": "a\0b", "layers": 1}, {"lr": "$(touch owned)", "layers": 1})
+    sweep.close()
+    status, _, stderr = work(
+        "lr-search", "--", "sh", "-c", f"{sys.executable} {train} --lr {{lr}} --layers {{layers}}"
+    )
+    assert status == 0, stderr
+    states = {trial.parameters["lr"]: (trial.state, trial.reason) for trial in list_trials()}
+    assert states["a\0b"][0] == "failed"
+    assert "cannot be given to a command" in states["a\0b"][1]
+    assert "where a shell would read its value" in states["$(touch owned)"][1]
+    assert sorted(state for state, _ in states.values()) == ["completed", "failed", "failed"]
+    assert not (tmp_path / "owned").exists()
 
 
 def test_pause_resume_and_cancel(new, invoke, work, train, list_trials, tmp_path):
