@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -354,13 +354,13 @@ def _check_needed(layers: Layers, layer: Layer, needed: str, prefix: str) -> Non
         )
 
 
-def _sort(layers: Layers, chosen: Iterable[str], prefix: str) -> list[tuple[Layer, Stage]]:
+def _sort(layers: Layers, chosen: set[str], prefix: str) -> list[tuple[Layer, Stage]]:
     """Layers, and when they are applied: by stage and priority, each after those that it needs.
 
     Raises:
         SchemaValidationError: Some come after each other in a circle; the message names it.
     """
-    taken = [layers._layers[name] for name in chosen]
+    taken = [each for each in layers._layers.values() if each.name in chosen]
     stages: dict[str, Stage] = {}
 
     def bring_forward(layer: Layer, stage: Stage, above: tuple[str, ...]) -> None:
