@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quark_backends.removal import SupportsTrash
-from quark_backends.store.databases.connection import SqliteConnection
+from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
 from quark_backends.store.databases.layout import StoreLayout
+from quark_backends.store.databases.open_files import OpenFiles
 from quark_backends.store.databases.sqlite import (
     connect,
     ensure_store,
@@ -28,6 +28,7 @@ from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGa
 from quark_backends.store.upkeep.trash import RunTrash
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_backends.store.writing.payloads import KeepsPayloads
+from quark_backends.store.writing.sweeps import KeepsSweeps, SqliteTurns
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.errors import BackendUnavailable, SessionStoreError
 
@@ -52,16 +53,18 @@ if TYPE_CHECKING:
     from quark_core.records.query import Query
     from quark_core.records.runs import StopRequest
 
-__all__ = ["EmbeddedBackend", "OpenFiles"]
+__all__ = ["EmbeddedBackend"]
 
 _log = logging.getLogger("quark")
+
+T = TypeVar("T")
 
 _SETTLE_S = 0.2
 # How long the journal of a run that went with its store is waited for.
 _JOURNAL_S = 10.0
 
 
-class EmbeddedBackend(SupportsTrash, KeepsPayloads):
+class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
     """One run's connection to the store under its storage root.
 
     Writing belongs to the lane's thread; reading goes over a connection of
@@ -97,6 +100,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         self._run_ids: set[str] = set()
         self._told = False
         self._patient_until_s = 0.0
+        self._turns = None if config.read_only else SqliteTurns(self._layout)
         if not config.read_only:
             self._open()
 
@@ -208,6 +212,8 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        if self._turns is not None:
+            self._turns.close()
         self._ingest = None
         if not finished:
             _find_helper(self._layout, start=True)
@@ -398,6 +404,11 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads):
         with self._readers.take() as reader:
             return reader.load_group(project, path)
 
+    def _coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
+        if self._turns is None:
+            raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
+        return self._turns.run(apply)
+
     def _connect_editor(self) -> SqliteConnection:
         if self._read_only:
             raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
@@ -425,63 +436,3 @@ def _find_helper(layout: StoreLayout, start: bool) -> bool:
     from quark_backends.embedded.compaction_helper import find_helper
 
     return find_helper(layout, start=start)
-
-
-_WITH_DATABASE = ("", "-wal", "-shm")
-_DELETED = (-1, -1)
-
-
-class OpenFiles:
-    """Which files an open connection writes to, as their paths were then.
-
-    A file that was deleted stays open, and takes every write: only its path
-    tells that nobody else will ever see them. A look costs a few microseconds.
-
-    Args:
-        layout: The store, right after it was opened.
-    """
-
-    def __init__(self, layout: StoreLayout) -> None:
-        path = str(layout.db_path)
-        self._known = {path + suffix: identify(path + suffix) for suffix in _WITH_DATABASE}
-        if self._known[path] is None:
-            self._known[path] = _DELETED  # since it was opened
-        self._layout = layout
-
-    def note(self) -> None:
-        """Know the files that SQLite makes at the first write."""
-        for path, known in self._known.items():
-            if known is None:
-                self._known[path] = identify(path)
-
-    def find_lost(self) -> list[Path]:
-        """Those that are gone, or of which another one has taken the place."""
-        return [
-            Path(path)
-            for path, known in self._known.items()
-            if known is not None and identify(path) != known
-        ]
-
-    def merge_log(self, connection: SqliteConnection) -> None:
-        """Bring into the database what is in its deleted log only.
-
-        Where another process has begun a new log meanwhile, that would harm what
-        is in there: what is lost then is in the journals of its runs.
-        """
-        if identify(f"{self._layout.db_path}-wal") is None:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-
-    @property
-    def has_database(self) -> bool:
-        """Whether the database itself is the one that was opened."""
-        path = str(self._layout.db_path)
-        return identify(path) == self._known[path]
-
-
-def identify(path: str) -> tuple[int, int] | None:
-    """Which file a path leads to; None where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

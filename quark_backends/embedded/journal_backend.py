@@ -20,6 +20,7 @@ import msgspec
 
 from quark_backends.embedded.journal_edits import find_stop, write_edit
 from quark_backends.embedded.journal_player import JournalPlayer
+from quark_backends.embedded.journal_sweeps import KeepsNoSweeps
 from quark_backends.embedded.segment_index import LEAST_BYTES
 from quark_backends.removal import SupportsTrash
 from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
@@ -144,7 +145,7 @@ _log = logging.getLogger("quark")
 T = TypeVar("T")
 
 
-class JournalBackend(SupportsTrash, KeepsPayloads):
+class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
     """Serves a storage root out of its journals.
 
     Raises:
@@ -378,12 +379,15 @@ class JournalBackend(SupportsTrash, KeepsPayloads):
     def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
         """Refused: nothing is kept here but what runs say of themselves."""
         del project, edit, by
-        raise refuse_belonging(f"the store {self._storage_dir}, which is journals alone,")
+        raise refuse_belonging(self._name_store())
 
     def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
         """Refused: nothing is kept here but what runs say of themselves."""
         del project, path, edit, by
-        raise refuse_belonging(f"the store {self._storage_dir}, which is journals alone,")
+        raise refuse_belonging(self._name_store())
+
+    def _name_store(self) -> str:
+        return f"the store {self._storage_dir}, which is journals alone,"
 
     def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
         """See `SupportsEdits`; of two at this very moment neither may know of the other."""

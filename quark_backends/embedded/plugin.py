@@ -57,6 +57,7 @@ quark_register_backends = declare(
                 Capability.CHANGES,
                 Capability.EDITS,
                 Capability.BELONGING,
+                Capability.COORDINATION,
             }
         ),
         migrate=_migrate,

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from quark_backends.store.reading.generations import store_generation, write_generation
 from quark_backends.store.reading.reader_pool import ReaderPool
@@ -15,6 +15,7 @@ from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGa
 from quark_backends.store.writing.belonging import store_group_edit, store_project_edit
 from quark_backends.store.writing.edits import editing, store_edit, store_stop
 from quark_backends.store.writing.ingest import BatchIngest
+from quark_backends.store.writing.sweeps import KeepsSweeps, SqliteTurns
 from quark_core.errors import BackendUnavailable, SessionStoreError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ __all__ = ["RunStore"]
 
 _log = logging.getLogger("quark")
 
+T = TypeVar("T")
+
 
 class _Writing(Protocol):
     """How a database is written to."""
@@ -70,11 +73,14 @@ class _Writing(Protocol):
     def change(self, apply: Callable[[StoreConnection], None], /) -> None:
         """Run a function that changes the store in one transaction of its own."""
 
+    def coordinate(self, apply: Callable[[StoreConnection], T], /) -> T:
+        """As `change`, of what is done often and quickly."""
+
     def close(self) -> None:
         """Give up what is open."""
 
 
-class RunStore:
+class RunStore(KeepsSweeps):
     """Reads and writes one store; may be used from any thread, by many at once.
 
     Use `over_sqlite` or `over_postgres`.
@@ -148,7 +154,7 @@ class RunStore:
         return cls(
             connect=read,
             connect_compaction=write,
-            writing=_NoWriting() if gate is None else _SqliteWriting(write, gate),
+            writing=_NoWriting() if gate is None else _SqliteWriting(layout, gate),
             make_finder=make_finder,
             make_trash=make_trash,
             gate=gate,
@@ -244,6 +250,9 @@ class RunStore:
         _log.info("group %r of project %r was updated by %s", path, project, by)
         with self._readers.take() as reader:
             return reader.load_group(project, path)
+
+    def _coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
+        return self._writing.coordinate(apply)
 
     def find_stop(self, run_id: str) -> StopRequest | None:
         """See `SupportsEdits`."""
@@ -401,6 +410,9 @@ class _NoWriting:
     def change(self, _apply: Callable[[StoreConnection], None], /) -> None:
         raise BackendUnavailable("the store was opened for reading only")
 
+    def coordinate(self, _apply: Callable[[StoreConnection], T], /) -> T:
+        raise BackendUnavailable("the store was opened for reading only")
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -408,9 +420,12 @@ class _NoWriting:
 class _SqliteWriting:
     """One writer at a time: SQLite has no more."""
 
-    def __init__(self, connect: Callable[[], StoreConnection], gate: WriteGate) -> None:
-        self._connect = connect
-        self._connection: StoreConnection | None = connect()
+    def __init__(self, layout: StoreLayout, gate: WriteGate) -> None:
+        from quark_backends.store.databases.sqlite import connect
+
+        self._connect = partial(connect, layout)
+        self._connection: StoreConnection | None = self._connect()
+        self._turns = SqliteTurns(layout)
         self._ingest = BatchIngest(self._connection)
         self.let_go = self._ingest.let_go
         self._gate = gate
@@ -437,7 +452,12 @@ class _SqliteWriting:
         with self._gate.write(), closing(self._connect()) as connection, editing(connection):
             apply(connection)
 
+    def coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
+        with self._gate.write():
+            return self._turns.run(apply)
+
     def close(self) -> None:
+        self._turns.close()
         with self._gate.write():
             if self._connection is not None:
                 self._connection.close()
@@ -469,6 +489,9 @@ class _PostgresWriting:
 
     def change(self, apply: Callable[[StoreConnection], None]) -> None:
         self._database.run(apply)
+
+    def coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
+        return self._database.run(apply)
 
     def _write(self, connection: StoreConnection, batches: Sequence[Batch]) -> None:
         ingest = BatchIngest(connection, self._database.known_names, self.let_go)

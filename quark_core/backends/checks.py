@@ -22,6 +22,7 @@ from quark_core.backends.contract import (
     SupportsSearch,
     SupportsSeries,
 )
+from quark_core.backends.coordination import SupportsCoordination
 from quark_core.backends.edits import SupportsEdits
 from quark_core.backends.removal import SupportsRemoval
 from quark_core.errors import BackendContractError, BackendUnusable
@@ -71,6 +72,7 @@ PROTOCOLS: Mapping[Capability, type] = {
     Capability.CHANGES: SupportsChanges,
     Capability.EDITS: SupportsEdits,
     Capability.BELONGING: SupportsBelonging,
+    Capability.COORDINATION: SupportsCoordination,
 }
 """What a backend has that declares a capability."""
 

@@ -19,10 +19,12 @@ import msgspec
 from msgspec import Meta
 
 from quark_core.config.arguments import check_label
+from quark_core.config.belonging import check_fields
 from quark_core.config.redaction import redact_text, redact_values
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.sweeps import (
+    TRIAL_STATES,
     StoredSweep,
     StoredTrial,
     SweepState,
@@ -33,13 +35,21 @@ from quark_core.system.process import ProcessIdentity
 __all__ = [
     "MOST_ENTRIES",
     "MOST_LOSSES",
+    "MOST_READ_CHARACTERS",
     "MOST_TRIALS",
     "AppendedEntries",
     "NewTrial",
     "SupportsCoordination",
     "TrialWish",
+    "FieldExchange",
     "check_entries",
+    "check_exchange",
+    "check_key",
+    "check_lease",
     "check_new_trials",
+    "check_result",
+    "check_sweep",
+    "clean_result",
     "refuse_coordination",
     "settle_state",
     "unknown_sweep",
@@ -56,8 +66,16 @@ MOST_TRIALS = 10_000
 MOST_ENTRIES = 10_000
 """How many entries one call appends, or reads, at most."""
 
+MOST_READ_CHARACTERS = 16_000_000
+"""How much text one call appends, or reads, at most; a single entry is always read."""
+
 _MAX_PARAMETERS_BYTES = 65_536
+_MAX_DEFINITION_BYTES = 1_048_576
 _MAX_ENTRY_CHARACTERS = 1_000_000
+_MAX_KEY = 250
+_MAX_VALUES = 100
+_MAX_REASON = 1_000
+_MAX_LEASE_S = 30 * 86_400.0
 
 _Text = Annotated[str, Meta(max_length=250)]
 
@@ -84,7 +102,7 @@ class TrialWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     where: Annotated[str, Meta(max_length=10_000)] | None = None
-    number: Annotated[int, Meta(ge=0)] | None = None
+    number: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
 class AppendedEntries(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +217,11 @@ class SupportsCoordination(Protocol):
         """
 
     def read_entries(self, log: str, start: int, *, limit: int = MOST_ENTRIES) -> list[str]:
-        """The entries of a log from a number on, in their order; at most `limit`."""
+        """The entries of a log from a number on, in their order.
+
+        At most `limit`, and fewer where that would be more than `MOST_READ_CHARACTERS` of text:
+        read on from the number after the last one until there are none.
+        """
 
     def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
         """Set a field of a run if its value is `expect`; returns whether it was.
@@ -281,7 +303,147 @@ def check_entries(entries: Sequence[str]) -> list[str]:
             raise SchemaValidationError(
                 f"entries[{place}] has {len(entry):,} characters; at most {_MAX_ENTRY_CHARACTERS:,}"
             )
+        _check_encoding(entry, f"entries[{place}]")
+    size = sum(map(len, entries))
+    if size > MOST_READ_CHARACTERS:
+        raise SchemaValidationError(
+            f"entries have {size:,} characters in all; at most {MOST_READ_CHARACTERS:,} at once"
+        )
     return list(entries)
+
+
+def check_sweep(
+    project: str, name: str, definition: Mapping[str, Any], max_failures: int
+) -> tuple[str, str, JsonObject]:
+    """Project, name and definition of a sweep as they are kept.
+
+    Raises:
+        SchemaValidationError: One of them cannot be kept; the message names it.
+    """
+    kept = normalize_object(definition, "definition") or JsonObject()
+    if len(kept.encoded) > _MAX_DEFINITION_BYTES:
+        raise SchemaValidationError(
+            f"definition is more than {_MAX_DEFINITION_BYTES:,} bytes of JSON"
+        )
+    if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < 1:
+        raise SchemaValidationError(f"max_failures must be an int from 1 on, got {max_failures!r}")
+    redacted = JsonObject(redact_values(kept))
+    return check_label(project, "project"), check_label(name, "name"), redacted
+
+
+def check_key(text: str, argument: str) -> str:
+    """Return what names a call, a log or a sweep, or refuse it.
+
+    Raises:
+        SchemaValidationError: Not a str of 1 to 250 characters.
+    """
+    if not isinstance(text, str) or not 0 < len(text) <= _MAX_KEY:
+        raise SchemaValidationError(f"{argument} must be a str of 1 to {_MAX_KEY} characters")
+    _check_encoding(text, argument)
+    return text
+
+
+def _check_encoding(text: str, argument: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise SchemaValidationError(f"{argument} holds half of a surrogate pair") from None
+
+
+def check_lease(lease_s: float) -> float:
+    """Return a lease, or refuse it.
+
+    Raises:
+        SchemaValidationError: Not a number of seconds above 0, or more than 30 days.
+    """
+    is_number = isinstance(lease_s, (int, float)) and not isinstance(lease_s, bool)
+    if not is_number or not 0 < lease_s <= _MAX_LEASE_S:
+        raise SchemaValidationError(
+            f"lease_s must be a number of seconds above 0, at most {_MAX_LEASE_S:.0f}, "
+            f"got {lease_s!r}"
+        )
+    return float(lease_s)
+
+
+def check_result(result: TrialResult) -> TrialResult:
+    """Return a result as it is kept, or refuse it.
+
+    Raises:
+        SchemaValidationError: No state that a holder can say, or a value that is not finite.
+    """
+    if result.state not in TRIAL_STATES or result.state == "running":
+        states = ", ".join(state for state in TRIAL_STATES if state != "running")
+        raise SchemaValidationError(f"result.state must be one of {states}, got {result.state!r}")
+    for what in ("values", "constraints"):
+        numbers = getattr(result, what)
+        if numbers is not None and not all(map(math.isfinite, numbers)):
+            raise SchemaValidationError(f"result.{what} must be finite, got {numbers!r:.100}")
+    if result.step is not None and not 0 <= result.step < 2**63:
+        raise SchemaValidationError(f"result.step must not be negative, got {result.step}")
+    return clean_result(result)
+
+
+def clean_result(result: TrialResult) -> TrialResult:
+    """What can be kept of a result, whoever says it."""
+    reason = result.reason
+    if reason is not None:
+        reason = redact_text(reason[:_MAX_REASON].encode("utf-8", "replace").decode()) or None
+    step = result.step
+    return msgspec.structs.replace(
+        result,
+        values=_clean_numbers(result.values),
+        constraints=_clean_numbers(result.constraints),
+        step=step if step is not None and 0 <= step < 2**63 else None,
+        reason=reason,
+    )
+
+
+def _clean_numbers(numbers: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    if numbers is None or len(numbers) > _MAX_VALUES or not all(map(math.isfinite, numbers)):
+        return None
+    return numbers
+
+
+class FieldExchange(msgspec.Struct, frozen=True, kw_only=True):
+    """A field that is to be set if it has a certain value; None stands for none there.
+
+    Attributes:
+        field: Its name.
+        expect: The value that it must have.
+        value: The value that it is to have.
+    """
+
+    field: str
+    expect: Any
+    value: Any
+
+    def fits(self, known: Mapping[str, Any]) -> bool:
+        """Whether the field has the value that is expected, among those that are known.
+
+        Numbers are equal where their values are; True is no number.
+        """
+        return _is_same(known.get(self.field), self.expect)
+
+
+def check_exchange(field: str, expect: Any, value: Any) -> FieldExchange:
+    """An exchange as it is done: values as fields keep them, secrets taken out.
+
+    Raises:
+        SchemaValidationError: A name or a value that no field can have.
+    """
+    kept = [check_fields({field: each}, "field") for each in (expect, value)]
+    (name,) = kept[0]
+    return FieldExchange(field=name, expect=kept[0][name], value=kept[1][name])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_same(one[k], other[k]) for k in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other)
 
 
 def settle_state(trial: StoredTrial, result: TrialResult, max_failures: int) -> TrialResult:

@@ -23,6 +23,7 @@ from quark_core.backends.contract import (
     Capability,
     Payload,
 )
+from quark_core.backends.coordination import MOST_ENTRIES
 from quark_core.config import settings
 from quark_core.errors import BackendOutcomeUnknown, BackendUnavailable, SessionStoreError
 from quark_core.hosting.helper import Helper, HelperEnded
@@ -41,6 +42,7 @@ from quark_core.hosting.opener import describe_opener
 if TYPE_CHECKING:
     from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
     from quark_core.backends.contract import Generation, RunLocation, StoredRun
+    from quark_core.backends.coordination import AppendedEntries, NewTrial, TrialWish
     from quark_core.backends.curves import (
         Cursor,
         CurveQuery,
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     from quark_core.records.expression import RunSearch
     from quark_core.records.query import Query
     from quark_core.records.runs import StopRequest
+    from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
+    from quark_core.system.process import ProcessIdentity
 
 __all__ = ["can_be_hosted", "open_hosted"]
 
@@ -332,6 +336,90 @@ class _Belonging(_HostedBackend):
         return cast("StoredGroup", self._ask(call))
 
 
+class _Coordination(_HostedBackend):
+    def open_sweep(
+        self, project: str, name: str, definition: Mapping[str, Any], *, max_failures: int
+    ) -> StoredSweep:
+        """See `SupportsCoordination`."""
+        more = {"max_failures": max_failures}
+        return cast("StoredSweep", self._change("open_sweep", (project, name, definition), more))
+
+    def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
+        """See `SupportsCoordination`."""
+        return cast("StoredSweep", self._change("update_sweep", (sweep_id, state), {"by": by}))
+
+    def add_trials(
+        self, sweep_id: str, trials: Sequence[NewTrial], *, key: str
+    ) -> list[StoredTrial]:
+        """See `SupportsCoordination`."""
+        found = self._change("add_trials", (sweep_id, list(trials)), {"key": key})
+        return cast("list[StoredTrial]", found)
+
+    def claim_trial(
+        self,
+        sweep_id: str,
+        *,
+        request_id: str,
+        worker: ProcessIdentity,
+        lease_s: float,
+        wish: TrialWish | None = None,
+    ) -> StoredTrial | None:
+        """See `SupportsCoordination`."""
+        asked = {"request_id": request_id, "worker": worker, "lease_s": lease_s, "wish": wish}
+        return cast("StoredTrial | None", self._change("claim_trial", (sweep_id,), asked))
+
+    def settle_trial(
+        self, sweep_id: str, number: int, token: int, result: TrialResult | None, *, lease_s: float
+    ) -> StoredTrial:
+        """See `SupportsCoordination`."""
+        told = (sweep_id, number, token, result)
+        return cast("StoredTrial", self._change("settle_trial", told, {"lease_s": lease_s}))
+
+    def append_entries(
+        self, log: str, entries: Sequence[str], *, request_id: str
+    ) -> AppendedEntries:
+        """See `SupportsCoordination`."""
+        found = self._change("append_entries", (log, list(entries)), {"request_id": request_id})
+        return cast("AppendedEntries", found)
+
+    def read_entries(self, log: str, start: int, *, limit: int = MOST_ENTRIES) -> list[str]:
+        """See `SupportsCoordination`."""
+        return cast("list[str]", self._read("read_entries", log, start, limit=limit))
+
+    def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
+        """See `SupportsCoordination`."""
+        told = (run_id, field, expect, value)
+        return cast(bool, self._change("compare_and_set", told, {"by": by}))
+
+    def compare_and_set_group(
+        self, project: str, path: str, field: str, expect: Any, value: Any, *, by: str
+    ) -> bool:
+        """See `SupportsCoordination`."""
+        told = (project, path, field, expect, value)
+        return cast(bool, self._change("compare_and_set_group", told, {"by": by}))
+
+    def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
+        """See `SupportsCoordination`."""
+        return cast("list[StoredSweep]", self._read("list_sweeps", project))
+
+    def load_sweep(self, sweep_id: str) -> StoredSweep:
+        """See `SupportsCoordination`."""
+        return cast("StoredSweep", self._read("load_sweep", sweep_id))
+
+    def list_trials(
+        self, sweep_id: str, *, start: int = 0, limit: int | None = None
+    ) -> list[StoredTrial]:
+        """See `SupportsCoordination`."""
+        found = self._read("list_trials", sweep_id, start=start, limit=limit)
+        return cast("list[StoredTrial]", found)
+
+    def _change(self, method: str, values: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        try:
+            return self._ask(CallMethod(method, dump_value((values, dict(named)))))
+        except BackendUnavailable as error:
+            raise SessionStoreError(f"backend {self._name}: {error}") from error
+
+
 class _Generations(_HostedBackend):
     def write_generation(self, generation: Generation) -> int:
         """See `SupportsGenerations`."""
@@ -356,6 +444,7 @@ _PARTS: Mapping[Capability, type[_HostedBackend]] = {
     Capability.GENERATIONS: _Generations,
     Capability.EDITS: _Edits,
     Capability.BELONGING: _Belonging,
+    Capability.COORDINATION: _Coordination,
     Capability.ARTIFACTS: _Artifacts,
 }
 

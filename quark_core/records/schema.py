@@ -45,7 +45,7 @@ __all__ = [
     "validate_record",
 ]
 
-CURRENT_SCHEMA_VERSION = 5
+CURRENT_SCHEMA_VERSION = 6
 """Version of the records and of the stores that hold them."""
 
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,9 @@ class StoreConnection(Protocol):
     for_update: str
     """Ends a SELECT of runs that nobody else may write until the transaction ends."""
 
+    skip_locked: str
+    """As `for_update`, leaving out what somebody else has at this moment."""
+
     @property
     def Error(self) -> type[Exception]:  # noqa: N802 - as DB-API has it
         """Root of the database's errors."""
@@ -102,6 +106,9 @@ class StoreConnection(Protocol):
 
     def new_key(self) -> int | None:
         """A key for a new row; None where the database gives it by itself."""
+
+    def read_clock_us(self) -> int:
+        """The time in microseconds since 1970, of the one clock that all who share a store read."""
 
     def begin_read(self) -> None:
         """Begin a transaction that sees one moment of the store."""
@@ -141,6 +148,7 @@ class SqliteConnection(sqlite3.Connection):
     is_shared = False
     # A transaction that writes is the only one anyway.
     for_update = ""
+    skip_locked = ""
     _is_writing = False
 
     def insert(self, sql: str, args: Sequence[Any], /) -> int:
@@ -150,6 +158,10 @@ class SqliteConnection(sqlite3.Connection):
     def new_key(self) -> int | None:
         """See `StoreConnection`."""
         return None
+
+    def read_clock_us(self) -> int:
+        """See `StoreConnection`: a file on a local disk is used on one machine."""
+        return time.time_ns() // 1000
 
     def begin_read(self) -> None:
         """See `StoreConnection`."""

@@ -93,6 +93,7 @@ class PostgresConnection:
     product = "PostgreSQL"
     is_shared = True
     for_update = " FOR UPDATE"
+    skip_locked = " FOR UPDATE SKIP LOCKED"
     Error = psycopg.Error
     IntegrityError = psycopg.IntegrityError
 
@@ -148,6 +149,14 @@ class PostgresConnection:
     def new_key(self) -> int:
         """See `StoreConnection`: 63 random bits, so that writers share no counter."""
         return secrets.randbits(63) or 1
+
+    def read_clock_us(self) -> int:
+        """See `StoreConnection`: that of the server, whoever asks."""
+        row = self.execute(
+            "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
 
     def begin_read(self) -> None:
         """See `StoreConnection`."""

@@ -1,4 +1,11 @@
 -- Made from tables.py by `python -m quark_backends.store.databases.schema`; do not edit.
+CREATE TABLE log (
+    pk INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (pk),
+    UNIQUE (name)
+);
 CREATE TABLE name (
     pk INTEGER NOT NULL,
     text TEXT NOT NULL,
@@ -21,6 +28,28 @@ CREATE TABLE removed (
     run_id TEXT NOT NULL,
     removed_us INTEGER NOT NULL,
     PRIMARY KEY (run_id)
+);
+CREATE TABLE sweep (
+    id TEXT NOT NULL,
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    definition TEXT NOT NULL,
+    max_failures INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    created_us INTEGER NOT NULL,
+    updated_us INTEGER NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE INDEX sweep_by_project ON sweep (project, created_us);
+CREATE TABLE entry (
+    log_pk INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    request_id TEXT,
+    appended INTEGER,
+    PRIMARY KEY (log_pk, number),
+    UNIQUE (log_pk, request_id),
+    FOREIGN KEY(log_pk) REFERENCES log (pk)
 );
 CREATE TABLE run (
     pk INTEGER NOT NULL,
@@ -58,6 +87,9 @@ CREATE TABLE run (
     fork_run_id TEXT,
     fork_step INTEGER,
     progress TEXT,
+    sweep_id TEXT,
+    trial_number INTEGER,
+    trial_token INTEGER,
     PRIMARY KEY (pk),
     UNIQUE (id),
     FOREIGN KEY(project_id) REFERENCES project (id)
@@ -69,6 +101,7 @@ CREATE INDEX run_by_environment_digest ON run (environment_digest);
 CREATE INDEX run_by_project ON run (project_id, created_us, trashed_us, archived_us);
 CREATE INDEX run_by_store ON run (store_name, created_us, trashed_us, archived_us);
 CREATE INDEX run_by_structure_digest ON run (structure_digest);
+CREATE INDEX run_by_trial ON run (sweep_id, trial_number);
 CREATE TABLE run_group (
     project_id TEXT NOT NULL,
     path TEXT NOT NULL,
@@ -81,6 +114,34 @@ CREATE TABLE run_group (
     FOREIGN KEY(project_id) REFERENCES project (id)
 )
  WITHOUT ROWID;
+CREATE TABLE trial (
+    sweep_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    added_key TEXT NOT NULL,
+    parameters TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    state TEXT NOT NULL,
+    token INTEGER NOT NULL,
+    failures INTEGER NOT NULL,
+    losses INTEGER NOT NULL,
+    request_id TEXT,
+    worker TEXT,
+    claimed_us INTEGER,
+    lease_s DOUBLE,
+    lease_us INTEGER,
+    run_id TEXT,
+    objective_values TEXT,
+    constraint_values TEXT,
+    step INTEGER,
+    reason TEXT,
+    settled_us INTEGER,
+    PRIMARY KEY (sweep_id, number),
+    FOREIGN KEY(sweep_id) REFERENCES sweep (id)
+)
+ WITHOUT ROWID;
+CREATE INDEX trial_by_key ON trial (sweep_id, added_key);
+CREATE UNIQUE INDEX trial_by_request ON trial (sweep_id, request_id);
+CREATE INDEX trial_by_state ON trial (sweep_id, state, number);
 CREATE TABLE attempt (
     run_pk INTEGER NOT NULL,
     number INTEGER NOT NULL,
@@ -264,4 +325,4 @@ CREATE TABLE alembic_version (
     version_num VARCHAR(32) NOT NULL,
     CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO alembic_version (version_num) VALUES ('0005');
+INSERT INTO alembic_version (version_num) VALUES ('0006');

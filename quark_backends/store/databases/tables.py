@@ -115,6 +115,10 @@ run = Table(
     Column("fork_step", _Number),
     # JSON: the `RunProgress` that its newest attempt has told last, until it ends.
     Column("progress", _Text),
+    # The claim by which its newest attempt has a trial, or an earlier one had it.
+    Column("sweep_id", _Text),
+    Column("trial_number", _Number),
+    Column("trial_token", _Number),
     # With what hides a run, so that a list need not look at the rows that it leaves out.
     Index("run_by_creation", "created_us", "trashed_us", "archived_us"),
     Index("run_by_project", "project_id", "created_us", "trashed_us", "archived_us"),
@@ -123,6 +127,7 @@ run = Table(
     Index("run_by_structure_digest", "structure_digest"),
     Index("run_by_code_digest", "code_digest"),
     Index("run_by_environment_digest", "environment_digest"),
+    Index("run_by_trial", "sweep_id", "trial_number"),
 )
 
 attempt = Table(
@@ -367,4 +372,79 @@ removed = Table(
     METADATA,
     Column("run_id", _Text, primary_key=True),
     Column("removed_us", _Number, nullable=False),
+)
+
+# Sweeps and their trials are no part of a run: they are there before their runs, and stay
+# when those are removed. The project need not be there yet.
+sweep = Table(
+    "sweep",
+    METADATA,
+    Column("id", _Text, primary_key=True),
+    Column("project", _Text, nullable=False),
+    Column("name", _Text, nullable=False),
+    # JSON: what it was opened with.
+    Column("definition", _Text, nullable=False),
+    Column("max_failures", _Number, nullable=False),
+    Column("state", _Text, nullable=False),
+    Column("created_us", _Number, nullable=False),
+    Column("updated_us", _Number, nullable=False),
+    Index("sweep_by_project", "project", "created_us"),
+)
+
+# Times are those of the store's own clock; see `StoreConnection.read_clock_us`.
+trial = Table(
+    "trial",
+    METADATA,
+    Column("sweep_id", _Text, ForeignKey("sweep.id"), primary_key=True),
+    Column("number", _Number, primary_key=True),
+    # By which call of `add_trials` it came.
+    Column("added_key", _Text, nullable=False),
+    # JSON: objects of values.
+    Column("parameters", _Text, nullable=False),
+    Column("origin", _Text, nullable=False),
+    Column("state", _Text, nullable=False),
+    Column("token", _Number, nullable=False),
+    Column("failures", _Number, nullable=False),
+    Column("losses", _Number, nullable=False),
+    # Of its newest claim: which call it was, by whom (JSON: a `ProcessIdentity`), when, for how
+    # long it holds without a word, and until when it does.
+    Column("request_id", _Text),
+    Column("worker", _Text),
+    Column("claimed_us", _Number),
+    Column("lease_s", Double),
+    Column("lease_us", _Number),
+    # The run of its newest claim that has one; it may be gone.
+    Column("run_id", _Text),
+    # JSON: arrays of numbers.
+    Column("objective_values", _Text),
+    Column("constraint_values", _Text),
+    Column("step", _Number),
+    Column("reason", _Text),
+    Column("settled_us", _Number),
+    Index("trial_by_state", "sweep_id", "state", "number"),
+    Index("trial_by_key", "sweep_id", "added_key"),
+    # One request is one claim, however often it comes and whoever has it at this moment.
+    Index("trial_by_request", "sweep_id", "request_id", unique=True),
+    sqlite_with_rowid=False,
+)
+
+# Texts that workers share, one after the other; `count` is the number of the next one.
+log = Table(
+    "log",
+    METADATA,
+    _own_key(),
+    Column("name", _Text, nullable=False, unique=True),
+    Column("count", _Number, nullable=False),
+)
+
+# The first entry of each call names the call, and how many came by it.
+entry = Table(
+    "entry",
+    METADATA,
+    Column("log_pk", _Number, ForeignKey("log.pk"), primary_key=True),
+    Column("number", _Number, primary_key=True),
+    Column("text", _Text, nullable=False),
+    Column("request_id", _Text),
+    Column("appended", _Number),
+    UniqueConstraint("log_pk", "request_id"),
 )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
     from quark_core.records.runs import StopRequest
+    from quark_core.records.sweeps import StoredSweep, StoredTrial
 
 __all__ = ["StoreReader"]
 
@@ -285,6 +286,34 @@ class StoreReader:
         """See `SupportsBelonging`."""
         with self._lock, self._moment() as connection:
             return load_project(connection, project, store_name)
+
+    def list_sweeps(self, project: str | None) -> list[StoredSweep]:
+        """See `SupportsCoordination`."""
+        from quark_backends.store.reading import sweeps
+
+        with self._lock, self._moment() as connection:
+            return sweeps.list_sweeps(connection, project)
+
+    def load_sweep(self, sweep_id: str) -> StoredSweep:
+        """See `SupportsCoordination`."""
+        from quark_backends.store.reading import sweeps
+
+        with self._lock, self._moment() as connection:
+            return sweeps.load_sweep(connection, sweep_id)
+
+    def list_trials(self, sweep_id: str, start: int, limit: int | None) -> list[StoredTrial]:
+        """See `SupportsCoordination`."""
+        from quark_backends.store.reading import sweeps
+
+        with self._lock, self._moment() as connection:
+            return sweeps.list_trials(connection, sweep_id, start, limit)
+
+    def read_entries(self, log: str, start: int, limit: int) -> list[str]:
+        """See `SupportsCoordination`."""
+        from quark_backends.store.reading import sweeps
+
+        with self._lock, self._moment() as connection:
+            return sweeps.read_entries(connection, log, start, limit)
 
     def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
         """See `SupportsLabels`."""

@@ -19,6 +19,7 @@ from quark_core.records import (
 )
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunDigests, RunProgress, RunStatus, StopRequest
+from quark_core.records.sweeps import TrialClaim
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 __all__ = [
@@ -35,7 +36,10 @@ SELECT run.id, project_id, project.name, project.root_path, project.created_us,
     project.updated_us, status, parent_run_id, lineage_root_run_id, attempt, run_path,
     git_commit, strict_mode, run.tags, run.name, notes, run.created_us, run.updated_us, ended_us,
     config, environment, process, heartbeat_us, archived_us, stop, group_paths, run.fields,
-    config_digest, structure_digest, code_digest, environment_digest, fork_step, progress
+    config_digest, structure_digest, code_digest, environment_digest, fork_step, progress,
+    run.sweep_id, trial_number, trial_token,
+    (SELECT trial.token FROM trial
+        WHERE trial.sweep_id = run.sweep_id AND trial.number = trial_number)
 FROM run JOIN project ON project.id = project_id
 """
 """Selects what `to_stored_run` needs of each run, in its order."""
@@ -77,6 +81,10 @@ class _Row(NamedTuple):
     environment_digest: str | None
     fork_step: int | None
     progress: str | None
+    sweep_id: str | None
+    trial_number: int | None
+    trial_token: int | None
+    newest_token: int | None
 
 
 def to_stored_run(row: Sequence[Any]) -> StoredRun:
@@ -86,6 +94,7 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
     identity = msgspec.convert(known, ProcessIdentity)
     lost_reason = find_lost_reason(of.status, identity, of.heartbeat_us)
     config, environment = of.config, of.environment
+    trial = _read_claim(of)
     return StoredRun(
         project=ProjectRecord(
             of.project_id,
@@ -111,7 +120,15 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
             of.config_digest, of.structure_digest, of.code_digest, of.environment_digest
         ),
         progress=_read_progress(of.progress),
+        trial=trial,
+        superseded=trial is not None and trial.token < (of.newest_token or 0),
     )
+
+
+def _read_claim(of: _Row) -> TrialClaim | None:
+    if of.sweep_id is None or of.trial_number is None or of.trial_token is None:
+        return None
+    return TrialClaim(of.sweep_id, of.trial_number, of.trial_token)
 
 
 def _to_run(of: _Row) -> RunRecord:

@@ -264,6 +264,7 @@ def _select_runs(run_pks: Sequence[int]) -> Select[Any]:
     from quark_backends.store.databases.tables import METADATA
 
     run, project = METADATA.tables["run"].c, METADATA.tables["project"].c
+    trial = METADATA.tables["trial"].c
     return (
         select(
             run.pk,
@@ -301,6 +302,12 @@ def _select_runs(run_pks: Sequence[int]) -> Select[Any]:
             run.environment_digest,
             run.fork_step,
             run.progress,
+            run.sweep_id,
+            run.trial_number,
+            run.trial_token,
+            select(trial.token)
+            .where(trial.sweep_id == run.sweep_id, trial.number == run.trial_number)
+            .scalar_subquery(),
         )
         .join_from(METADATA.tables["run"], METADATA.tables["project"])
         .where(run.pk.in_(run_pks))

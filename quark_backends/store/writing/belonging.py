@@ -7,10 +7,17 @@ from typing import Any
 
 from quark_backends.store.databases.connection import StoreConnection, writing
 from quark_backends.store.reading.belonging import load_group, load_project
-from quark_core.backends.belonging import BelongingEdit, apply_belonging_edit, unknown_project
+from quark_core.backends.belonging import (
+    BelongingEdit,
+    StoredGroup,
+    StoredProject,
+    apply_belonging_edit,
+    unknown_project,
+)
+from quark_core.backends.coordination import FieldExchange
 from quark_core.records.times import now_us
 
-__all__ = ["store_group_edit", "store_project_edit"]
+__all__ = ["store_belonging_field", "store_group_edit", "store_project_edit"]
 
 
 def store_project_edit(connection: StoreConnection, project: str, edit: BelongingEdit) -> None:
@@ -22,11 +29,7 @@ def store_project_edit(connection: StoreConnection, project: str, edit: Belongin
     """
     with writing(connection):
         project_id = _lock_project(connection, project)
-        said = _encode(apply_belonging_edit(load_project(connection, project), edit))
-        connection.execute(
-            "UPDATE project SET description = ?, fields = ?, tags = ? WHERE id = ?",
-            (*said, project_id),
-        )
+        _put_project(connection, project_id, load_project(connection, project), edit)
 
 
 def store_group_edit(
@@ -41,19 +44,64 @@ def store_group_edit(
     with writing(connection):
         # Who changes two groups of a project waits: the second sees what the first has made.
         project_id = _lock_project(connection, project)
-        said = _encode(apply_belonging_edit(load_group(connection, project, path), edit))
-        moment_us = now_us()
+        _put_group(connection, project_id, load_group(connection, project, path), edit)
+
+
+def store_belonging_field(
+    connection: StoreConnection, project: str, path: str, exchange: FieldExchange
+) -> bool:
+    """Set a field of a group, or of a project, if it has a value.
+
+    See `SupportsCoordination.compare_and_set_group`.
+
+    Raises:
+        SchemaValidationError: There is no such project.
+        The database's error: It is busy, full or out of reach.
+    """
+    field, value = exchange.field, exchange.value
+    edit = (
+        BelongingEdit(remove_fields=(field,))
+        if value is None
+        else BelongingEdit(set_fields={field: value})
+    )
+    with writing(connection):
+        project_id = _lock_project(connection, project)
+        known = load_group(connection, project, path) if path else load_project(connection, project)
+        if not exchange.fits(known.fields):
+            return False
+        if isinstance(known, StoredGroup):
+            _put_group(connection, project_id, known, edit)
+        else:
+            _put_project(connection, project_id, known, edit)
+    return True
+
+
+def _put_project(
+    connection: StoreConnection, project_id: str, known: StoredProject, edit: BelongingEdit
+) -> None:
+    said = _encode(apply_belonging_edit(known, edit))
+    connection.execute(
+        "UPDATE project SET description = ?, fields = ?, tags = ? WHERE id = ?",
+        (*said, project_id),
+    )
+
+
+def _put_group(
+    connection: StoreConnection, project_id: str, known: StoredGroup, edit: BelongingEdit
+) -> None:
+    said = _encode(apply_belonging_edit(known, edit))
+    moment_us = now_us()
+    connection.execute(
+        "INSERT INTO run_group (project_id, path, description, fields, tags, created_us,"
+        " updated_us) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (project_id, path) DO UPDATE"
+        " SET description = excluded.description, fields = excluded.fields,"
+        " tags = excluded.tags, updated_us = excluded.updated_us",
+        (project_id, known.path, *said, moment_us, moment_us),
+    )
+    if not any(said):
         connection.execute(
-            "INSERT INTO run_group (project_id, path, description, fields, tags, created_us,"
-            " updated_us) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (project_id, path) DO UPDATE"
-            " SET description = excluded.description, fields = excluded.fields,"
-            " tags = excluded.tags, updated_us = excluded.updated_us",
-            (project_id, path, *said, moment_us, moment_us),
+            "DELETE FROM run_group WHERE project_id = ? AND path = ?", (project_id, known.path)
         )
-        if not any(said):
-            connection.execute(
-                "DELETE FROM run_group WHERE project_id = ? AND path = ?", (project_id, path)
-            )
 
 
 def _lock_project(connection: StoreConnection, project: str) -> str:

@@ -10,11 +10,12 @@ from quark_backends.store.reading.reader import find_run
 from quark_backends.store.reading.run_rows import RUN_QUERY, to_stored_run
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_core.backends.contract import Batch, StoredRun
+from quark_core.backends.coordination import FieldExchange
 from quark_core.backends.edits import PlannedStop, RunEdit, make_edit, make_stop
 from quark_core.errors import SessionStoreError
 from quark_core.records.runs import StopRequest
 
-__all__ = ["editing", "store_edit", "store_stop"]
+__all__ = ["editing", "store_edit", "store_field", "store_stop"]
 
 
 def store_edit(connection: StoreConnection, run_id: str, edit: RunEdit, by: str) -> None:
@@ -27,6 +28,31 @@ def store_edit(connection: StoreConnection, run_id: str, edit: RunEdit, by: str)
     BatchIngest(connection).write_made(
         lambda: make_edit(_lock_run(connection, run_id), edit, by=by)
     )
+
+
+def store_field(connection: StoreConnection, run_id: str, exchange: FieldExchange, by: str) -> bool:
+    """Set a field of a run if it has a value; see `SupportsCoordination.compare_and_set`.
+
+    Raises:
+        RunNotFoundError: There is no such run, or it is in the trash.
+        The database's error: It is busy, full or out of reach.
+    """
+    fits: list[bool] = []
+
+    def make() -> list[Batch]:
+        stored = _lock_run(connection, run_id)
+        fits[:] = [exchange.fits(stored.fields)]
+        if not fits[0] or exchange.fits({exchange.field: exchange.value}):
+            return []
+        field = exchange.field
+        if exchange.value is None:
+            edit = RunEdit(remove_fields=(field,))
+        else:
+            edit = RunEdit(set_fields={field: exchange.value})
+        return make_edit(stored, edit, by=by)
+
+    BatchIngest(connection).write_made(make)
+    return fits[0]
 
 
 def store_stop(

@@ -35,6 +35,7 @@ from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 from quark_core.records.run_digests import make_digests
 from quark_core.records.runs import StopRequest
+from quark_core.records.sweeps import TrialClaim
 
 __all__ = ["GivenAttempt", "apply_lifecycle", "make_attempt_event"]
 
@@ -72,13 +73,13 @@ def apply_lifecycle(
     if record.action == "start":
         return _start(connection, record, data, names)
     row = connection.execute(
-        "SELECT pk, attempt, tags, process, stop, group_paths, fields FROM run WHERE id = ?"
-        f"{connection.for_update}",
+        "SELECT pk, attempt, tags, process, stop, group_paths, fields, sweep_id, trial_number,"
+        f" trial_token FROM run WHERE id = ?{connection.for_update}",
         (record.run_id,),
     ).fetchone()
     if row is None:
         raise BackendRejected(f"run {record.run_id} was never started in this store")
-    run_pk, attempt, tags, process, stop, group_paths, fields = row
+    run_pk, attempt, tags, process, stop, group_paths, fields, *claim = row
     if record.action == "tag":
         merged = sorted({*json.loads(tags), data["tag"]})
         _update(connection, run_pk, tags=json.dumps(merged), updated_us=record.time_us)
@@ -95,7 +96,19 @@ def apply_lifecycle(
         write_fields(connection, run_pk, values)
     elif record.attempt == attempt:
         _apply_to_attempt(connection, run_pk, record, process, stop)
+        if claim[0] is not None and record.action in ("heartbeat", "status"):
+            _tell_trial(connection, TrialClaim(*claim), record)
     return None
+
+
+def _tell_trial(connection: StoreConnection, claim: TrialClaim, record: LifecycleRecord) -> None:
+    """Let the trial of a run know that the run is alive, or how it has ended."""
+    from quark_backends.store.writing.trials import end_trial, renew_trial
+
+    if record.action == "heartbeat":
+        renew_trial(connection, claim)
+    else:
+        end_trial(connection, claim, record.data or {})
 
 
 def _apply_to_attempt(
@@ -205,6 +218,7 @@ def _start(
         _add_run(connection, record, data, now_us)
         if data.get("fork"):
             begin_fork(connection, record.run_id, names.find)
+        _begin_trial(connection, record, data)
         return None
     run_pk, newest, status, created_us, trashed_us = row
     if trashed_us is not None:
@@ -228,6 +242,7 @@ def _start(
             updated_us=record.time_us,
             heartbeat_us=now_us,
         )
+        _begin_trial(connection, record, data)
     elif record.time_us < created_us:
         _update(connection, run_pk, created_us=record.time_us)
     if number == record.attempt:
@@ -286,6 +301,23 @@ def _add_run(
     )
     write_tags(connection, run_pk, tags)
     _add_attempt(connection, run_pk, record, None)
+
+
+def _begin_trial(
+    connection: StoreConnection, record: LifecycleRecord, data: Mapping[str, Any]
+) -> None:
+    """Note by what claim the run has a trial, where its start says so."""
+    if data.get("trial") is None:
+        return
+    from quark_backends.store.writing.trials import begin_trial, read_claim
+
+    claim = read_claim(data)
+    if claim is not None and record.run_id is not None:
+        connection.execute(
+            "UPDATE run SET sweep_id = ?, trial_number = ?, trial_token = ? WHERE id = ?",
+            (claim.sweep_id, claim.number, claim.token, record.run_id),
+        )
+        begin_trial(connection, record.run_id, claim)
 
 
 def _choose_attempt(

@@ -1,0 +1,193 @@
+"""Sweeps, their trials, and logs that workers share, as rows have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.reading.run_rows import read_mapping
+from quark_core.backends.coordination import MOST_READ_CHARACTERS, unknown_sweep
+from quark_core.records import format_time
+from quark_core.records.json_object import JsonObject
+from quark_core.records.sweeps import TRIAL_STATES, StoredSweep, StoredTrial
+
+__all__ = [
+    "TRIAL_COLUMNS",
+    "list_sweeps",
+    "list_trials",
+    "load_sweep",
+    "load_trial",
+    "read_entries",
+    "to_stored_trial",
+]
+
+TRIAL_COLUMNS = (
+    "sweep_id, number, parameters, origin, state, token, failures, losses, worker, claimed_us,"
+    " lease_us, run_id, objective_values, constraint_values, step, reason, settled_us"
+)
+"""What `to_stored_trial` needs of the table of trials, in its order."""
+
+_SWEEP_COLUMNS = "id, project, name, definition, state, created_us, updated_us"
+
+
+class _Row(NamedTuple):
+    """A row of `TRIAL_COLUMNS`."""
+
+    sweep_id: str
+    number: int
+    parameters: str
+    origin: str
+    state: str
+    token: int
+    failures: int
+    losses: int
+    worker: str | None
+    claimed_us: int | None
+    lease_us: int | None
+    run_id: str | None
+    objective_values: str | None
+    constraint_values: str | None
+    step: int | None
+    reason: str | None
+    settled_us: int | None
+
+
+def to_stored_trial(row: Sequence[Any]) -> StoredTrial:
+    """The trial that a row of `TRIAL_COLUMNS` is."""
+    of = _Row(*row)
+    worker = read_mapping(of.worker)
+    return StoredTrial(
+        sweep_id=of.sweep_id,
+        number=of.number,
+        parameters=JsonObject(read_mapping(of.parameters)),
+        origin=JsonObject(read_mapping(of.origin)),
+        state=of.state,
+        token=of.token,
+        failures=of.failures,
+        losses=of.losses,
+        worker=JsonObject(worker) if worker else None,
+        claimed_at=_format(of.claimed_us),
+        lease_until=_format(of.lease_us),
+        run_id=of.run_id,
+        values=_read_numbers(of.objective_values),
+        constraints=_read_numbers(of.constraint_values),
+        step=of.step,
+        reason=of.reason,
+        settled_at=_format(of.settled_us),
+    )
+
+
+def list_sweeps(connection: StoreConnection, project: str | None) -> list[StoredSweep]:
+    """See `SupportsCoordination.list_sweeps`; inside a transaction."""
+    sql = f"SELECT {_SWEEP_COLUMNS} FROM sweep"
+    arguments = () if project is None else (project,)
+    if project is not None:
+        sql += " WHERE project = ?"
+    rows = connection.execute(f"{sql} ORDER BY created_us DESC, id", arguments).fetchall()
+    # Those of one sweep are next to each other in an index; a whole store's need no such thing.
+    counted = _count(connection, None if project is None else [row[0] for row in rows])
+    return [_to_stored_sweep(row, counted.get(row[0], {})) for row in rows]
+
+
+def load_sweep(connection: StoreConnection, sweep_id: str) -> StoredSweep:
+    """One sweep; inside a transaction.
+
+    Raises:
+        SchemaValidationError: There is no such sweep.
+    """
+    row = connection.execute(
+        f"SELECT {_SWEEP_COLUMNS} FROM sweep WHERE id = ?", (sweep_id,)
+    ).fetchone()
+    if row is None:
+        raise unknown_sweep(sweep_id)
+    return _to_stored_sweep(row, _count(connection, [sweep_id]).get(sweep_id, {}))
+
+
+def load_trial(connection: StoreConnection, sweep_id: str, number: int) -> StoredTrial | None:
+    """One trial, or None; inside a transaction."""
+    row = connection.execute(
+        f"SELECT {TRIAL_COLUMNS} FROM trial WHERE sweep_id = ? AND number = ?", (sweep_id, number)
+    ).fetchone()
+    return None if row is None else to_stored_trial(row)
+
+
+def list_trials(
+    connection: StoreConnection, sweep_id: str, start: int, limit: int | None
+) -> list[StoredTrial]:
+    """See `SupportsCoordination.list_trials`; inside a transaction."""
+    if connection.execute("SELECT 1 FROM sweep WHERE id = ?", (sweep_id,)).fetchone() is None:
+        raise unknown_sweep(sweep_id)
+    sql = f"SELECT {TRIAL_COLUMNS} FROM trial WHERE sweep_id = ? AND number >= ? ORDER BY number"
+    arguments: list[Any] = [sweep_id, start]
+    if limit is not None:
+        sql += " LIMIT ?"
+        arguments.append(limit)
+    return [to_stored_trial(row) for row in connection.execute(sql, arguments).fetchall()]
+
+
+def read_entries(connection: StoreConnection, log: str, start: int, limit: int) -> list[str]:
+    """See `SupportsCoordination.read_entries`; inside a transaction."""
+    found: list[str] = []
+    size = 0
+    rows = connection.execute(
+        "SELECT text FROM entry JOIN log ON pk = log_pk"
+        " WHERE name = ? AND number >= ? ORDER BY number LIMIT ?",
+        (log, start, limit),
+    )
+    for (text,) in rows:
+        size += len(text)
+        if found and size > MOST_READ_CHARACTERS:
+            break
+        found.append(text)
+    rows.close()
+    return found
+
+
+def _count(
+    connection: StoreConnection, sweep_ids: Iterable[str] | None
+) -> dict[str, dict[str, int]]:
+    """How many trials sweeps have in each state."""
+    sql = "SELECT sweep_id, state, count(*) FROM trial"
+    group = " GROUP BY sweep_id, state"
+    rows: list[Any] = []
+    if sweep_ids is None:
+        rows = connection.execute(sql + group).fetchall()
+    else:
+        for sweep_id in sweep_ids:
+            rows += connection.execute(f"{sql} WHERE sweep_id = ?{group}", (sweep_id,)).fetchall()
+    found: dict[str, dict[str, int]] = {}
+    for sweep_id, state, count in rows:
+        found.setdefault(sweep_id, {})[state] = int(count)
+    return found
+
+
+def _to_stored_sweep(row: Sequence[Any], counts: dict[str, int]) -> StoredSweep:
+    sweep_id, project, name, definition, state, created_us, updated_us = row
+    return StoredSweep(
+        id=sweep_id,
+        project=project,
+        name=name,
+        definition=JsonObject(read_mapping(definition)),
+        state=state,
+        counts=JsonObject((str(s), counts[s]) for s in TRIAL_STATES if s in counts),
+        created_at=format_time(created_us),
+        updated_at=format_time(updated_us),
+    )
+
+
+def _format(time_us: int | None) -> str | None:
+    return None if time_us is None else format_time(time_us)
+
+
+def _read_numbers(stored: str | None) -> tuple[float, ...] | None:
+    """Numbers of a column; None where no Quark has written what is there."""
+    if stored is None:
+        return None
+    try:
+        return msgspec.convert(json.loads(stored), tuple[float, ...])
+    except (ValueError, TypeError, RecursionError):
+        return None
