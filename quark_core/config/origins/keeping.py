@@ -163,21 +163,20 @@ def keep_change(
 
 
 def note_source(
-    snapshot: ConfigSnapshot, keys: Iterable[str], source: str, place: str | None = None
+    snapshot: ConfigSnapshot, values: Mapping[str, Any], source: str, place: str | None = None
 ) -> ConfigSnapshot:
     """A configuration some settings of which have their values from a source, such as a trial.
 
     Args:
         snapshot: The configuration.
-        keys: The settings; those that are not in it are let be.
+        values: The settings and their values; what has another one in it is let be.
         source, place: What has given them their values, and where that is told.
     """
-    wanted = set(keys)
     known = snapshot.group_origins()
     found: dict[str, list[SettingOrigin]] = {}
     for key, value in flatten_json(snapshot.values):
         older = list(known.get(key, ()))
-        if key in wanted:
+        if key in values and values[key] == value:
             older = [_make(key, source, place, value, hidden=_is_hidden(value)), *older]
         found[key] = older[:_MOST_OF_A_KEY]
     origins, notes = _bound(found.items())

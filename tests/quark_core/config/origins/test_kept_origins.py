@@ -223,7 +223,8 @@ def test_a_snapshot_comes_back_from_its_data():
 
 
 def test_a_source_is_noted_of_some_settings():
-    snapshot = note_source(snapshot_config({"lr": 0.1, "x": 1}), ["lr"], "trial 3 of lr-search")
+    given = {"lr": 0.1, "x": 2, "absent": 1}
+    snapshot = note_source(snapshot_config({"lr": 0.1, "x": 1}), given, "trial 3 of lr-search")
     assert tell(snapshot, "lr") == [("trial 3 of lr-search", 0.1)]
     assert tell(snapshot, "x") == []
 
