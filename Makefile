@@ -72,6 +72,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/mirrors.py cost
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/notebook.py
+	$(BIN)/python benchmarks/claims.py rate
 
 diagnosis: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.diagnosis make --family all --seeds 0-4 --every 5 --jobs 2 --out $(DIAGNOSIS_RUNS)
@@ -84,6 +85,8 @@ faults: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/durability.py all
 	$(BIN)/python benchmarks/service_faults.py
 	$(BIN)/python benchmarks/mirrors.py points kills
+	$(BIN)/python benchmarks/claims.py campaign
+	$(BIN)/python benchmarks/sweep_campaign.py
 
 conformance: $(VENV)/dev.stamp
 	PYTHONPATH=examples/third_party_backend/src $(BIN)/python -m pytest -q -n $(JOBS) \

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary as RunSummary
     from quark_core.backends.series import Series as Series
     from quark_core.backends.tracker_backend import TrackerBackend as TrackerBackend
+    from quark_core.config.layering.layered_config import LayeredConfig as LayeredConfig
+    from quark_core.config.layering.layers import Layers as Layers
     from quark_core.config.tracked import tracked as tracked
     from quark_core.errors import ArtifactDamagedError as ArtifactDamagedError
     from quark_core.errors import ArtifactNotFoundError as ArtifactNotFoundError
@@ -123,6 +125,11 @@ if TYPE_CHECKING:
     from quark_core.sessions.shortcuts import resume_run as resume_run
     from quark_core.sessions.shortcuts import start_run as start_run
     from quark_core.sessions.shortcuts import watch_data as watch_data
+    from quark_core.sweeps.opening import sweep as sweep
+    from quark_core.sweeps.space import integers as integers
+    from quark_core.sweeps.space import uniform as uniform
+    from quark_core.sweeps.sweep import Sweep as Sweep
+    from quark_core.sweeps.trial import Trial as Trial
     from quark_core.version import __version__ as __version__
     from quark_core.writers.artifact_background import PendingArtifact as PendingArtifact
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
@@ -195,6 +202,8 @@ _HOMES = {
     "LaneReport": "quark_core.backends.delivery_report",
     "LayerFilterConfig": "quark_torch.layer_filter",
     "LayerSummaryRecord": "quark_core.records",
+    "LayeredConfig": "quark_core.config.layering.layered_config",
+    "Layers": "quark_core.config.layering.layers",
     "LogIdentifier": "quark_core.records",
     "LoggingHandler": "quark_core.writers.logging_handler",
     "LossSummary": "quark_core.samples.summaries",
@@ -274,6 +283,11 @@ _HOMES = {
     "setup_tracker": "quark.tracker.setup",
     "start_run": "quark_core.sessions.shortcuts",
     "stop_run": "quark_core.runs.run_editing",
+    "Sweep": "quark_core.sweeps.sweep",
+    "Trial": "quark_core.sweeps.trial",
+    "integers": "quark_core.sweeps.space",
+    "sweep": "quark_core.sweeps.opening",
+    "uniform": "quark_core.sweeps.space",
     "tracked": "quark_core.config.tracked",
     "validate_record": "quark_core.records.schema",
     "AttentionEntropy": "quark_torch.instruments.attention_entropy",

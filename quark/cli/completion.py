@@ -30,6 +30,7 @@ __all__ = [
     "complete_metrics",
     "complete_projects",
     "complete_runs",
+    "complete_sweeps",
     "complete_tags",
     "install_completion",
     "install_option",
@@ -127,6 +128,29 @@ def complete_groups(
             ("/".join(each[:end]) for each in parts for end in range(1, len(each) + 1)),
             incomplete,
         )
+
+    del param
+    return _ask(ctx, find)
+
+
+def complete_sweeps(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Names of sweeps that begin so, newest first, each with its project and state."""
+
+    def find(reader: SupportsRead) -> list[CompletionItem]:
+        from quark_core.backends.coordination import SupportsCoordination
+        from quark_core.system.terminal_text import clean_line
+
+        store: object = reader
+        if not isinstance(store, SupportsCoordination):
+            return []
+        found: dict[str, CompletionItem] = {}
+        for sweep in store.list_sweeps(ctx.params.get("project")):
+            if sweep.name.startswith(incomplete) and _FIT.fullmatch(sweep.name):
+                told = clean_line(f"{sweep.project} {sweep.state}")[:_HELP_CHARACTERS]
+                found.setdefault(sweep.name, CompletionItem(sweep.name, help=told))
+        return list(found.values())[:_MOST]
 
     del param
     return _ask(ctx, find)

@@ -45,6 +45,7 @@ _COMMANDS = {
     "show": "Show one run.",
     "sources": "Show, compare or restore the code of a run.",
     "stop": "Ask a training to stop.",
+    "sweep": "Search the best parameters, with any number of workers.",
     "sync": "Deliver what waits in journals.",
     "traces": "Show the versions of traced functions in a project.",
     "ui": "Look at runs in the browser.",

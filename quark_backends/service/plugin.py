@@ -28,6 +28,7 @@ SERVICE = BackendDefinition(
             Capability.CHANGES,
             Capability.EDITS,
             Capability.BELONGING,
+            Capability.COORDINATION,
         }
     ),
     schemes=("quark", "http", "https"),

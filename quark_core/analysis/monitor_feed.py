@@ -40,7 +40,6 @@ KINDS = tuple(
 )
 """What analyzers look at: every kind of record with numbers that they did not find themselves."""
 
-_TABLES = tuple(kind for kind in KINDS if kind != MetricRecord.KIND)
 _WAITING_BYTES = 64 * 1024 * 1024
 
 
@@ -90,6 +89,7 @@ class RunFeed:
 
     Args:
         run: A run that takes records, of this process.
+        kinds: Which kinds of records are collected, metrics among them.
 
     Attributes:
         step: Step of the newest row that has one, or None.
@@ -97,8 +97,10 @@ class RunFeed:
         is_alarmed: Whether a metric stopped being finite since this was last set to False.
     """
 
-    def __init__(self, run: OpenRun) -> None:
+    def __init__(self, run: OpenRun, kinds: tuple[str, ...] = KINDS) -> None:
         self._run = run
+        self._kinds = kinds
+        self._tables = tuple(kind for kind in kinds if kind != MetricRecord.KIND)
         self._stream = run.stream
         self._writer_id = run.origin.writer_id
         self._waiting: deque[Batch] = deque()
@@ -106,7 +108,7 @@ class RunFeed:
         self._taken_bytes = 0
         self._overflowed = False
         self._base: dict[str, Columns] = {}
-        self._parts: dict[str, list[Columns]] = {kind: [] for kind in _TABLES}
+        self._parts: dict[str, list[Columns]] = {kind: [] for kind in self._tables}
         self._curves = GrowingCurves()
         self._config: dict[str, Any] | None = None
         self._other_writers = False
@@ -122,8 +124,8 @@ class RunFeed:
             SessionStoreError: The store does not answer; what is logged from now on is
                 collected all the same.
         """
-        for kind in (*KINDS, EventRecord.KIND):
-            self._stream.channel(kind).on_batch = self._take
+        for kind in (*self._kinds, EventRecord.KIND):
+            self._stream.channel(kind).listen(self._take)
         reader = self._run.reader
         if reader is not None:
             stored = reader.load_run(self._run.context.run_id or "")
@@ -132,8 +134,8 @@ class RunFeed:
 
     def close(self) -> None:
         """Listen no more."""
-        for kind in (*KINDS, EventRecord.KIND):
-            self._stream.channel(kind).on_batch = None
+        for kind in (*self._kinds, EventRecord.KIND):
+            self._stream.channel(kind).leave(self._take)
         self._waiting.clear()
 
     def poll(self) -> None:
@@ -189,7 +191,7 @@ class RunFeed:
         try:
             # What is framed before we read is then in what we read or waits in the queue.
             self._stream.flush(settings.persistence_timeout_s(), sync=False)
-            base = {kind: read_rows(reader, run_id, kind, Query()) for kind in _TABLES}
+            base = {kind: read_rows(reader, run_id, kind, Query()) for kind in self._tables}
             curves, newest = GrowingCurves(), -1
             for part in iterate(reader, run_id, MetricRecord.KIND, Query()):
                 curves.add(part)
@@ -204,7 +206,7 @@ class RunFeed:
         if points is not None:
             # The store takes a writer's rows in their order.
             self._add(MetricRecord.KIND, points.take(points["sequence"] > newest))
-        for kind in _TABLES:
+        for kind in self._tables:
             self._base[kind], self._parts[kind] = base[kind], []
             self._note_place(base[kind])
             if kind in came:

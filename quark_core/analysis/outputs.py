@@ -117,7 +117,7 @@ class AnalysisTarget:
             from quark_core.records.columns import Columns
 
             return RunData(lambda kind, _: Columns.empty(kind), self.run_id, ended=False)
-        return _make_data(reader, reader.load_run(self.run_id))
+        return make_run_data(reader, reader.load_run(self.run_id))
 
     def iterate_healthy(self, analyzer: str) -> Iterator[RunData]:
         """The newest completed runs of the project that an analyzer has stored as healthy.
@@ -140,7 +140,7 @@ class AnalysisTarget:
                 if isinstance(score, HealthScoreRecord) and score.score_key == "overall"
             ]
             if overall and overall[-1].is_known and overall[-1].status == "healthy":
-                yield _make_data(reader, stored)
+                yield make_run_data(reader, stored)
 
     def read_outputs(self, kind: str, analyzer: str) -> Columns:
         """What an analyzer has stored of one kind, from its newest replacing generation on.
@@ -262,7 +262,8 @@ class AnalysisTarget:
         run.stream.flush(settings.persistence_timeout_s(), sync=False)
 
 
-def _make_data(reader: SupportsRead, stored: StoredRun) -> RunData:
+def make_run_data(reader: SupportsRead, stored: StoredRun) -> RunData:
+    """A stored run as analyzers want it; nothing is read before it is asked for."""
     run_id = str(stored.run.id)
 
     def read(kind: str, query: Query) -> Columns:

@@ -48,3 +48,14 @@ def quark_register_fingerprints() -> Mapping[str, Callable[[Any], object]]:  # t
     The function gets the value, and returns what says what it is: bytes, numbers, texts, arrays,
     or containers of them. It must not change the value, and may raise.
     """
+
+
+@hookspec
+def quark_register_samplers() -> Mapping[str, Callable[[Mapping[str, Any], int], object]]:  # type: ignore[empty-body]
+    """Tell how sweeps search by your methods: a name, as `search=` has it -> what makes one.
+
+    Called when a sweep asks for a name that Quark does not know, so that nothing is loaded before.
+    The function gets the sweep's definition and a seed, and returns a sampler of Optuna, a pruner,
+    or a pair of both. It is called anew for each trial, with another seed each time, so what it
+    knows of earlier trials must come from Optuna's study. Names of Quark's own are never asked for.
+    """

@@ -10,6 +10,7 @@ Both take the batches in any order and leave out what came twice.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
 from quark_core.records.run_digests import make_digests
 from quark_core.records.runs import RunProgress, StopRequest
+from quark_core.records.sweeps import TrialClaim
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 if TYPE_CHECKING:
@@ -169,6 +171,7 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
         lost_reason=lost_reason,
         exit_code=None if ended is None else _data(ended).get("exit_code"),
         stop=stop if stop is not None and stop.is_complete else None,
+        trial=_find_trial(starts),
     )
     progress = _find_progress(newest) if ended is None else None
     changed = _apply_changes(dataclasses.replace(described, progress=progress), records)
@@ -194,6 +197,16 @@ def _apply_changes(stored: StoredRun, records: Sequence[LifecycleRecord]) -> Sto
         elif record.action == "fields":
             fields = change_fields(fields, _data(record))
     return dataclasses.replace(stored, run=run, fields=fields)
+
+
+def _find_trial(starts: Sequence[LifecycleRecord]) -> TrialClaim | None:
+    """The claim of the newest attempt that has one."""
+    for record in sorted(starts, key=lambda record: record.attempt, reverse=True):
+        told = _data(record).get("trial")
+        if told is not None:
+            with contextlib.suppress(msgspec.ValidationError):
+                return msgspec.convert(told, TrialClaim)
+    return None
 
 
 def _find_progress(newest: Sequence[LifecycleRecord]) -> RunProgress | None:

@@ -16,6 +16,7 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.names import decode_name, encode_name
 from quark_core.records.run_digests import make_digests
 from quark_core.records.runs import RunDigests, RunProgress, StopRequest
+from quark_core.records.sweeps import TrialClaim
 
 __all__ = [
     "MetricSummaries",
@@ -200,6 +201,8 @@ def restore_run(data: Mapping[str, Any]) -> StoredRun:
             fields=dict(data.get("fields") or {}),
             digests=_restore_digests(data),
             progress=_restore(data.get("progress"), RunProgress),
+            trial=_restore(data.get("trial"), TrialClaim),
+            superseded=bool(data.get("superseded")),
         )
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise SchemaValidationError(f"run: this is none: {error!r}") from error

@@ -67,8 +67,8 @@ class Channel:
         sequence: The counter itself, for who needs several at once.
         frame_records: A batch is closed when it holds this many records, or
             `LONG_FRAME_RECORDS` while many wait.
-        on_batch: Called by the delivery thread with each batch that it closes, where it
-            is set; it must neither wait nor raise.
+        listeners: Called by the delivery thread with each batch that it closes; they must
+            neither wait nor raise.
         lost: Records that went because memory ran out.
         newest: The last item that went into a batch, or None.
     """
@@ -83,9 +83,9 @@ class Channel:
         "frame_records",
         "items",
         "kind",
+        "listeners",
         "lost",
         "newest",
-        "on_batch",
         "sequence",
         "take_sequence",
     )
@@ -97,7 +97,7 @@ class Channel:
         self.sequence = itertools.count()
         self.take_sequence = self.sequence.__next__
         self.frame_records = _DEFAULT_FRAME_RECORDS
-        self.on_batch: Callable[[Batch], None] | None = None
+        self.listeners: tuple[Callable[[Batch], None], ...] = ()
         self.lost = 0
         self.newest: Any = None
         self._fitted = False
@@ -115,6 +115,14 @@ class Channel:
         redacted = redact_record(record)
         self.append(redacted)
         return redacted
+
+    def listen(self, listener: Callable[[Batch], None]) -> None:
+        """Have the delivery thread call it with each batch from now on."""
+        self.listeners = (*self.listeners, listener)
+
+    def leave(self, listener: Callable[[Batch], None]) -> None:
+        """Have it called no more."""
+        self.listeners = tuple(each for each in self.listeners if each != listener)
 
     def fit_frames(self, records: int) -> None:
         """Let batches hold as many records as the largest of the channel's writers wants."""

@@ -600,9 +600,8 @@ class _Framer:
                 continue
             self._log.account(channel.kind, items)
             self._log.add(batch)
-            on_batch = channel.on_batch
-            if on_batch is not None:
-                on_batch(batch)
+            for listener in channel.listeners:
+                listener(batch)
             self._draining = 0
             self._framed_bytes += len(batch.body)
             # Several small frames are one write.

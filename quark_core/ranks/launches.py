@@ -27,7 +27,7 @@ import xxhash
 
 from quark_core.system.process import current_process
 
-__all__ = ["Launch", "RankInfo", "detect_rank", "find_launch"]
+__all__ = ["Launch", "RankInfo", "detect_rank", "find_launch", "leave_launch"]
 
 # In this order: a launcher inside a batch job (torchrun inside SLURM) knows better.
 _LAUNCHERS = (
@@ -81,6 +81,17 @@ def detect_rank(environ: Mapping[str, str] | None = None) -> RankInfo:
         size = _read(environ, size_name)
         return RankInfo(found, found if local is None else local, max(size or 0, found + 1), source)
     return RankInfo()
+
+
+def leave_launch(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a process that is no rank of this one's launch, but may start one."""
+    said = {name for launcher in _LAUNCHERS for name in launcher[1:]}
+    said |= {"MASTER_ADDR", "MASTER_PORT"}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in said and not name.startswith("TORCHELASTIC_")
+    }
 
 
 def _read(environ: Mapping[str, str], name: str) -> int | None:

@@ -196,4 +196,5 @@ class StoredTrial(Record, frozen=True, gc=False):
 
 def count_states(states: Sequence[str]) -> JsonObject:
     """How many there are of each state, in the order of `TRIAL_STATES`."""
-    return JsonObject({s: states.count(s) for s in TRIAL_STATES if s in states})
+    counts: dict[str, int] = {s: states.count(s) for s in TRIAL_STATES if s in states}
+    return JsonObject(counts)

@@ -18,6 +18,7 @@ from quark_core.records.json_object import JsonObject
 from quark_core.runs import recovery
 from quark_core.runs.composition import Plan
 from quark_core.runs.environment import GitState, capture_environment
+from quark_core.runs.held_trials import describe_claim
 from quark_core.runs.known_runs import note_run
 from quark_core.runs.made_of import MadeOf
 from quark_core.runs.open_run import OpenRun
@@ -61,9 +62,7 @@ def announce(
     if is_new:
         _emit_belonging(run)
     if config is not None:
-        raw = {} if config.raw is None else {"raw": config.raw}
-        notes = list(config.notes)
-        run.emit_lifecycle("config", {"values": config.values, "notes": notes, **raw})
+        run.emit_lifecycle("config", config.to_data())
     environment = capture_environment(rank, git)
     run.emit_lifecycle("environment", environment)
     if not run.stream.active:
@@ -154,6 +153,7 @@ def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) ->
         "process": msgspec.to_builtins(current_process()),
         **({} if from_step is None else {"from_step": from_step}),
         **_describe_fork(record),
+        **describe_claim(run.trial),
         **_describe_outage(reach),
     }
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quark_core.ranks.claims import RunClaims
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
+    from quark_core.runs.held_trials import HeldTrial
     from quark_core.runs.recovery import ChildDelivery
 
 __all__ = ["OpenRun", "OpenRuns", "open_runs"]
@@ -94,6 +95,7 @@ class OpenRun:
         non_finite: Metric key -> count of values in a row that were not finite.
         aggregates: What sums up values and times in this process, or None.
         first_step: The step that a resumed run begins with, or None where that is not said.
+        trial: The trial of a sweep that it has, or None.
         tell_progress: Says how far a loop has come, for heartbeats, or None.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
@@ -125,6 +127,7 @@ class OpenRun:
         self.aggregates: Collecting | None = None
         self.tell_progress: Callable[[], dict[str, Any] | None] | None = None
         self.last_error: str | None = None
+        self.trial: HeldTrial | None = None
         self.context = context
         self.config: ConfigSnapshot | None = None
         self.fields: Mapping[str, Any] = {}
@@ -367,7 +370,7 @@ class OpenRun:
         self.withdraw_halt()  # it is the parent's to raise
         self.notifier = None  # its threads are the parent's
         self.aggregates = self.tell_progress = None  # the parent tells what was measured so far
-        self.stop_request = None
+        self.stop_request = self.trial = None  # the trial is the parent's too
         parent = self.stream.origin
         origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)
         active = self.stream.active

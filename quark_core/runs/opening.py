@@ -52,6 +52,7 @@ from quark_core.runs.announcement import announce, announce_rank
 from quark_core.runs.environment import GitState, read_git_state
 from quark_core.runs.foreign_runs import open_foreign_run
 from quark_core.runs.fork_points import ForkPoint, check_fork_from
+from quark_core.runs.held_trials import HeldTrial, find_held_trial
 from quark_core.runs.known_runs import KnownRun, find_known_run, find_parent
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.runs.primary_reach import ATTACHING, JOINING, PrimaryReach, choose_policy
@@ -104,7 +105,14 @@ def start(
             "if_done and fork_from cannot be combined: a fork is no repetition of another run"
         )
     goal = choose_objective(objective, mode)
-    snapshot = keep_objective(snapshot_config(config), goal)
+    snapshot = snapshot_config(config)
+    trial = find_held_trial(storage_dir)
+    if trial is not None:
+        goal = goal or trial.objective
+        snapshot = trial.join_config(snapshot)
+        groups = tuple(sorted({*groups, trial.group}))
+        storage_dir = trial.storage_dir if storage_dir is None else storage_dir
+    snapshot = keep_objective(snapshot, goal)
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
@@ -126,6 +134,7 @@ def start(
         plan=plan,
         groups=groups,
         fields=_find_version(version),
+        trial=trial,
     )
     given = rank_parts.find_given_run_id()
     leads = rank_parts.is_leader(plan, rank)
@@ -146,7 +155,7 @@ def _begin(start: _Start, reach: PrimaryReach, given: str | None) -> OpenRun:
     """Begin the run, or this rank's part in it."""
     plan, rank, root = start.plan, start.rank, start.root
     leads = rank_parts.is_leader(plan, rank)
-    part = _choose_part(plan, rank, root, start.project, given, reach)
+    part = _choose_part(plan, rank, root, start.launch_name, given, reach)
     if part.is_done and part.run_id is not None:
         return _stand_by(start, rank_parts.find_stored(reach, part.run_id), part, reach)
     if part.restarts and part.run_id is not None:
@@ -190,7 +199,9 @@ def _begin_unless_done(
         return _begin(start, reach, given)
     if found.done is not None:
         run_id = str(found.done.run.id)
-        part = rank_parts.lead_earlier(start.plan, start.root, start.project, run_id, is_done=True)
+        part = rank_parts.lead_earlier(
+            start.plan, start.root, start.launch_name, run_id, is_done=True
+        )
         part.claim()
         return _stand_by(start, found.done, part, reach)
     fields = JsonObject({**start.fields, **found.fields})
@@ -207,10 +218,11 @@ def _look_back(start: _Start, if_done: IfDone, reach: PrimaryReach) -> EarlierRu
 def _go_on(start: _Start, stored: StoredRun, reach: PrimaryReach) -> OpenRun:
     """The next attempt of an earlier run that has not come to its end."""
     run_id = str(stored.run.id)
-    part = rank_parts.lead_earlier(start.plan, start.root, start.project, run_id, is_done=False)
+    part = rank_parts.lead_earlier(start.plan, start.root, start.launch_name, run_id, is_done=False)
     return continue_run(
-        stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot
-    )
+        stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot,
+        trial=start.trial,
+    )  # fmt: skip
 
 
 def _stand_by(
@@ -237,6 +249,7 @@ def _stand_by(
     )
     run.config, run.fields = stored.config, stored.fields
     run.already_done = _summarize(stored, reach)
+    run.trial = start.trial
     return run
 
 
@@ -273,6 +286,13 @@ class _Start:
     plan: composition.Plan
     groups: tuple[str, ...]
     fields: JsonObject
+    trial: HeldTrial | None = None
+
+    @property
+    def launch_name(self) -> str:
+        """What all ranks of a launch call the run: a trial that is claimed again is another."""
+        trial = self.trial
+        return self.project if trial is None else f"{self.project}\0{trial.claim.to_text()}"
 
     def choose_config(self, parent: StoredRun | None) -> ConfigSnapshot:
         """What the run begins with: a fork that is given no configuration has its parent's."""
@@ -298,6 +318,7 @@ def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) ->
             start.ranks,
             part,
             None if start.inherits_config else start.snapshot,
+            trial=start.trial,
         )
     except InvalidRunStateError as error:
         _log.warning("the restarted run is not taken up again: %s", error)
@@ -318,7 +339,7 @@ class _Opener:
         start, reach = self.start, self.reach
         run = open_part(self.describe(part), start.plan, reach.primary, start.rank, part)
         config = run.config = start.choose_config(self.parent)
-        run.fields = start.fields
+        run.fields, run.trial = start.fields, start.trial
         reach.hand_over(run)
         if part.leads:
             goes_on = reach.outage is not None and part.attempt > 0

@@ -22,6 +22,7 @@ from quark_core.runs import composition, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
 from quark_core.runs.composition import Plan
 from quark_core.runs.environment import read_git_state
+from quark_core.runs.held_trials import HeldTrial, find_held_trial
 from quark_core.runs.known_runs import (
     KnownRun,
     check_resumable,
@@ -52,12 +53,17 @@ def resume(
     first_step = check_index(from_step, "from_step")
     settings.check_timeouts()
     settings.source_mode()
+    trial = find_held_trial(storage_dir)
+    if trial is not None and storage_dir is None:
+        storage_dir = trial.storage_dir
     root = resolve_storage_dir(storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
     plan = composition.plan_backends(backends, rank, ranks=chosen)
     if not rank_parts.is_leader(plan, rank):
-        return _follow_resumed(run_id, plan, root, rank, chosen)
+        run = _follow_resumed(run_id, plan, root, rank, chosen)
+        run.trial = trial
+        return run
     if plan.primary is None:
         raise SessionStoreError(
             "run_id cannot be resumed here: this process has no primary store "
@@ -77,7 +83,9 @@ def resume(
             reach.open_for_writing()
         claims = rank_parts.find_resume_claims(plan, root, run_id)
         part = RankPart(run_id, leads=True, claims=claims)
-        return continue_run(stored, plan, reach, root, rank, chosen, part, from_step=first_step)
+        return continue_run(
+            stored, plan, reach, root, rank, chosen, part, from_step=first_step, trial=trial
+        )
 
 
 def _choose_policy(known: KnownRun | None) -> StartPolicy:
@@ -124,6 +132,7 @@ def continue_run(
     config: ConfigSnapshot | None = None,
     *,
     from_step: int | None = None,
+    trial: HeldTrial | None = None,
 ) -> OpenRun:
     """Begin the next attempt of a run, and tell the other ranks of it."""
     git = read_git_state(working_directory())
@@ -157,6 +166,7 @@ def continue_run(
         run.config = stored.config if config is None else config
         run.fields = stored.fields
         run.first_step = from_step
+        run.trial = trial
         reach.hand_over(run)
         announce(run, config, rank, git, "run_resumed", reach, from_step=from_step)
         return announce_rank(run, plan, rank)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn, get_args
+from typing import Any, ClassVar, NamedTuple, NoReturn, get_args
 
 from lark import Token, Transformer_NonRecursive
 
@@ -29,7 +30,14 @@ from quark_core.records.expression import (
     Value,
 )
 from quark_core.search.periods import parse_period
-from quark_core.search.resolution import ALIASES, CHOICES, RUN_FIELDS, point_at, suggest_names
+from quark_core.search.resolution import (
+    ALIASES,
+    CHOICES,
+    RUN_FIELDS,
+    RunFieldType,
+    point_at,
+    suggest_names,
+)
 
 __all__ = ["ExpressionBuilder"]
 
@@ -63,6 +71,9 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         SchemaValidationError: A value of a wrong type, or a field or a function
             that does not exist; as the cause of lark's VisitError.
     """
+
+    FIELDS: ClassVar[Mapping[str, RunFieldType]] = RUN_FIELDS
+    CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = CHOICES
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -107,7 +118,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         left = self._note_mismatch(left, right)
         if isinstance(value, bool) and operator not in ("==", "!="):
             self._fail(token, "true and false have no order; write == or !=")
-        if left.scope == "run" and RUN_FIELDS[left.name] == "groups":
+        if left.scope == "run" and self.FIELDS[left.name] == "groups":
             if operator not in ("==", "!="):
                 self._fail(token, "groups have no order; write == or !=, or 'path' in groups")
             inside = InGroup(str(value), below=False)
@@ -126,7 +137,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
             values.append(self._check_value(field, given))
             field = self._note_mismatch(field, given)
         found: Expression = Membership(field, tuple(values))
-        if field.scope == "run" and RUN_FIELDS[field.name] == "groups":
+        if field.scope == "run" and self.FIELDS[field.name] == "groups":
             found = Or(tuple(InGroup(str(value), below=False) for value in values))
         return Not(found) if len(words) == 2 else found
 
@@ -184,7 +195,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
 
     def check_sortable(self, field: Field) -> Field:
         """Return a field by which runs can be sorted."""
-        if field.scope == "run" and RUN_FIELDS[field.name] in ("tags", "groups"):
+        if field.scope == "run" and self.FIELDS[field.name] in ("tags", "groups"):
             assert field.place is not None
             raise point_at(field.place, f"runs cannot be sorted by their {field.name}")
         return field
@@ -211,7 +222,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         return Field("run" if text in RUN_FIELDS else "metric", text, place=place)
 
     def _search_text(self, given: _Given, field: Field) -> Expression:
-        kind = RUN_FIELDS[field.name] if field.scope == "run" else "text"
+        kind = self.FIELDS[field.name] if field.scope == "run" else "text"
         assert field.place is not None
         message = f"{field.name} is no text; nothing can be in it"
         if kind not in ("text", "tags", "groups"):
@@ -231,7 +242,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         assert value is not None
         if field.scope != "run":
             return value
-        kind = RUN_FIELDS[field.name]
+        kind = self.FIELDS[field.name]
         if kind == "tags":
             hint = "write 'tag' in tags"
             if isinstance(value, str):
@@ -253,7 +264,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
                     "this is no time; write 2026, 2026-11, 2026-11-01, 2026-11-01T09:30 "
                     "or the like",
                 )
-        choices = CHOICES.get(field.name)
+        choices = self.CHOICES.get(field.name)
         if choices is not None and value not in choices:
             hint = "; lost is a state" if value == "lost" else ""
             self._fail(given.token, f"{field.name} is one of {', '.join(choices)}{hint}")

@@ -36,7 +36,16 @@ from quark_core.records.times import now_us
 from quark_core.search.periods import parse_period
 from quark_core.search.resolution import RUN_FIELDS
 
-__all__ = ["evaluate", "find_cell", "find_keys", "find_value", "flatten_values", "sort_runs"]
+__all__ = [
+    "compare_time",
+    "compare_values",
+    "evaluate",
+    "find_cell",
+    "find_keys",
+    "find_value",
+    "flatten_values",
+    "sort_runs",
+]
 
 _COMPARE: dict[Operator, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -162,12 +171,10 @@ class _Run:
         if found is None:
             return False
         if field.scope == "run" and RUN_FIELDS[field.name] == "time":
-            return _compare_time(found, sign, str(value))
-        if _TYPES.get(type(found)) != _TYPES[type(value)]:
-            return sign == "!="
-        if isinstance(value, int) and field.scope != "run":
+            return compare_time(found, sign, str(value))
+        if isinstance(value, int) and not isinstance(value, bool) and field.scope != "run":
             value = float(value)
-        return _COMPARE[sign](found, value)
+        return compare_values(found, sign, value)
 
     def _find_run_value(self, name: str) -> Any:
         stored = self._run.stored
@@ -209,7 +216,15 @@ class _Run:
         return max(0, end_us - parse_time(stored.run.created_at)) / 1e6
 
 
-def _compare_time(found_us: int, sign: Operator, text: str) -> bool:
+def compare_values(found: Any, sign: Operator, value: Value) -> bool:
+    """Whether a comparison is true of a value; one of another type is different, and no more."""
+    if _TYPES.get(type(found)) != _TYPES[type(value)]:
+        return sign == "!="
+    return _COMPARE[sign](found, value)
+
+
+def compare_time(found_us: int, sign: Operator, text: str) -> bool:
+    """Whether a comparison is true of a moment, in microseconds since the epoch."""
     start_us, end_us = parse_period(text)
     match sign:
         case "==":

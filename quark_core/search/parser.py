@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
     from lark.visitors import Transformer_NonRecursive
 
-__all__ = ["parse_column", "parse_order", "parse_where"]
+__all__ = ["parse_column", "parse_order", "parse_where", "parse_with"]
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 50
@@ -50,8 +51,24 @@ def parse_where(text: str, argument: str = "where") -> Expression:
     """
     from quark_core.search.building import ExpressionBuilder
 
+    return parse_with(text, argument, ExpressionBuilder)
+
+
+def parse_with(
+    text: str, argument: str, build: Callable[[Place], Transformer_NonRecursive[Token, Any]]
+) -> Expression:
+    """The tree of an expression over anything that has fields.
+
+    Args:
+        text: The expression.
+        argument: What it is called in messages.
+        build: What knows the fields, of the place where they are named.
+
+    Raises:
+        SchemaValidationError: As of `parse_where`.
+    """
     place = Place(argument, _check_text(text, argument), 1)
-    expression: Expression = _parse(place, "where", ExpressionBuilder(place))
+    expression: Expression = _parse(place, "where", build(place))
     _check_size(expression, place)
     return expression
 

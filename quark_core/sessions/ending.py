@@ -51,7 +51,20 @@ def emit_end(run: OpenRun, status: RunStatus, ended_us: int) -> None:
         run.emit_event("rank_left", "info", status=status, payload=payload, time_us=ended_us)
         return
     run.emit_event("run_ended", "info", status=status, payload=payload, time_us=ended_us)
-    run.emit_lifecycle("status", {"status": status, **code}, time_us=ended_us)
+    said = {"status": status, **code, **_tell_trial(run, status)}
+    run.emit_lifecycle("status", said, time_us=ended_us)
+
+
+def _tell_trial(run: OpenRun, status: RunStatus) -> dict[str, Any]:
+    """What the end of a run says of the trial that it has."""
+    if run.trial is None:
+        return {}
+    try:
+        told = run.trial.tell(run, status)
+    except Exception:  # noqa: BLE001 - the run must end all the same, and its status says enough
+        _log.exception("run %s: what became of its trial could not be told", run.context.run_id)
+        return {}
+    return {} if told is None else {"trial": told}
 
 
 def log_error(run: OpenRun, error: BaseException, status: RunStatus) -> None:

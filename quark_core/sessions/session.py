@@ -60,7 +60,8 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
 
     Made by `start_run`, `resume_run` or `open_run`. As a context manager it
     ends the run as completed, as failed on an exception, or as interrupted on
-    KeyboardInterrupt, SystemExit and StopRequested, and never replaces the exception.
+    KeyboardInterrupt, SystemExit and StopRequested, and never replaces the exception. A sweep
+    that stops its trial (`stop=True`) ends the block alone: the run is completed, the trial pruned.
 
     Every method may be called from any thread.
     """
@@ -214,6 +215,8 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         session = cls(run)
         session._observers = observers
         open_runs.add(session)
+        if run.trial is not None:
+            run.trial.take(run)
         if run.already_done is not None:
             tell_done(run)
             return session
@@ -289,6 +292,11 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         keep no records, and in forked children.
         """
         return self._run.stop_request
+
+    @property
+    def trial(self) -> Any:
+        """The trial of a sweep that this run has, a `quark.Trial`; None of all other runs."""
+        return self._run.trial
 
     def reload(self) -> RunContext:
         """Read the run from the primary again and return the refreshed context.
@@ -575,22 +583,25 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         exc_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> bool:
+        ends_here = self._run.trial is not None and self._run.trial.ends_by(error)
         if self not in open_runs.sessions:
-            return
+            return ends_here
         if error is None:
             self.end_run("completed")
-            return
+            return False
         stopped = isinstance(error, (KeyboardInterrupt, SystemExit, StopRequested))
         status: RunStatus = "interrupted" if stopped else "failed"
         if isinstance(error, SystemExit):
             self._run.exit_code = read_exit_code(error)
         try:
-            self.log_error(error, status)
-            self.end_run(status)
+            if not ends_here:
+                self.log_error(error, status)
+            self.end_run("completed" if ends_here else status)
         except Exception:  # noqa: BLE001
             # The user's exception is on its way; ours must not take its place.
             _log.exception("the end of run %s could not be recorded", self.run_id)
+        return ends_here
 
     def log_error(self, error: BaseException, status: RunStatus) -> None:
         """Write the exception that ends the run into it; see `run_ending.log_error`."""

@@ -6,7 +6,16 @@ Needs pytest; import from the modules, such as
 
 import sys
 
-_PARTS = ("artifact", "once", "primary", "process", "reading", "store", "writing")
+_PARTS = (
+    "belonging",
+    "coordination",
+    "following",
+    "process",
+    "reading",
+    "store",
+    "workers",
+    "writing",
+)
 
 if "pytest" in sys.modules:
     # So that a failing test of the kit says what was compared.

@@ -23,7 +23,8 @@ from quark_core.records import (
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 from quark_core.records.names import split_name
-from quark_core.system.process import current_process
+from quark_core.records.sweeps import TrialClaim
+from quark_core.system.process import ProcessIdentity, current_process
 
 __all__ = ["BatchMaker", "FIRST_TIME_US", "ODD_TEXT", "make_samples"]
 
@@ -164,8 +165,10 @@ class BatchMaker:
         project: str = "conformance",
         tags: Sequence[str] = (),
         from_step: int | None = None,
+        trial: TrialClaim | None = None,
+        process: ProcessIdentity | None = None,
     ) -> Batch:
-        """The start of an attempt, with a configuration."""
+        """The start of an attempt, with a configuration; of the run of a trial, with its claim."""
         data = {
             "project": {"id": f"p-{project}", "name": project, "root_path": "/nowhere"},
             "run": {
@@ -178,10 +181,15 @@ class BatchMaker:
                 "strict_mode": False,
                 "tags": list(tags),
             },
-            "process": msgspec.to_builtins(current_process()),
+            "process": msgspec.to_builtins(process or current_process()),
             **({} if from_step is None else {"from_step": from_step}),
+            **({} if trial is None else {"trial": trial.to_dict()}),
         }
-        config = {"values": {"lr": 0.1}, "notes": []}
+        config = {
+            "values": {"lr": 0.1},
+            "notes": [],
+            "origins": [{"key": "lr", "source": "defaults", "place": "train.py:4", "value": 0.1}],
+        }
         return self.lifecycle(("start", data), ("config", config))
 
     def lifecycle(self, *actions: tuple[str, Mapping[str, Any]]) -> Batch:

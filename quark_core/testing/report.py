@@ -195,6 +195,9 @@ _GROUPS = (
     "primary",
     "store",
     "following",
+    "belonging",
+    "coordination",
+    "workers",
     "artifact",
     "own",
 )

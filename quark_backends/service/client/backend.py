@@ -14,6 +14,7 @@ import msgspec
 from quark_backends.removal import SupportsTrash
 from quark_backends.service.client.address import UserKey, check_key_is_for, find_address
 from quark_backends.service.client.calls import Call, ServiceClient
+from quark_backends.service.client.coordination import SharesTrials
 from quark_backends.service.client.edits import ServiceEdits
 from quark_backends.service.client.ingest import BatchSender, from_wire
 from quark_backends.service.client.removal import ServiceTrash
@@ -86,7 +87,7 @@ _PAGE_RUNS = 200
 _SERIES_POINTS = 100_000
 
 
-class ServiceBackend(SupportsTrash):
+class ServiceBackend(SupportsTrash, SharesTrials):
     """A workspace of a persistence service, for one storage root.
 
     Lists and searches keep to the project store that the storage root names;

@@ -79,6 +79,7 @@ class Call:
         headers: More headers.
         attempts: How often it is tried where no reply comes and time is left;
             1 where it must not be carried out twice.
+        within_s: How long it may take, where that is less than the service is given.
     """
 
     method: str
@@ -91,6 +92,7 @@ class Call:
     accept: str = MSGPACK
     headers: tuple[tuple[str, str], ...] = ()
     attempts: int = 3
+    within_s: float | None = None
 
 
 class Reply:
@@ -226,7 +228,8 @@ class ServiceClient:
             Unreachable: No whole reply comes within the time.
             Refused: It is a refusal.
         """
-        deadline = Deadline(self.address.timeout_s)
+        most_s = self.address.timeout_s
+        deadline = Deadline(most_s if call.within_s is None else min(most_s, call.within_s))
         reloaded = False
         attempt = 0
         while True:

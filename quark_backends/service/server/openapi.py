@@ -33,6 +33,7 @@ _PLACES: dict[str, dict[str, Any]] = {
     "kind": {"type": "string", "enum": sorted(RECORD_TYPES)},
     "writer_id": {"type": "string", "minLength": 1, "maxLength": 128},
     "key_id": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
+    "sweep_id": {"type": "string", "minLength": 1, "maxLength": 128},
 }
 _ERRORS = {
     "400": "The request cannot be read, or asks for something that makes no sense.",

@@ -48,6 +48,7 @@ from quark_backends.service.protocol import (
 )
 from quark_backends.service.server import server_routes
 from quark_backends.service.server.config import ANY_SCOPE
+from quark_backends.service.server.coordination_routes import COORDINATION_ROUTES
 from quark_backends.service.server.http.call import Parameter, ServiceRoute
 from quark_backends.service.server.ingest import routes as ingest_routes
 from quark_backends.service.server.ingest import run_routes as control_routes
@@ -629,6 +630,7 @@ ROUTES: tuple[ServiceRoute, ...] = (
     *_PAYLOADS,
     *_EDITS,
     *_BELONGING,
+    *COORDINATION_ROUTES,
     *_REMOVAL,
     *_KEYS,
     *_SERVER,

@@ -27,7 +27,8 @@ __all__ = [
     "writing",
 ]
 
-_PATIENCE_S = 10.0
+# A machine that has far too much to do may keep whoever writes waiting for seconds.
+_PATIENCE_S = 30.0
 
 
 def close_with(owner: object, close: Callable[[], object]) -> Callable[[], object]:

@@ -22,8 +22,10 @@ __all__ = ["Turnstile"]
 
 _IN_FRONT_S = (0.0001, 0.0003)
 _BEHIND_S = (0.0004, 0.002)
-# Whoever is in front may have been stopped there, and must not keep the others from working.
-_PATIENCE_S = 0.1
+# Whoever is in front may have been stopped there (SIGSTOP), and must not keep the others from
+# working: after so long they ask the database themselves, for a while.
+_PATIENCE_S = 2.0
+_WITHOUT_S = 10.0
 
 
 class Turnstile:
@@ -35,6 +37,7 @@ class Turnstile:
 
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] | None = None
+        self._without_until = 0.0
         if fcntl is not None:
             try:
                 self._file = path.open("rb")
@@ -54,8 +57,11 @@ class Turnstile:
             try_to_enter: Asks once, without waiting.
             limit_s: How long to go on.
         """
-        deadline = time.monotonic() + limit_s
-        is_in_front = self._wait_behind(min(deadline, time.monotonic() + _PATIENCE_S))
+        began = time.monotonic()
+        deadline = began + limit_s
+        is_in_front = began >= self._without_until and self._wait_behind(
+            min(deadline, began + _PATIENCE_S)
+        )
         try:
             pause = _IN_FRONT_S if is_in_front else _BEHIND_S
             while not try_to_enter():
@@ -74,6 +80,7 @@ class Turnstile:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
+                    self._without_until = time.monotonic() + _WITHOUT_S
                     return False
                 time.sleep(random.uniform(*_BEHIND_S))
             except OSError:

@@ -24,6 +24,7 @@ from quark_core.backends.coordination import (
     NewTrial,
     TrialWish,
     clean_result,
+    lacks_values,
     settle_state,
     unknown_sweep,
     unknown_trial,
@@ -434,13 +435,11 @@ def _settle(connection: StoreConnection, claim: TrialClaim, result: TrialResult)
     if row is None:
         return
     trial = to_stored_trial(row)
-    if trial.token != claim.token or result.state == "running":
-        return
-    if trial.state == result.state == "completed" and trial.values is None:
-        # Its run has ended before its script had the figures.
+    if trial.token == claim.token and lacks_values(trial, result):
+        # What a training returns is known after its run has ended.
         _put(connection, trial, clean_result(result), connection.read_clock_us())
         return
-    if trial.is_final:
+    if trial.token != claim.token or trial.is_final or result.state == "running":
         return
     if trial.state in _OPEN and result.state in _OPEN:
         return  # told before, by the same holder in another way, or with a lost reply

@@ -16,6 +16,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ _START_TIMEOUT_S = 10.0
 _DRAIN_TIMEOUT_S = 2.0
 _TICK_S = 1.0
 _PIECE_BYTES = 256 * 1024
-_RESCUE_BYTES = 64 * 1024
+_RESCUE_S = 5.0
 # What Windows has not, typed so that it is checked for Windows too.
 _os: Any = os
 
@@ -228,17 +229,68 @@ class DescriptorTee:
                 stream.feed.drain()
 
     def _rescue(self, streams: list[_Stream]) -> None:
-        """Go on without the process that has died."""
-        self._restore()
-        _log.warning("the console is captured no longer: the process for it has ended")
+        """Go on without the process that has died; what was written keeps its order."""
         for stream in streams:
             _os.set_blocking(stream.reading, False)
-            with suppress(OSError):
-                while data := os.read(stream.reading, _RESCUE_BYTES):
-                    tee_process.write_whole(stream.saved, data)
-                    stream.feed.queue.append(stream.decode(data))
-                    stream.feed.drain()
+            until_s = time.monotonic() + _DRAIN_TIMEOUT_S
+            while (data := _read_ready(stream.reading)) and time.monotonic() < until_s:
+                tee_process.write_whole(stream.saved, data)
+                self._note(stream, data)
+        interval_s = sys.getswitchinterval()
+        try:
+            # Who prints needs the interpreter's lock between two writes: as long as this thread
+            # keeps it, nothing can overtake what is still in the pipes.
+            sys.setswitchinterval(_RESCUE_S)
+            kept = [(stream, _put_back(stream)) for stream in streams]
+        finally:
+            sys.setswitchinterval(interval_s)
+        _log.warning("the console is captured no longer: the process for it has ended")
+        for stream, data in kept:
+            self._note(stream, data)
         self._answered.set()
+
+    @staticmethod
+    def _note(stream: _Stream, data: bytes) -> None:
+        stream.feed.queue.append(stream.decode(data))
+        stream.feed.drain()
+
+
+def _read_ready(descriptor: int) -> bytes:
+    """What can be read of a descriptor at once; nothing where there is nothing."""
+    try:
+        return os.read(descriptor, _PIECE_BYTES)
+    except OSError:
+        return b""
+
+
+def _put_back(stream: _Stream) -> bytes:
+    """Put the descriptors of a stream back, behind what is still in its pipe; returns that."""
+    if not select.select([], [stream.saved], [], 0)[1]:
+        # Who reads the terminal does not: nobody may wait for that with the lock held.
+        for descriptor in stream.descriptors:
+            os.dup2(stream.saved, descriptor)
+        data = _read_ready(stream.reading)
+        tee_process.write_whole(stream.saved, data)
+        return data
+    # Late: it is needed where a process was killed. Calls of a PyDLL keep the lock.
+    from ctypes import PyDLL, create_string_buffer
+
+    library = PyDLL(None)
+    piece = create_string_buffer(_PIECE_BYTES)
+    data = b""
+    for step in range(2):
+        while (length := library.read(stream.reading, piece, _PIECE_BYTES)) > 0:
+            data += piece.raw[:length]
+            rest = length
+            while (
+                rest > 0
+                and (done := library.write(stream.saved, piece[length - rest : length], rest)) > 0
+            ):
+                rest -= done
+        if step == 0:
+            for descriptor in stream.descriptors:
+                library.dup2(stream.saved, descriptor)
+    return data
 
 
 def _group(names: tuple[str, ...]) -> list[tuple[str, tuple[int, ...]]]:

@@ -156,3 +156,69 @@ def test_a_key_that_may_not_be_revoked_everywhere_is_not_told_as_revoked(postgre
         revoke()
         assert control.find_key(stored.id).revoked_us is not None
         deployment.close()
+
+
+@pytest.mark.long
+def test_workers_of_two_servers_share_trials_logs_and_fields(tmp_path, store_url):
+    """Each trial is given once, entries have no gaps, and no comparison succeeds twice."""
+    with (
+        serving(tmp_path, store_url=store_url) as one,
+        serving(tmp_path, store_url=store_url) as two,
+    ):
+        key = one.make_key("team", "ingest", "read")
+        given, appended, raised, errors = [], [], [], []
+
+        def post(client, path, **body):
+            reply = client.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            return reply.json()
+
+        with one.client(key=key) as client:
+            sweep = post(client, "/v1/sweeps", project="p", name="s", definition={})
+            route = f"/v1/sweeps/{sweep['id']}"
+            trials = [{"parameters": {"n": n}} for n in range(60)]
+            post(client, f"{route}/trials", trials=trials, key="all")
+            assert ingest(client, BatchMaker("run1").start()).status_code == 200
+
+        def work(index):
+            with (one if index % 2 else two).client(key=key) as client:
+                turn = 0
+                while True:
+                    turn += 1
+                    name = f"{index}-{turn}"
+                    trial = post(client, f"{route}/claim", request_id=name)["trial"]
+                    if trial is None:
+                        return
+                    given.append((trial["number"], trial["token"]))
+                    entries = {"log": "l", "entries": [name, name], "request_id": name}
+                    first = post(client, "/v1/entries", **entries)["first"]
+                    appended.append(first)
+                    read = client.get("/v1/entries", params={"log": "l"}).json()["entries"]
+                    assert read[first : first + 2] == [name, name]
+                    assert read[::2] == read[1::2]
+                    count = client.get("/v1/runs/run1").json()["fields"].get("count")
+                    body = {"field": "count", "expect": count, "value": (count or 0) + 1}
+                    path = "/v1/runs/run1/compare_and_set"
+                    raised.append(post(client, path, **body, by="ann@lab")["was_set"])
+                    body = {"number": trial["number"], "token": trial["token"]}
+                    result = {"state": "completed", "values": [1.0]}
+                    settled = post(client, f"{route}/settle", **body, result=result)["trial"]
+                    assert settled["state"] == "completed"
+
+        def guard(index):
+            try:
+                work(index)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=guard, args=(index,)) for index in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert errors == []
+        assert sorted(given) == [(number, 1) for number in range(60)]
+        assert sorted(appended) == list(range(0, 120, 2))
+        with two.client(key=key) as client:
+            assert client.get(route).json()["counts"] == {"completed": 60}
+            assert client.get("/v1/runs/run1").json()["fields"] == {"count": sum(raised)}

@@ -9,6 +9,7 @@ from service_fixtures import encode_ingest, ingest, serving
 from quark_backends.service.protocol import MSGPACK, ROWS
 from quark_backends.service.server.config import ANY_SCOPE
 from quark_backends.service.server.routes import ROUTES
+from quark_core.records.sweeps import derive_sweep_id
 from quark_core.testing.batches import BatchMaker
 
 PAYLOAD = b"the secret of the other workspace"
@@ -16,6 +17,9 @@ SHA256 = hashlib.sha256(PAYLOAD).hexdigest()
 SECRET = "d1ff1cu1t"
 
 UPDATE = {"project": SECRET, "by": "x@y", "description": "x"}
+SWEEP_ID = derive_sweep_id(SECRET, SECRET)
+LOG = f"{SWEEP_ID}/optuna"
+EXCHANGE = {"field": "state", "expect": None, "value": "mine", "by": "x@y"}
 
 # What is sent, and which status says that there is nothing: 404, or 200 and an empty reply.
 # A route that is added to the table must be added here.
@@ -25,6 +29,29 @@ TRIES = {
     "POST /v1/groups": ({"json": {**UPDATE, "path": SECRET}}, 400),
     "GET /v1/project": ({"params": {"project": SECRET}}, 400),
     "POST /v1/project": ({"json": UPDATE}, 400),
+    "GET /v1/sweeps": ({}, 200),
+    "POST /v1/sweeps": ({"json": {"project": "p", "name": "n", "definition": {}}}, 200),
+    "GET /v1/sweeps/{sweep_id}": ({}, 400),
+    "POST /v1/sweeps/{sweep_id}/state": ({"json": {"state": "cancelled", "by": "x@y"}}, 400),
+    "GET /v1/sweeps/{sweep_id}/trials": ({}, 400),
+    "POST /v1/sweeps/{sweep_id}/trials": (
+        {"json": {"trials": [{"parameters": {"lr": 1.0}}], "key": "k"}},
+        400,
+    ),
+    "POST /v1/sweeps/{sweep_id}/claim": ({"json": {"request_id": "r"}}, 400),
+    "POST /v1/sweeps/{sweep_id}/settle": (
+        {"json": {"number": 1, "token": 1, "result": {"state": "failed"}}},
+        400,
+    ),
+    "GET /v1/entries": ({"params": {"log": LOG}}, 200),
+    # A log of this name is begun in one's own workspace.
+    "POST /v1/entries": ({"json": {"log": LOG, "entries": ["x"], "request_id": "r"}}, 200),
+    "POST /v1/runs/{run_id}/compare_and_set": ({"json": EXCHANGE}, 404),
+    "POST /v1/groups/compare_and_set": (
+        {"json": {**EXCHANGE, "project": SECRET, "path": SECRET}},
+        400,
+    ),
+    "POST /v1/project/compare_and_set": ({"json": {**EXCHANGE, "project": SECRET}}, 400),
     "GET /v1/runs": ({}, 200),
     "POST /v1/runs/search": ({"json": {"where": "'tag' in tags"}}, 200),
     "POST /v1/runs/page": ({"json": {"where": "'tag' in tags"}}, 200),
@@ -96,6 +123,18 @@ def world(tmp_path_factory):
                 maker.events(SECRET),
             )
             assert sent.status_code == 200
+            made = client.post(
+                "/v1/sweeps", json={"project": SECRET, "name": SECRET, "definition": {"x": SECRET}}
+            )
+            assert made.json()["id"] == SWEEP_ID
+            route = f"/v1/sweeps/{SWEEP_ID}"
+            trials = [{"parameters": {"name": SECRET}}] * 2
+            client.post(f"{route}/trials", json={"trials": trials, "key": "k"})
+            # One waits, and one is held: both would be changed by whoever could.
+            claimed = client.post(f"{route}/claim", json={"request_id": SECRET})
+            assert claimed.json()["trial"]["token"] == 1
+            entries = {"log": LOG, "entries": [SECRET], "request_id": SECRET}
+            assert client.post("/v1/entries", json=entries).status_code == 200
             kept = client.put(f"/v1/runs/shared/payloads/{SHA256}", content=PAYLOAD)
             assert kept.status_code == 201
         with server.client(key=ours) as client:
@@ -114,6 +153,10 @@ def read_all(server, key):
             client.post("/v1/runs/shared/records/event/read", json={}).content,
             client.post("/v1/runs/shared/records/lifecycle/read", json={}).content,
             client.get(f"/v1/runs/shared/payloads/{SHA256}").content,
+            client.get("/v1/sweeps").content,
+            client.get(f"/v1/sweeps/{SWEEP_ID}").content,
+            client.get(f"/v1/sweeps/{SWEEP_ID}/trials").content,
+            client.get("/v1/entries", params={"log": LOG}).content,
             [
                 {name: value for name, value in key.items() if name != "last_used_at"}
                 for key in client.get("/v1/keys").json()["keys"]
@@ -139,6 +182,7 @@ def test_nothing_of_another_workspace_is_seen_or_changed(world, route, accept):
         .replace("{writer_id}", "writer0")
         .replace("{sha256}", SHA256)
         .replace("{key_id}", theirs.split("_")[1])
+        .replace("{sweep_id}", SWEEP_ID)
     )
     assert not re.search(r"[{}]", path)
     arguments, expected = TRIES[f"{route.method} {route.path}"]
@@ -196,8 +240,9 @@ def test_every_route_of_the_api_needs_a_key_of_its_scope(world, route):
         return
     assert reply.status_code == 401
     if route.scope == ANY_SCOPE:
-        # Let in, and told that there is no run `x`.
-        expected = 404 if "{run_id}" in route.path else 200
+        # Let in, and told that there is no run `x`, no such sweep, or that no log is named.
+        named = {"{run_id}": 404, "{sweep_id}": 400, "/v1/entries": 400}
+        expected = next((status for part, status in named.items() if part in route.path), 200)
         for scope in ("read", "ingest", "write"):
             with server.client("ours", scope) as client:
                 assert client.request(route.method, path).status_code == expected

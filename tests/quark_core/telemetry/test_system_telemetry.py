@@ -47,6 +47,16 @@ def quiet(session):
         yield opened
 
 
+def let_the_test_read(sampler, telemetry, monkeypatch):
+    """From now on only the test gives readings: the thread that the telemetry began is gone."""
+    thread = sampler._thread
+    sampler.unwatch(telemetry._watch)
+    thread.join(30)  # which the sampler does for half a second
+    monkeypatch.setattr(sampler, "watch", lambda watch: None)
+    sampler.reading = None
+    sampler.running = True
+
+
 def mirrored(session, step):
     records = MetricsLogger(session).read(step=step)
     assert len({record.metric_key for record in records}) == len(records)
@@ -231,8 +241,7 @@ def test_the_cadence_leaves_records_out_and_no_count(session):
 def test_why_figures_are_missing_is_said_once_for_each_reason(
     nvml, telemetry, sampler, monkeypatch
 ):
-    monkeypatch.setattr(sampler, "watch", lambda watch: None)
-    sampler.running = True
+    let_the_test_read(sampler, telemetry, monkeypatch)
 
     def take(**options):
         sampler.reading = HardwareReading(
@@ -264,8 +273,7 @@ def test_why_figures_are_missing_is_said_once_for_each_reason(
 
 
 def test_a_reading_that_is_too_old_says_nothing(nvml, telemetry, sampler, monkeypatch):
-    monkeypatch.setattr(sampler, "watch", lambda watch: None)
-    sampler.running = True
+    let_the_test_read(sampler, telemetry, monkeypatch)
     sampler.reading = HardwareReading(
         time.monotonic() - 31.0, sampler._processor.read(fresh=True), sampler._gpus.read()
     )

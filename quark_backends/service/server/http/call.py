@@ -15,6 +15,7 @@ from quark_backends.service.protocol import RUN_ID, SHA256, ErrorCode
 from quark_backends.service.server.config import Principal, Scope
 from quark_backends.service.server.http.replies import ServiceFailure, choose_media, make_reply
 from quark_backends.service.server.http.request_bodies import RequestBody, hold_body
+from quark_core.config.arguments import check_label
 
 if TYPE_CHECKING:
     from quark_backends.service.server.service import Service
@@ -216,6 +217,14 @@ class Call:
         """What a method of the workspace's store returns, called on a thread."""
         async with self.store() as opened:
             return await self.service.threads.read(getattr(opened.store, method), *args, **kwargs)
+
+    def name_caller(self, by: str) -> str:
+        """Who asks, as the client says, and by which key, which it cannot make up.
+
+        Raises:
+            SchemaValidationError: `by` names nobody.
+        """
+        return f"{check_label(by, 'by')} (key {self.principal.key_id})"
 
     def reply(self, value: Any) -> Response:
         """A reply that holds one value, in the media type that was asked for."""

@@ -35,6 +35,7 @@ from quark_core.records.schema import (
     check_event_type,
     validate_record,
 )
+from quark_core.records.sweeps import TrialClaim, TrialResult
 from quark_core.records.times import now_us
 
 __all__ = [
@@ -65,6 +66,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True):
         parent_run_id: The run of the workspace that it descends from.
         fork_step: The last step that it has of that run, whose curves its own begin with.
         store: Label of the project store that it belongs to.
+        trial: The claim by which it has a trial of a sweep, as `claim` has answered.
     """
 
     project: _Label
@@ -76,6 +78,7 @@ class StartRequest(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     fork_step: _Index | None = None
     store: _Label = "default"
+    trial: TrialClaim | None = None
 
 
 class TagRequest(msgspec.Struct, frozen=True):
@@ -104,13 +107,22 @@ class LogRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusRequest(msgspec.Struct, frozen=True):
-    """`POST /v1/runs/{run_id}/status`: the run has ended."""
+    """`POST /v1/runs/{run_id}/status`: the run has ended.
+
+    Attributes:
+        status: How.
+        trial: What became of the trial that it has; by its status where this is left out.
+    """
 
     status: Literal["completed", "failed", "interrupted"]
+    trial: TrialResult | None = None
 
 
 class HeartbeatRequest(msgspec.Struct, frozen=True):
-    """`POST /v1/runs/{run_id}/heartbeat`: the run lives; it counts as lost a minute after one."""
+    """`POST /v1/runs/{run_id}/heartbeat`: the run lives; it counts as lost a minute after one.
+
+    Where it has a trial of a sweep, the trial stays its own.
+    """
 
 
 _KEY_BYTES = 200
@@ -165,9 +177,9 @@ async def start_run(call: Call) -> ASGIApp:
         # No process that could be asked: its heartbeats say whether the run lives.
         "process": {"host": f"http/{call.principal.key_id}", "pid": 0, "started": ""},
         **fork,
+        **({} if request.trial is None else {"trial": request.trial.to_dict()}),
     }
-    config = snapshot_config(request.config)
-    config_data = {"values": config.values, "notes": list(config.notes)}
+    config_data = snapshot_config(request.config).to_data()
     batch = _make_batch(run_id, writer_id, 0, [("start", start), ("config", config_data)])
     await _store(call, run_id, batch)
     stored: StoredRun = await call.ask("load_run", run_id)
@@ -184,7 +196,8 @@ async def add_tags(call: Call) -> ASGIApp:
 async def set_status(call: Call) -> ASGIApp:
     """End a run."""
     request = await call.decode(StatusRequest)
-    return await _apply(call, [("status", {"status": request.status})])
+    told = {} if request.trial is None else {"trial": msgspec.to_builtins(request.trial)}
+    return await _apply(call, [("status", {"status": request.status, **told})])
 
 
 async def beat(call: Call) -> ASGIApp:

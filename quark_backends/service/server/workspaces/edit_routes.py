@@ -17,7 +17,6 @@ from quark_backends.service.protocol import (
 from quark_backends.service.server.http.call import Call
 from quark_core.backends.belonging import BelongingEdit, check_belonging_edit
 from quark_core.backends.edits import RunEdit, check_edit, check_reason
-from quark_core.config.arguments import check_label
 from quark_core.config.belonging import check_group_path
 
 __all__ = [
@@ -39,7 +38,7 @@ async def edit_run(call: Call) -> ASGIApp:
     )
     async with call.store() as opened:
         stored = await call.service.threads.write(
-            opened.store.edit_run, call.run_id, edit, by=_name_caller(call, request.by)
+            opened.store.edit_run, call.run_id, edit, by=call.name_caller(request.by)
         )
     return call.reply(stored.to_dict())
 
@@ -83,7 +82,7 @@ async def update_group(call: Call) -> ASGIApp:
 def _read_update(call: Call, request: BelongingRequest) -> tuple[BelongingEdit, str]:
     names = BelongingEdit.__struct_fields__
     edit = check_belonging_edit(BelongingEdit(**{n: getattr(request, n) for n in names}))
-    return edit, _name_caller(call, request.by)
+    return edit, call.name_caller(request.by)
 
 
 async def request_stop(call: Call) -> ASGIApp:
@@ -94,7 +93,7 @@ async def request_stop(call: Call) -> ASGIApp:
         stop = await call.service.threads.write(
             opened.store.request_stop,
             call.run_id,
-            by=_name_caller(call, request.by),
+            by=call.name_caller(request.by),
             reason=reason,
         )
     return call.reply(StopReply(stop))
@@ -103,8 +102,3 @@ async def request_stop(call: Call) -> ASGIApp:
 async def find_stop(call: Call) -> ASGIApp:
     """The request that stands for a run."""
     return call.reply(StopReply(await call.ask("find_stop", call.run_id)))
-
-
-def _name_caller(call: Call, by: str) -> str:
-    """Who asks, as the client says, and by which key, which it cannot make up."""
-    return f"{check_label(by, 'by')} (key {call.principal.key_id})"

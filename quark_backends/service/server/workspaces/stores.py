@@ -13,6 +13,7 @@ from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.http.replies import ServiceFailure
 from quark_backends.service.server.http.work import WorkThreads
 from quark_core.backends.contract import Batch
+from quark_core.backends.coordination import SupportsCoordination
 from quark_core.errors import BackendRejected, BackendUnavailable
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _WAITING_BYTES = 128 * 2**20
 _RETRY_AFTER_S = 1.0
 
 
-class WorkspaceStore(Protocol):
+class WorkspaceStore(SupportsCoordination, Protocol):
     """What the service asks of a store; from any thread, several at once, as the backend's."""
 
     @property

@@ -1,0 +1,473 @@
+"""`quark sweep`: opens a sweep, runs a command for each of its trials, shows and steers it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from quark.cli.command_groups import SuggestingGroup
+from quark.cli.completion import complete_metrics, complete_projects, complete_sweeps
+from quark.cli.store_access import json_option, print_json, storage_option
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import SchemaValidationError
+
+if TYPE_CHECKING:
+    from quark_core.backends.coordination import SupportsCoordination
+    from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState
+    from quark_core.sweeps.sweep import Sweep
+
+__all__ = ["sweep"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SHOWN_TRIALS = 20
+_MOST_WORKERS = 256
+_NEAR = 3
+
+
+class _Sweeps(SuggestingGroup):
+    """`quark sweep` alone shows the sweeps there are."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["show"])
+
+
+@click.group(cls=_Sweeps)
+def sweep() -> None:
+    """Search the best parameters of a training, with any number of workers.
+
+    \b
+    quark sweep new lr-search -p digits --set lr=log:1e-5:1e-1 --metric val/acc --mode max
+    quark sweep run lr-search -- python train.py
+    quark sweep show lr-search
+    """  # noqa: D301 - click wants the character
+
+
+def _project_option(command: F) -> F:
+    return click.option(
+        "-p",
+        "--project",
+        shell_complete=complete_projects,
+        help="Of this project, where several have a sweep of this name.",
+    )(command)
+
+
+@sweep.command()
+@click.argument("name")
+@click.option(
+    "-p",
+    "--project",
+    required=True,
+    shell_complete=complete_projects,
+    help="The project that it belongs to.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="A parameter: lr=log:1e-5:1e-1, width=int:16:128, dropout=uniform:0:0.5 or "
+    "optimizer=adam,sgd; repeat for each.",
+)
+@click.option(
+    "--space",
+    "space_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The same from a file of JSON, TOML or YAML; Ato's and W&B's are read too.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    required=True,
+    shell_complete=complete_metrics,
+    help="What is to get better, as it is logged; repeat for several.",
+)
+@click.option(
+    "--mode",
+    "modes",
+    type=click.Choice(("min", "max")),
+    multiple=True,
+    help="Which way; for each metric [default: by its name].",
+)
+@click.option(
+    "--search",
+    default="random",
+    show_default=True,
+    metavar="SEARCH",
+    help='random, grid, halving, asha; with Optuna tpe, hyperband, cmaes; "halving(rate=0.3)".',
+)
+@click.option("--trials", type=click.IntRange(1), help="How many trials it has at most.")
+@click.option(
+    "--budget", type=click.IntRange(1), help="Steps of one whole trial, for halving and the like."
+)
+@click.option(
+    "--constraint",
+    "constraints",
+    multiple=True,
+    metavar="TEXT",
+    help='What must hold besides, such as "latency_ms <= 20".',
+)
+@click.option("--max-failures", type=click.IntRange(1), help="Tries of a trial that fails [3].")
+@click.option("--stop", is_flag=True, help="A trial that is stopped early ends in metrics.log.")
+@click.option("--stop-broken", is_flag=True, help="Stop trials that explode or learn nothing.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the search.")
+@click.option(
+    "--lease",
+    "lease_s",
+    type=float,
+    metavar="SECONDS",
+    help="After how long without a word somebody else gets a trial [60].",
+)
+@storage_option
+@json_option
+def new(
+    name: str,
+    project: str,
+    settings: tuple[str, ...],
+    space_file: Path | None,
+    metrics: tuple[str, ...],
+    modes: tuple[str, ...],
+    storage_dir: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Open the sweep NAME; where it is there already with the same definition, say so.
+
+    Nothing runs by this: `quark sweep run NAME -- COMMAND` does, here and on any machine
+    that reaches the store.
+    """
+    from quark_core.sweeps.opening import sweep as open_sweep
+
+    with _refusing():
+        space = _read_space(settings, space_file)
+        chosen = {key: value for key, value in given.items() if value not in (None, ())}
+        opened = open_sweep(
+            name,
+            project=project,
+            space=space,
+            metric=list(metrics) if len(metrics) > 1 else metrics[0],
+            mode=_find_modes(metrics, modes),
+            storage_dir=storage_dir,
+            **chosen,
+        )
+        stored = opened.load()
+        opened.close()
+    if as_json:
+        print_json(stored.to_dict())
+        return
+    _say(f"The sweep {stored.name} of {stored.project} is there.")
+    where = _repeat_place(storage_dir)
+    _say(f"quark sweep run {stored.name}{where} -- python train.py runs it, here and anywhere")
+
+
+def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str, object]:
+    from quark_core.sweeps.space_texts import FORMS, read_setting, read_space_file
+
+    space = {} if space_file is None else read_space_file(space_file)
+    for text in settings:
+        name, values = read_setting(text)
+        space[name] = values
+    if not space:
+        raise SchemaValidationError(
+            f"--set or --space must say what to search: --set NAME=VALUES with {FORMS}"
+        )
+    return space
+
+
+def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[str]:
+    from quark_core.analysis.best_run import choose_mode
+
+    if len(modes) not in (0, 1, len(metrics)):
+        raise SchemaValidationError(
+            f"--mode must be given once, or once for each of the {len(metrics)} metrics"
+        )
+    chosen = list(modes) * len(metrics) if len(modes) == 1 else list(modes)
+    try:
+        found = [
+            str(choose_mode(metric, chosen[place] if chosen else None))  # type: ignore[arg-type]
+            for place, metric in enumerate(metrics)
+        ]
+    except SchemaValidationError as error:
+        raise SchemaValidationError(f"--{error}") from None
+    return found if len(found) > 1 else found[0]
+
+
+@sweep.command(context_settings={"ignore_unknown_options": False})
+@click.argument("name", shell_complete=complete_sweeps)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@_project_option
+@click.option(
+    "-w",
+    "--workers",
+    type=click.IntRange(1, _MOST_WORKERS),
+    default=1,
+    show_default=True,
+    help="How many trials run at once.",
+)
+@click.option("-n", "--limit", type=click.IntRange(1), help="Run this many trials at most.")
+@click.option(
+    "--arguments",
+    "form",
+    type=click.Choice(("flags", "assignments", "none")),
+    default="flags",
+    show_default=True,
+    help="How parameters are appended: --lr 0.01, or lr=0.01 (Hydra, quark.Layers).",
+)
+@click.option("--no-wait", is_flag=True, help="End where other workers have all that is left.")
+@storage_option
+def run(
+    name: str,
+    command: tuple[str, ...],
+    project: str | None,
+    workers: int,
+    limit: int | None,
+    form: str,
+    no_wait: bool,
+    storage_dir: Path | None,
+) -> None:
+    """Run COMMAND for one trial of the sweep NAME after another, until none is left.
+
+    The parameters of the trial are appended as --lr 0.01 --layers 2. Where COMMAND has
+    {lr} or {parameters} (all as JSON) in it, these are filled in instead. QUARK_PARAMETERS has
+    them all as JSON, and QUARK_TRIAL names the trial: quark.start_run takes it up by itself.
+    Start it as often as you like, on any machine that reaches the store.
+
+    Ctrl-C is passed on, and gives the trials back: somebody goes on with them later. A second
+    one kills what still runs.
+
+    \b
+    Exit status:
+      0    nothing is left to do
+      1    the store cannot be used
+      2    a mistake in the command line, or a command that begins no run
+      3    every trial that was run here has failed
+      130  Ctrl-C (143: SIGTERM); what ran is given back
+    """  # noqa: D301 - click wants the character
+    from quark.cli.sweep_agent import AgentChoices, SweepAgent
+    from quark.cli.sweep_commands import check_command, check_placeholders
+
+    with _refusing():
+        check_command(command)
+        joined = _join(name, project, storage_dir)
+        check_placeholders(command, joined.definition.space.ranges)
+        choices = AgentChoices(
+            command=command,
+            storage_dir=resolve_storage_dir(storage_dir),
+            form=form,  # type: ignore[arg-type]
+            workers=workers,
+            limit=limit,
+            waits=not no_wait,
+        )
+        status = SweepAgent(joined, choices, _tell).run()
+        _say_standing(joined, storage_dir)
+    sys.exit(status)
+
+
+def _say_standing(joined: Sweep, storage_dir: Path | None) -> None:
+    """The last words of an agent: how the sweep stands, and its best."""
+    from quark.cli.sweep_view import describe_best, describe_counts
+
+    stored, best = joined.load(), joined.best
+    said = f"{stored.name}: {describe_counts(stored.counts).plain}"
+    if best is not None:
+        metrics = [goal.metric for goal in joined.definition.goals]
+        said += f"; the best is {describe_best(best, metrics)}"
+    _tell(said)
+    _tell(f"quark sweep show {stored.name}{_repeat_place(storage_dir)} shows it")
+
+
+@sweep.command()
+@click.argument("name", required=False, shell_complete=complete_sweeps)
+@_project_option
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(0),
+    default=_SHOWN_TRIALS,
+    show_default=True,
+    help="Show this many trials at most, the best first; 0 for all.",
+)
+@storage_option
+@json_option
+def show(
+    name: str | None, project: str | None, limit: int, storage_dir: Path | None, as_json: bool
+) -> None:
+    """Show the sweep NAME with its trials, or all sweeps there are."""
+    with _refusing(), _open(storage_dir) as store:
+        if name is None:
+            found = store.list_sweeps(project)
+            if as_json:
+                print_json([each.to_dict() for each in found])
+            else:
+                _print_sweeps(found)
+            return
+        stored = _find(store, name, project)
+        trials = _list_trials(store, stored)
+        if as_json:
+            print_json({**stored.to_dict(), "trials": [trial.to_dict() for trial in trials]})
+        else:
+            _print_sweep(store, stored, trials, limit or len(trials))
+
+
+def _print_sweeps(found: list[StoredSweep]) -> None:
+    from quark.cli.sweep_view import make_sweeps_table
+    from quark.cli.texts import Console
+
+    if found:
+        console = Console()
+        console.print(make_sweeps_table(found, console.width))
+    else:
+        click.echo("There is no sweep here. quark sweep new opens one, and so does quark.sweep(…).")
+
+
+def _print_sweep(
+    store: SupportsCoordination, stored: StoredSweep, trials: list[StoredTrial], most: int
+) -> None:
+    from quark.cli.sweep_view import print_sweep
+    from quark.cli.texts import Console
+
+    print_sweep(Console(), store, stored, trials, most)
+
+
+@sweep.command()
+@click.argument("name", shell_complete=complete_sweeps)
+@_project_option
+@storage_option
+def pause(name: str, project: str | None, storage_dir: Path | None) -> None:
+    """Give no trial of the sweep NAME away any more; those that run go on."""
+    _change(name, project, storage_dir, "paused", "is paused: quark sweep resume goes on with it")
+
+
+@sweep.command()
+@click.argument("name", shell_complete=complete_sweeps)
+@_project_option
+@storage_option
+def resume(name: str, project: str | None, storage_dir: Path | None) -> None:
+    """Go on with the sweep NAME after a pause."""
+    _change(name, project, storage_dir, "running", "goes on")
+
+
+@sweep.command()
+@click.argument("name", shell_complete=complete_sweeps)
+@_project_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@storage_option
+def cancel(name: str, project: str | None, yes: bool, storage_dir: Path | None) -> None:
+    """End the sweep NAME for good; trials that run come to their end."""
+    if not yes:
+        click.confirm(f"Cancel the sweep {name} for good?", abort=True)
+    _change(name, project, storage_dir, "cancelled", "is cancelled; trials that run end by it")
+
+
+def _change(
+    name: str, project: str | None, storage_dir: Path | None, state: SweepState, said: str
+) -> None:
+    from quark.cli.sweep_view import describe_counts
+    from quark_core.runs.run_editing import find_user
+    from quark_core.sweeps.store_link import StoreLink
+
+    with _refusing():
+        # Found before anything is opened for writing: a wrong root must leave no store.
+        with _open(storage_dir) as store:
+            found = _find(store, name, project)
+        link = StoreLink(resolve_storage_dir(storage_dir))
+        try:
+            changed = link.store.update_sweep(found.id, state, by=find_user())
+        finally:
+            link.close()
+    _say(f"The sweep {changed.name} {said} ({describe_counts(changed.counts).plain}).")
+
+
+def _join(name: str, project: str | None, storage_dir: Path | None) -> Sweep:
+    from quark_core.sweeps.opening import join_sweep
+
+    with _open(storage_dir) as store:
+        found = _find(store, name, project)
+    return join_sweep(found.name, found.project, resolve_storage_dir(storage_dir))
+
+
+def _find(store: SupportsCoordination, name: str, project: str | None) -> StoredSweep:
+    """The sweep of a name, or of an id.
+
+    Raises:
+        SchemaValidationError: There is none, or several projects have one.
+    """
+    known = store.list_sweeps(project)
+    found = [each for each in known if name in (each.name, each.id)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        projects = ", ".join(sorted(each.project for each in found)[:_NEAR])
+        raise SchemaValidationError(
+            f"{len(found)} projects have a sweep {name!r}: say which by --project ({projects})"
+        )
+    near = get_close_matches(name, [each.name for each in known], n=_NEAR)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise SchemaValidationError(
+        f"there is no sweep {name!r} here; quark sweep show lists those there are{hint}"
+    )
+
+
+def _list_trials(store: SupportsCoordination, stored: StoredSweep) -> list[StoredTrial]:
+    from quark_core.sweeps.definition import SweepDefinition
+    from quark_core.sweeps.results import fill_values
+
+    trials = store.list_trials(stored.id)
+    try:
+        definition = SweepDefinition.build(stored.definition)
+    except SchemaValidationError:
+        return trials  # of a newer Quark: what it says is shown all the same
+    reader: Any = store
+    return fill_values(reader, trials, definition)
+
+
+@contextlib.contextmanager
+def _open(storage_dir: Path | None) -> Iterator[SupportsCoordination]:
+    """The store of a storage root for reading, as one that workers share.
+
+    Raises:
+        SessionStoreError: There is none, or it cannot give trials to workers.
+    """
+    from quark_core.sweeps.store_link import StoreLink
+
+    link = StoreLink(resolve_storage_dir(storage_dir), read_only=True)
+    try:
+        yield link.store
+    finally:
+        link.close()
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """What the user has said wrongly is a mistake of the command line."""
+    try:
+        yield
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _repeat_place(storage_dir: Path | None) -> str:
+    import shlex
+
+    return "" if storage_dir is None else f" -d {shlex.quote(str(storage_dir))}"
+
+
+def _say(text: str) -> None:
+    from quark_core.system.terminal_text import clean_line
+
+    click.echo(clean_line(text))
+
+
+def _tell(text: str) -> None:
+    """To who looks on; what the command prints has standard output."""
+    from quark_core.system.terminal_text import clean_line
+
+    click.echo(clean_line(f"quark: {text}"), err=True)

@@ -1,0 +1,323 @@
+"""Gives trials of sweeps to workers, keeps their logs, and sets fields that many compare.
+
+Whoever may send records may work on a sweep: open it, add trials, claim them, say what became of
+them, and append to logs. To see one sweep, its trials and its logs any key will do, since a worker
+cannot search without them; only the list of all sweeps needs the scope `read`. Pausing and
+cancelling a sweep, as stopping a run, needs `write`, and so do fields of groups and projects.
+
+A sweep belongs to a project of the workspace. Which storage root a worker begins its runs from
+makes no difference: workers of several machines have several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import ASGIApp
+
+from quark_backends.service.coordination import (
+    PAGE_BYTES,
+    PAGE_TRIALS,
+    AddTrialsRequest,
+    AppendRequest,
+    ClaimRequest,
+    CompareBelongingRequest,
+    CompareReply,
+    CompareRequest,
+    EntryList,
+    OpenSweepRequest,
+    SettleRequest,
+    SweepList,
+    SweepStateRequest,
+    TrialList,
+    TrialReply,
+)
+from quark_backends.service.protocol import ErrorCode
+from quark_backends.service.server.http.call import Call
+from quark_backends.service.server.http.replies import ServiceFailure
+from quark_backends.service.server.http.request_bodies import check_nesting
+from quark_backends.service.server.workspaces.stores import WorkspaceStore
+from quark_core.backends.coordination import (
+    MOST_ENTRIES,
+    check_entries,
+    check_new_trials,
+)
+from quark_core.config.belonging import check_group_path
+from quark_core.records.names import check_name
+from quark_core.system.process import ProcessIdentity
+
+__all__ = [
+    "add_trials",
+    "append_entries",
+    "claim_trial",
+    "compare_and_set",
+    "compare_and_set_group",
+    "compare_and_set_project",
+    "list_sweeps",
+    "list_trials",
+    "load_sweep",
+    "open_sweep",
+    "read_entries",
+    "settle_trial",
+    "update_sweep",
+]
+
+T = TypeVar("T")
+
+_PART_TRIALS = 100
+_WORKER_CHARACTERS = 1000
+
+
+async def open_sweep(call: Call) -> ASGIApp:
+    """The sweep of a name, which is made where there is none."""
+    request = await call.decode(OpenSweepRequest)
+    check_nesting(request.definition, call.service.config.limits.nesting, "definition")
+    found = await _change(
+        call,
+        "open_sweep",
+        _check_name(request.project, "project"),
+        _check_name(request.name, "name"),
+        request.definition,
+        max_failures=request.max_failures,
+    )
+    return call.reply(found.to_dict())
+
+
+async def list_sweeps(call: Call) -> ASGIApp:
+    """The sweeps that there are."""
+    found = await call.ask("list_sweeps", call.query_text("project"))
+    return call.reply(SweepList([sweep.to_dict() for sweep in found]))
+
+
+async def load_sweep(call: Call) -> ASGIApp:
+    """One sweep."""
+    found = await call.ask("load_sweep", call.path_text("sweep_id"))
+    return call.reply(found.to_dict())
+
+
+async def update_sweep(call: Call) -> ASGIApp:
+    """Pause, go on with or cancel a sweep."""
+    request = await call.decode(SweepStateRequest)
+    by = call.name_caller(request.by)
+    found = await _change(call, "update_sweep", call.path_text("sweep_id"), request.state, by=by)
+    return call.reply(found.to_dict())
+
+
+async def add_trials(call: Call) -> ASGIApp:
+    """Add trials to a sweep."""
+    request = await call.decode(AddTrialsRequest)
+    nesting = call.service.config.limits.nesting
+    for place, trial in enumerate(request.trials):
+        check_nesting(trial.parameters, nesting, f"trials[{place}].parameters")
+        check_nesting(trial.origin, nesting, f"trials[{place}].origin")
+    trials = check_new_trials(request.trials)
+    call.service.guard.spend_rows(call.principal, len(trials))
+    added = await _change(
+        call,
+        "add_trials",
+        call.path_text("sweep_id"),
+        trials,
+        key=_check_name(request.key, "key"),
+    )
+    return call.reply(TrialList([trial.to_dict() for trial in added]))
+
+
+async def list_trials(call: Call) -> ASGIApp:
+    """Some trials of a sweep."""
+    sweep_id = call.path_text("sweep_id")
+    start = call.query_number("start", 0) or 0
+    limit = min(call.query_number("limit", PAGE_TRIALS) or 0, PAGE_TRIALS)
+    async with call.store() as opened:
+        page = await call.service.threads.read(_read_trials, opened.store, sweep_id, start, limit)
+    return call.reply(TrialList(page, start + len(page) if page else None))
+
+
+def _read_trials(
+    store: WorkspaceStore, sweep_id: str, start: int, limit: int
+) -> list[dict[str, Any]]:
+    """A page of trials, read in parts: of large ones it holds few."""
+
+    def read() -> Iterator[dict[str, Any]]:
+        first = start
+        while first < start + limit:
+            wanted = min(_PART_TRIALS, start + limit - first)
+            part = store.list_trials(sweep_id, start=first, limit=wanted)
+            for trial in part:
+                yield trial.to_dict()
+            if len(part) < wanted:
+                return
+            first += wanted
+
+    return _cut(read())
+
+
+async def claim_trial(call: Call) -> ASGIApp:
+    """Give a trial to a worker."""
+    request = await call.decode(ClaimRequest)
+    # No process that could be asked: its lease says how long it is believed in.
+    worker = request.worker or ProcessIdentity(f"http/{call.principal.key_id}", 0, "")
+    found = await _change(
+        call,
+        "claim_trial",
+        call.path_text("sweep_id"),
+        request_id=_check_name(request.request_id, "request_id"),
+        worker=_check_worker(worker),
+        lease_s=request.lease_s,
+        wish=request.wish,
+    )
+    return call.reply(TrialReply(None if found is None else found.to_dict()))
+
+
+async def settle_trial(call: Call) -> ASGIApp:
+    """Take what became of a trial, or renew its lease."""
+    request = await call.decode(SettleRequest)
+    found = await _change(
+        call,
+        "settle_trial",
+        call.path_text("sweep_id"),
+        request.number,
+        request.token,
+        request.result,
+        lease_s=request.lease_s,
+    )
+    return call.reply(TrialReply(found.to_dict()))
+
+
+async def append_entries(call: Call) -> ASGIApp:
+    """Append texts to a log."""
+    request = await call.decode(AppendRequest)
+    entries = check_entries(request.entries)
+    call.service.guard.spend_rows(call.principal, len(entries))
+    found = await _change(
+        call,
+        "append_entries",
+        _check_name(request.log, "log"),
+        entries,
+        request_id=_check_name(request.request_id, "request_id"),
+    )
+    return call.reply(found)
+
+
+async def read_entries(call: Call) -> ASGIApp:
+    """Some entries of a log."""
+    log = _check_name(call.query_text("log") or "", "log")
+    start = call.query_number("start", 0) or 0
+    limit = min(call.query_number("limit", MOST_ENTRIES) or 0, MOST_ENTRIES)
+    async with call.store() as opened:
+        page = await call.service.threads.read(_read_entries, opened.store, log, start, limit)
+    return call.reply(EntryList(page, start + len(page) if page else None))
+
+
+def _read_entries(store: WorkspaceStore, log: str, start: int, limit: int) -> list[str]:
+    return _cut(store.read_entries(log, start, limit=limit)) if limit else []
+
+
+async def compare_and_set(call: Call) -> ASGIApp:
+    """Set a field of a run if it has the value that is expected."""
+    request = await call.decode(CompareRequest)
+    was_set = await _change(
+        call,
+        "compare_and_set",
+        call.run_id,
+        *_read_comparison(call, request),
+        by=call.name_caller(request.by),
+    )
+    return call.reply(CompareReply(was_set))
+
+
+async def compare_and_set_group(call: Call) -> ASGIApp:
+    """Set a field of a group if it has the value that is expected."""
+    request = await call.decode(CompareBelongingRequest)
+    return await _compare_belonging(call, request, check_group_path(request.path, "path"))
+
+
+async def compare_and_set_project(call: Call) -> ASGIApp:
+    """Set a field of a project if it has the value that is expected."""
+    request = await call.decode(CompareBelongingRequest)
+    if request.path:
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT,
+            "path must be empty here; a group has a route of its own",
+            field="path",
+        )
+    return await _compare_belonging(call, request, "")
+
+
+async def _compare_belonging(call: Call, request: CompareBelongingRequest, path: str) -> ASGIApp:
+    was_set = await _change(
+        call,
+        "compare_and_set_group",
+        request.project,
+        path,
+        *_read_comparison(call, request),
+        by=call.name_caller(request.by),
+    )
+    return call.reply(CompareReply(was_set))
+
+
+def _read_comparison(call: Call, request: CompareRequest) -> tuple[str, Any, Any]:
+    nesting = call.service.config.limits.nesting
+    check_nesting(request.expect, nesting, "expect")
+    check_nesting(request.value, nesting, "value")
+    return _check_name(request.field, "field"), request.expect, request.value
+
+
+async def _change(call: Call, method: str, *args: Any, **kwargs: Any) -> Any:
+    """What a method of the workspace's store returns that changes something."""
+    async with call.store() as opened:
+        return await call.service.threads.write(getattr(opened.store, method), *args, **kwargs)
+
+
+def _check_name(text: str, field: str) -> str:
+    """A text that names something, as it is: ids that workers draw look like secrets.
+
+    Raises:
+        SchemaValidationError: It is empty, or too long.
+        ServiceFailure: It is what no text of a database may be.
+    """
+    return _check_text(check_name(text, field), field)
+
+
+def _check_text(text: str, field: str) -> str:
+    if "\x00" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT, f"{field} holds what no text may hold", field=field
+        )
+    return text
+
+
+def _check_worker(worker: ProcessIdentity) -> ProcessIdentity:
+    """Who claims.
+
+    Raises:
+        ServiceFailure: It is nothing that a process could be.
+    """
+    for name in ("host", "started", "image"):
+        text = _check_text(getattr(worker, name), f"worker.{name}")
+        if len(text) > _WORKER_CHARACTERS:
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                f"worker.{name} has {len(text)} characters; at most {_WORKER_CHARACTERS}",
+                field=f"worker.{name}",
+            )
+    if not 0 <= worker.pid < 2**63:
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT,
+            f"worker.pid must be from 0 on, got {worker.pid}",
+            field="worker.pid",
+        )
+    return worker
+
+
+def _cut(items: Iterable[T]) -> list[T]:
+    """As many of these as a page has room for, and one at least where there is one."""
+    page: list[T] = []
+    size_bytes = 0
+    for item in items:
+        size_bytes += len(msgspec.msgpack.encode(item))
+        if page and size_bytes > PAGE_BYTES:
+            break
+        page.append(item)
+    return page

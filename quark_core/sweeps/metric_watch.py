@@ -1,0 +1,102 @@
+"""Sees what a run logs of a sweep's metrics, on its way into the stream; other runs pay nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf, isfinite
+from typing import Any
+
+from quark_core.records import MetricRecord
+from quark_core.runs.open_run import OpenRun
+
+__all__ = ["MetricWatch"]
+
+_MOST_WAITING = 100_000
+
+
+class MetricWatch:
+    """Keeps the newest value of some metrics, and notes when their first one reaches a rung.
+
+    Noting takes no lock and makes no system call. Several threads may log; the newest value of a
+    metric is the one that came last.
+
+    Args:
+        keys: Stored keys of the metrics; the first one is the one that rungs are about.
+        rungs: Rising steps; None for each step that is logged.
+        on_rung: Called where a rung was reached, by the thread that has logged; or None.
+
+    Attributes:
+        newest: The newest value of each metric; None where there is none or it is not finite.
+        step: The highest step of any of them, or None.
+        waiting: Rungs that were reached and nobody has looked at, with the values there.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        rungs: Sequence[int] | None,
+        on_rung: Callable[[], None] | None = None,
+    ) -> None:
+        self.newest: list[float | None] = [None] * len(keys)
+        self.step: int | None = None
+        self.waiting: deque[tuple[int, tuple[float | None, ...]]] = deque(maxlen=_MOST_WAITING)
+        self._places = {key: place for place, key in enumerate(keys)}
+        self._rungs = None if rungs is None else deque(rungs)
+        self._on_rung = on_rung
+        self._next: float = -1 if rungs is None else inf
+        if self._rungs:
+            self._next = self._rungs[0]
+
+    def install(self, run: OpenRun) -> None:
+        """See what is logged in this process from now on, by loggers that are made later."""
+        channel = run.stream.channel(MetricRecord.KIND)
+        channel.append = self.wrap(channel.append)
+
+    def wrap(self, append: Callable[[Any], None]) -> Callable[[Any], None]:
+        """What takes an item of the stream, and looks at it behind that."""
+        places = self._places
+
+        def see(item: Any) -> None:
+            append(item)
+            if type(item) is tuple:
+                _, _, step, epoch, keys, values = item
+                for key, value in zip(keys, values, strict=True):
+                    place = places.get(key.metric_key)
+                    if place is not None:
+                        self._note(place, value, epoch if step is None else step)
+            else:
+                place = places.get(item.metric_key)
+                if place is not None:
+                    step = item.step
+                    self._note(place, item.value, item.epoch if step is None else step)
+
+        return see
+
+    def note(self, values: Sequence[float | None], step: int) -> None:
+        """Note values that somebody reports, the first one last: the rung is about all of them."""
+        for place in reversed(range(len(values))):
+            value = values[place]
+            if value is not None:
+                self._note(place, value, step)
+
+    def _note(self, place: int, value: float, step: int | None) -> None:
+        self.newest[place] = value if isfinite(value) else None
+        if step is None:
+            return
+        if self.step is None or step > self.step:
+            self.step = step
+        if place == 0 and step >= self._next:
+            self._reach(step)
+
+    def _reach(self, step: int) -> None:
+        values = tuple(self.newest)
+        if self._rungs is None:
+            self._next = step + 1
+            self.waiting.append((step, values))
+        else:
+            while self._rungs and step >= self._rungs[0]:
+                self.waiting.append((self._rungs.popleft(), values))
+            self._next = self._rungs[0] if self._rungs else inf
+        if self._on_rung is not None:
+            self._on_rung()
