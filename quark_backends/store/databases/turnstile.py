@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -39,10 +40,8 @@ class Turnstile:
         self._file: IO[bytes] | None = None
         self._without_until = 0.0
         if fcntl is not None:
-            try:
+            with suppress(OSError):  # without it all ask the database
                 self._file = path.open("rb")
-            except OSError:
-                pass  # without it all ask the database
 
     def close(self) -> None:
         """Give the file up."""
