@@ -13,7 +13,8 @@ from rich.table import Table
 
 from quark.cli.sweep_commands import describe_value
 from quark.cli.texts import Text, describe_age, describe_number
-from quark_core.analysis.sweep_verdict import SweepVerdict, judge_sweep, list_objectives
+from quark_core.analysis.sweep_verdict import SweepVerdict, judge_sweep
+from quark_core.analysis.trial_values import list_objectives
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
