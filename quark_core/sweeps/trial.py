@@ -227,7 +227,7 @@ class Trial:
         """Whether training is to end now: the sweep has stopped it at a rung, or somebody asks.
 
         At a rung this asks the store, for 5 s at most: a store that does not answer lets the
-        training go on. Between rungs it costs less than a microsecond. In a launch of several
+        training go on. Between rungs it costs about a microsecond. In a launch of several
         processes call it on all ranks: all of them stop at the same rung.
         """
         if self._watch.waiting:
