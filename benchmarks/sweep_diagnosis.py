@@ -200,7 +200,9 @@ def main() -> None:
             tally = replay([record(row) for row in rows])
             found = describe(tally, arguments.trials)
             for number, step, accuracy in tally.learning:
-                print(f"  would have learned: trial {number} at step {step}: {accuracy:.3f} {rows[number]}")
+                print(
+                    f"  would have learned: trial {number} at step {step}: {accuracy:.3f} {rows[number]}"
+                )
         print(json.dumps({"seed": seed, "found": found}, indent=1))
         told.append({"seed": seed, "found": found})
     if arguments.json:

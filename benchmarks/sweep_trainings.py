@@ -57,7 +57,7 @@ class Course:
 
 def draw_parameters(seed: int, number: int) -> dict[str, Any]:
     """What one trial tries; about half of all is good."""
-    chance = random.Random(seed * 100_003 + number)  # noqa: S311
+    chance = random.Random(seed * 100_003 + number)
     return {
         "lr": 0.0 if chance.random() < 0.04 else 10 ** chance.uniform(-4.5, 1.5),
         "optimizer": chance.choice(["sgd", "momentum", "adam"]),
