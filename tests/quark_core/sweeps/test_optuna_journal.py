@@ -4,10 +4,8 @@ import json
 import pickle
 import uuid
 
+import optuna
 import pytest
-
-optuna = pytest.importorskip("optuna")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.storages import JournalStorage
