@@ -97,6 +97,7 @@ def tell_run(
         "ranks": _list_ranks(source, summary),
         "config": {} if stored.config is None else dict(stored.config.values),
         "config_notes": [] if stored.config is None else list(stored.config.notes),
+        "config_origins": list_origins(stored),
         "fields": dict(find_inherited(source.reader, stored).fields),
         "environment": environment,
         "metrics": {"fields": _METRIC_FIELDS, "rows": _list_metrics(summary)},
@@ -106,6 +107,16 @@ def tell_run(
         "delivery": _describe_delivery(source, run_id),
         "progress": describe_progress(source, summary),
         "timers": _list_timers(source, run_id),
+    }
+
+
+def list_origins(stored: StoredRun) -> dict[str, list[dict[str, Any]]]:
+    """Setting -> what gave it its values, the newest first: source, place and value."""
+    if stored.config is None:
+        return {}
+    return {
+        key: [{"source": each.source, "place": each.place, "value": each.value} for each in chain]
+        for key, chain in stored.config.group_origins().items()
     }
 
 

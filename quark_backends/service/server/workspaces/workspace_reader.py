@@ -19,8 +19,8 @@ class WorkspaceReader:
     """Reads the store and the payloads of one workspace; every method from any thread.
 
     It has what `SupportsRead`, `SupportsSeries`, `SupportsChanges`, `SupportsSearch`,
-    `SupportsPages`, `SupportsGrid`, `SupportsGenerations`, `SupportsArtifacts` and `SupportsCoordination`
-    read with, and refuses to write.
+    `SupportsPages`, `SupportsGrid`, `SupportsGenerations`, `SupportsArtifacts` and
+    `SupportsCoordination` read with, and refuses to write.
 
     Args:
         store: The store, which stays open as long as this is used; not closed by it.
