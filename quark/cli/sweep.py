@@ -317,9 +317,7 @@ def _print_sweeps(found: list[StoredSweep]) -> None:
         console = Console()
         console.print(make_sweeps_table(found, console.width))
     else:
-        click.echo(
-            "There is no sweep here. quark sweep new opens one, and so does quark.sweep(…)."
-        )
+        click.echo("There is no sweep here. quark sweep new opens one, and so does quark.sweep(…).")
 
 
 def _print_sweep(

@@ -167,7 +167,11 @@ def _describe_importances(sweep: StoredSweep, trials: Sequence[StoredTrial]) -> 
         shares = sorted(found.shares.items(), key=lambda pair: -pair[1])[:_MOST_SHARES]
         if shares:
             listed = ", ".join(f"{name} {share:.0%}" for name, share in shares)
-            lines.append(Text(f"What {found.metric} depends on, by {_METHODS.get(found.method, found.method)}: {listed}"))
+            lines.append(
+                Text(
+                    f"What {found.metric} depends on, by {_METHODS.get(found.method, found.method)}: {listed}"
+                )
+            )
     return lines
 
 
