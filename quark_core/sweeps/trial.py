@@ -177,17 +177,11 @@ class Trial:
     @property
     def session(self) -> TrainingSession | None:
         """The session of its run, once that has begun here."""
-        if self._session is None and self._run is not None:
-            run = self._run
-            self._session = next(
-                (
-                    s
-                    for s in open_runs.sessions
-                    if s.open_run is run and isinstance(s, TrainingSession)
-                ),
-                None,
-            )
         return self._session
+
+    def _find_session(self) -> TrainingSession | None:
+        holders = [each for each in open_runs.sessions if each.open_run is self._run]
+        return next((each for each in holders if isinstance(each, TrainingSession)), None)
 
     def start_run(self, **arguments: Any) -> TrainingSession:
         """Begin the trial's run; takes what `quark.start_run` takes.
@@ -334,6 +328,7 @@ class Trial:
         """Be the trial of a run that has just been opened here."""
         with self._lock:
             self._run = run
+            self._session = self._find_session()
             self._keeper.has_run = True
         if run.already_done is not None:
             figures = run.already_done.metrics

@@ -10,6 +10,7 @@ from quark.page.api.edits import describe_edited
 from quark.page.api.findings import describe_analysis
 from quark.page.api.rows import describe_row
 from quark.page.api.standings import describe_progress
+from quark.page.api.sweeps import describe_run_trial
 from quark_core.errors import QuarkError
 from quark_core.records import (
     ArtifactRecord,
@@ -198,6 +199,7 @@ def _describe_run(
         # What is read from elsewhere cannot be gone on with from there.
         "resume": None if source.specification else f"quark.resume_run(run_id={str(run.id)!r})",
         "heartbeat_at": stored.heartbeat_at,
+        "trial": describe_run_trial(source, stored),
     }
 
 
