@@ -8,8 +8,8 @@ them and asks whether to stop, by Hyperband and by asynchronous halving (ASHA). 
 Optuna's runs on each base; only the storage differs:
 
 - `quark`: its JournalStorage over the ordered entries of an embedded store (SQLite, durable);
-- `quark, rungs`: the same by `OptunaSearch`, as a sweep does it: reports go out at rungs alone;
-- `quark, service`: over `quark serve`, with --service;
+- `quark, rungs`: as a sweep does it, with claims: reports go out at rungs alone, and ASHA is ours;
+- `quark, service` and `service, rungs`: the same over `quark serve`, with --service;
 - `optuna rdb`: its RDBStorage on SQLite, with its defaults.
 
 Figures of a shared machine move; the ratios in one run hold. Afterwards the trials of each base
@@ -25,6 +25,7 @@ import logging
 import math
 import multiprocessing
 import os
+import queue
 import random
 import statistics
 import tempfile
@@ -44,8 +45,9 @@ from serving.work import open_backend
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.registry import default_registry
 from quark_core.records.sweeps import StoredTrial, TrialResult, derive_sweep_id
-from quark_core.sweeps.optuna_bridge import open_optuna_search
+from quark_core.sweeps.definition import SweepDefinition
 from quark_core.sweeps.optuna_journal import EntryJournal
+from quark_core.sweeps.searches import open_search
 from quark_core.system.process import current_process
 
 STEPS = 27
@@ -57,10 +59,11 @@ SPACE = {
 }
 
 
-DEFINITION = {
-    "search": "hyperband", "metric": "score", "mode": "max", "space": SPACE,
-    "budget": STEPS, "trials": 120, "seed": 0,
-}  # fmt: skip
+def define(search: str, trials: int) -> SweepDefinition:
+    return SweepDefinition.build({
+        "search": search, "metric": "score", "mode": "max", "space": SPACE,
+        "budget": STEPS, "trials": trials,
+    })  # fmt: skip
 
 
 def make_pruner(name: str) -> optuna.pruners.BasePruner:
@@ -124,9 +127,10 @@ def run_study(storage: optuna.storages.BaseStorage, pruner: str, worker: Worker)
 class Worker:
     """What one process does and measures."""
 
-    def __init__(self, number: int, trials: int, step_s: float) -> None:
+    def __init__(self, number: int, workers: int, trials: int, step_s: float) -> None:
         self.seed = number
-        self.trials = trials
+        self.trials = trials // workers
+        self.all_trials = trials
         self.taken: list[float] = []
         self._step_s = step_s
         self._random = random.Random(number)
@@ -151,12 +155,10 @@ def work_on_rdb(where: str, pruner: str, worker: Worker) -> None:
 
 def work_on_rungs(where: str, pruner: str, worker: Worker) -> None:
     """As a sweep does it: proposals, claims, and reports at rungs alone."""
-    given = None
-    if pruner == "asha":
-        given = (optuna.samplers.TPESampler(seed=worker.seed), make_pruner(pruner))
+    definition = define(pruner, worker.all_trials)
     with open_store(where) as store:
-        sweep = store.open_sweep("bench", "bench", DEFINITION, max_failures=3)
-        search = open_optuna_search(DEFINITION, sweep.id, store, given)
+        sweep = store.open_sweep("bench", "bench", definition.to_dict(), max_failures=3)
+        search = open_search(definition, sweep.id, store)
         while (trial := claim(store, sweep.id)) or (trial := propose(store, sweep.id, search)):
             rungs = set(search.list_rungs(trial) or ())
             state = "completed"
@@ -209,7 +211,7 @@ def start_worker(
 ) -> None:  # fmt: skip
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.disable(logging.WARNING)
-    worker = Worker(number, arguments.trials // arguments.workers, arguments.step_ms / 1000)
+    worker = Worker(number, arguments.workers, arguments.trials, arguments.step_ms / 1000)
     start.wait()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -238,9 +240,22 @@ def look_at(base: str, where: str) -> dict[str, int]:
         storage.engine.dispose()
         return found
     with open_store(where) as store:
+        if base.endswith("rungs"):
+            return describe_trials(store)
         return describe_study(
             optuna.storages.JournalStorage(EntryJournal(store, f"{STUDY}/optuna"))
         )
+
+
+def describe_trials(store: Any) -> dict[str, int]:
+    trials = store.list_trials(STUDY)
+    return {
+        "trials": len(trials),
+        "gaps": sum(trial.number != place for place, trial in enumerate(trials)),
+        "ended": sum(trial.is_final and trial.token == 1 for trial in trials),
+        "pruned": sum(trial.state == "pruned" for trial in trials),
+        "reports": sum(trial.step or 0 for trial in trials),
+    }
 
 
 def describe_study(storage: optuna.storages.BaseStorage) -> dict[str, int]:
@@ -253,6 +268,22 @@ def describe_study(storage: optuna.storages.BaseStorage) -> dict[str, int]:
         "pruned": sum(trial.state == TrialState.PRUNED for trial in trials),
         "reports": sum(len(trial.intermediate_values) for trial in trials),
     }
+
+
+def collect(workers: list[Any], results: Any) -> Iterator[float]:
+    """What all workers have measured.
+
+    Raises:
+        RuntimeError: One of them has failed.
+    """
+    waits = len(workers)
+    while waits:
+        try:
+            yield from results.get(timeout=1)
+            waits -= 1
+        except queue.Empty:
+            if any(process.exitcode for process in workers):
+                raise RuntimeError("a worker has failed; see above") from None
 
 
 def measure(
@@ -272,7 +303,7 @@ def measure(
     time.sleep(3.0)  # until all have imported what they need
     began = time.perf_counter()
     start.set()
-    taken = sorted(ms * 1000 for _ in workers for ms in results.get(timeout=1800))
+    taken = sorted(1000 * taken_s for taken_s in collect(workers, results))
     wall_s = time.perf_counter() - began
     for process in workers:
         process.join()
@@ -292,7 +323,7 @@ def measure_all(arguments: argparse.Namespace, service: Service | None) -> Itera
             with tempfile.TemporaryDirectory() as folder:
                 if service is not None and "service" in base:
                     # A workspace for each, so that none finds what another has left.
-                    os.environ["QUARK_USER_KEY"] = service.make_key(f"{pruner}-{len(base)}")
+                    os.environ["QUARK_USER_KEY"] = service.make_key(f"{pruner}_{len(base)}")
                     yield measure(base, service.url, pruner, arguments)
                 elif base == "optuna rdb":
                     yield measure(base, f"sqlite:///{folder}/optuna.db", pruner, arguments)
@@ -310,7 +341,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    DEFINITION["trials"] = arguments.trials
     rows = []
     print(f"{arguments.workers} workers, {arguments.trials} trials of up to {STEPS} reports")
     with ExitStack() as stack:
@@ -323,7 +353,7 @@ def main() -> None:
                 f"{row['search']:9}  {row['base']:14}  p50 {row['p50_ms']:8.3f} ms  "
                 f"p99 {row['p99_ms']:8.2f} ms  worst {row['worst_ms']:8.1f} ms  "
                 f"{row['wall_s']:6.1f} s  {row['trials']} trials ({row['gaps']} gaps, "
-                f"{row['ended']} ended, {row['pruned']} pruned), {row['reports']} reports kept of "
+                f"{row['ended']} ended, {row['pruned']} pruned), {row['reports']} of "
                 f"{row['steps']} steps",
                 flush=True,
             )

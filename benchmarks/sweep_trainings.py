@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ def _make_weights(
     scale = {"good": 1.0, "zero": 0.0, "small": 0.1, "huge": 8.0}[parameters["init"]]
     gain = math.sqrt(2.0 if parameters["activation"] == "relu" else 1.0)
     made = []
-    for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+    for before, after in pairwise(sizes):
         matrix = generator.normal(size=(before + 1, after)) * scale * gain / math.sqrt(before)
         matrix[-1] = 0.0
         made.append(matrix)

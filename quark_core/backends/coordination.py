@@ -47,6 +47,7 @@ __all__ = [
     "check_key",
     "check_lease",
     "check_new_trials",
+    "lacks_values",
     "check_result",
     "check_sweep",
     "clean_result",
@@ -199,7 +200,8 @@ class SupportsCoordination(Protocol):
         """Say what became of a trial, or renew its lease; returns it as it is then.
 
         For those whose trial has no run that says so. A token that is no longer the newest, or a
-        trial that is final, is left as it is: see whether the returned one has your token.
+        trial that is final, is left as it is: see whether the returned one has your token. Only
+        a trial that is completed without values takes those of another `completed`.
 
         Args:
             sweep_id, number, token: The claim.
@@ -463,6 +465,12 @@ def settle_state(trial: StoredTrial, result: TrialResult, max_failures: int) -> 
         times = "once" if max_failures == 1 else f"{max_failures} times"
         return msgspec.structs.replace(result, state="broken", reason=f"failed {times}: {said}")
     return result
+
+
+def lacks_values(trial: StoredTrial, result: TrialResult) -> bool:
+    """Whether a trial has completed without the values that its holder tells now."""
+    has_completed = trial.state == result.state == "completed"
+    return has_completed and trial.values is None and result.values is not None
 
 
 def unknown_sweep(sweep: str) -> SchemaValidationError:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quark_core.errors import SchemaValidationError
 
 if TYPE_CHECKING:
     from quark_core.backends.coordination import SupportsCoordination
+    from quark_core.sweeps.definition import SweepDefinition
     from quark_core.sweeps.search import Search
 
 __all__ = ["describe_optuna_search", "open_optuna_search"]
 
 
 def open_optuna_search(
-    definition: Mapping[str, Any], sweep_id: str, store: SupportsCoordination, given: object = None
+    definition: SweepDefinition, sweep_id: str, store: SupportsCoordination, given: object = None
 ) -> Search:
     """A search by Optuna: `tpe`, `hyperband`, `cmaes`, one that a plugin names, or objects.
 
@@ -30,7 +30,7 @@ def open_optuna_search(
         SchemaValidationError: Optuna is not installed, there is no such search, it was opened
             with objects and this process has none, or it cannot do what the sweep asks for.
     """
-    _import_optuna(given if given is not None else definition.get("search"))
+    _import_optuna(given if given is not None else str(definition.search))
     from quark_core.sweeps.optuna_samplers import choose_methods
     from quark_core.sweeps.optuna_search import OptunaSearch
 

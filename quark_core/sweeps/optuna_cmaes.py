@@ -35,10 +35,14 @@ class ReplayedCmaSampler(BaseSampler):
     Args:
         seed: Trials of the same seed, number and history have the same parameters.
         distributions: The space.
+        population: How many trials a generation has; 0 for as many as suit the space.
     """
 
-    def __init__(self, seed: int, distributions: Mapping[str, BaseDistribution]) -> None:
+    def __init__(
+        self, seed: int, distributions: Mapping[str, BaseDistribution], population: int = 0
+    ) -> None:
         self._seed = seed
+        self._population = population or None
         self._numbers: dict[str, BaseDistribution] = {
             name: found
             for name, found in distributions.items()
@@ -100,6 +104,7 @@ class ReplayedCmaSampler(BaseSampler):
             bounds=bounds,
             seed=mix_seed(self._seed),
             n_max_resampling=10 * len(space),
+            population_size=self._population,
         )
         by_number = {trial.number: trial for trial in trials if _has_ended(trial)}
         for trial in trials:  # in the order of the journal, so that the first to go on decides

@@ -32,6 +32,7 @@ _log = logging.getLogger("quark")
 
 _TRIES = 3
 _PAUSE_S = 0.05
+_LONG_ANSWER = 500_000  # characters
 _RUNNING, _WAITING = 0, 4  # of `optuna.trial.TrialState`, as entries have them
 _PICKLED_PREFIX = "cma:"  # under these names Optuna's CmaEsSampler looks for pickles
 
@@ -110,7 +111,9 @@ class EntryJournal(BaseJournalBackend):
             start += len(texts)
             for text in texts:
                 yield _read_entry(text)
-            if not texts or (len(texts) < MOST_ENTRIES and start >= self._count):
+            # A store may answer in parts, when entries are long.
+            is_whole = len(texts) < MOST_ENTRIES and sum(map(len, texts)) < _LONG_ANSWER
+            if not texts or (is_whole and start >= self._count):
                 self._count = max(self._count, start)
                 self._has_read = True
                 return

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
@@ -17,8 +18,9 @@ from optuna.trial import FrozenTrial, TrialState
 from quark_core.backends.registry import default_registry
 from quark_core.config.arguments import describe_argument
 from quark_core.errors import SchemaValidationError
+from quark_core.sweeps.definition import SweepDefinition
 from quark_core.sweeps.optuna_space import OptunaSpace
-from quark_core.sweeps.space import read_space
+from quark_core.sweeps.search_options import read_options
 
 __all__ = ["Methods", "SeededSampler", "choose_methods", "describe_objects", "mix_seed"]
 
@@ -27,7 +29,8 @@ _log = logging.getLogger("quark")
 _OWN_NAMES = ("grid", "random", "halving", "asha")  # that need no Optuna
 _NAMES = ("tpe", "hyperband", "cmaes")
 _OBJECTS = "optuna:"
-_REDUCTION_FACTOR = 3
+_STARTUP = 10  # trials at random, before TPE has anything to go by
+_HIGHEST_RATE = 0.5
 _MOST_BRACKETS = 5
 
 
@@ -46,27 +49,32 @@ class Methods:
     rungs: tuple[int, ...] | None
 
 
-def choose_methods(definition: Mapping[str, Any], given: object = None) -> Methods:
+def choose_methods(definition: SweepDefinition, given: object = None) -> Methods:
     """The sampler and the pruner of a sweep; arguments as of `open_optuna_search`."""
-    budget = definition.get("budget")
+    budget, seed = definition.budget, definition.seed
     if given is not None and not isinstance(given, str):
         sampler, pruner = _take_apart(given)
-        sampler = sampler or SeededSampler(_make_tpe, _seed_of(definition))
-        return Methods(sampler, pruner, _list_rungs(pruner, budget))
-    name = given if isinstance(given, str) else str(definition.get("search"))
+        return Methods(
+            sampler or SeededSampler(_make_tpe, seed), pruner, _list_rungs(pruner, budget)
+        )
+    name = definition.search.name
     if name.startswith(_OBJECTS):
         raise SchemaValidationError(
             f"search: this sweep searches by objects of Optuna ({name[len(_OBJECTS) :][:100]}), "
             "which no store keeps: run it by the script that made them, with the same search="
         )
     if name == "hyperband":
-        pruner = _make_hyperband(definition)
-        sampler = SeededSampler(_make_tpe, _seed_of(definition))
+        options = read_options(definition.search, {"rate": 1 / 3, "least": 0, "startup": _STARTUP})
+        pruner = _make_hyperband(definition, options)
+        sampler = SeededSampler(partial(_make_tpe, startup=int(options["startup"])), seed)
         return Methods(sampler, pruner, _list_rungs(pruner, budget))
     if name == "tpe":
-        return Methods(SeededSampler(_make_tpe, _seed_of(definition)), NopPruner(), ())
+        options = read_options(definition.search, {"startup": _STARTUP})
+        sampler = SeededSampler(partial(_make_tpe, startup=int(options["startup"])), seed)
+        return Methods(sampler, NopPruner(), ())
     if name == "cmaes":
-        return Methods(_make_cmaes(definition), NopPruner(), ())
+        options = read_options(definition.search, {"population": 0})
+        return Methods(_make_cmaes(definition, int(options["population"])), NopPruner(), ())
     return _ask_plugins(name, definition)
 
 
@@ -137,42 +145,50 @@ def mix_seed(seed: int, *parts: object) -> int:
     return int.from_bytes(hashlib.sha256(said).digest()[:4], "big")
 
 
-def _make_tpe(seed: int) -> BaseSampler:
-    return TPESampler(seed=seed)
+def _make_tpe(seed: int, *, startup: int = _STARTUP) -> BaseSampler:
+    return TPESampler(seed=seed, n_startup_trials=startup)
 
 
-def _make_cmaes(definition: Mapping[str, Any]) -> BaseSampler:
+def _make_cmaes(definition: SweepDefinition, population: int) -> BaseSampler:
     try:
         from quark_core.sweeps.optuna_cmaes import ReplayedCmaSampler
     except ImportError:
         raise SchemaValidationError(
             'search="cmaes" needs the package cmaes: pip install "quark-tracker[sweep]"'
         ) from None
-
-    if isinstance(definition.get("metric"), list | tuple) and len(definition["metric"]) > 1:
-        raise SchemaValidationError('search="cmaes" has one metric: take "tpe" for several')
-    distributions = OptunaSpace(read_space(definition.get("space"))).distributions
+    _refuse_several_metrics(definition)
+    distributions = OptunaSpace(definition.space).distributions
     if not any(isinstance(d, FloatDistribution | IntDistribution) for d in distributions.values()):
         raise SchemaValidationError('search="cmaes" needs a number in space: take "tpe"')
-    return ReplayedCmaSampler(_seed_of(definition), distributions)
+    return ReplayedCmaSampler(definition.seed, distributions, population)
 
 
-def _make_hyperband(definition: Mapping[str, Any]) -> HyperbandPruner:
-    if isinstance(definition.get("metric"), list | tuple) and len(definition["metric"]) > 1:
-        raise SchemaValidationError('search="hyperband" has one metric: take "tpe" for several')
-    budget = definition.get("budget")
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+def _make_hyperband(definition: SweepDefinition, options: Mapping[str, float]) -> HyperbandPruner:
+    _refuse_several_metrics(definition)
+    budget, rate = definition.budget, options["rate"]
+    if budget is None:
         raise SchemaValidationError(
-            'budget must be a whole number with search="hyperband": the steps of one whole trial, '
-            f"got {describe_argument(budget)}"
+            'budget must say how many steps a whole trial has: search="hyperband", budget=100'
         )
-    least = max(1, budget // _REDUCTION_FACTOR ** (_MOST_BRACKETS - 1))
-    return HyperbandPruner(
-        min_resource=least, max_resource=budget, reduction_factor=_REDUCTION_FACTOR
-    )
+    if not 0 < rate <= _HIGHEST_RATE:
+        raise SchemaValidationError(
+            f"search: rate must be more than 0 and at most {_HIGHEST_RATE:g}, got {rate:g}"
+        )
+    factor = round(1 / rate)
+    least = int(options["least"]) or max(1, budget // factor ** (_MOST_BRACKETS - 1))
+    if not 1 <= least <= budget:
+        raise SchemaValidationError(f"search: least must be 1 to {budget}, got {least}")
+    return HyperbandPruner(min_resource=least, max_resource=budget, reduction_factor=factor)
 
 
-def _ask_plugins(name: str, definition: Mapping[str, Any]) -> Methods:
+def _refuse_several_metrics(definition: SweepDefinition) -> None:
+    if len(definition.goals) > 1:
+        raise SchemaValidationError(
+            f'metric must be one metric for search="{definition.search.name}"; "tpe" has several'
+        )
+
+
+def _ask_plugins(name: str, definition: SweepDefinition) -> Methods:
     """What a plugin makes under a name."""
     known: dict[str, Callable[[Mapping[str, Any], int], object]] = {}
     for plugin, declared in default_registry().collect("quark_register_samplers"):
@@ -191,17 +207,18 @@ def _ask_plugins(name: str, definition: Mapping[str, Any]) -> Methods:
             f"search must be one of {names}, or a sampler of Optuna, got {name[:60]!r}"
         )
 
+    said = definition.to_dict()
+
     def make_parts(seed: int) -> tuple[BaseSampler, BasePruner]:
         try:
-            sampler, pruner = _take_apart(make(definition, seed))
+            sampler, pruner = _take_apart(make(said, seed))
         except SchemaValidationError as error:
             raise SchemaValidationError(f"search={name!r} of a plugin: {error}") from None
         return sampler or _make_tpe(seed), pruner
 
-    seed = _seed_of(definition)
-    pruner = make_parts(seed)[1]
-    sampler = SeededSampler(lambda of_trial: make_parts(of_trial)[0], seed)
-    return Methods(sampler, pruner, _list_rungs(pruner, definition.get("budget")))
+    pruner = make_parts(definition.seed)[1]
+    sampler = SeededSampler(lambda seed: make_parts(seed)[0], definition.seed)
+    return Methods(sampler, pruner, _list_rungs(pruner, definition.budget))
 
 
 def _take_apart(given: object) -> tuple[BaseSampler | None, BasePruner]:
@@ -245,8 +262,3 @@ def _list_rungs(pruner: BasePruner, budget: object) -> tuple[int, ...] | None:
         rungs.append(step)
         step *= factor
     return tuple(rungs)
-
-
-def _seed_of(definition: Mapping[str, Any]) -> int:
-    seed = definition.get("seed")
-    return seed if isinstance(seed, int) else 0

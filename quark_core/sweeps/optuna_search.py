@@ -7,17 +7,18 @@ the worker, then or later, the others find out by comparing the lists:
 - a trial of ours that has ended, however it did, is told to Optuna by whoever asks next;
 - one that failed, was lost or is suspended, and shall be run again, stays the same trial there;
 - a trial of Optuna's that was never added, since its worker died on the way, is added by another
-  one after `patience_s`: under the same key, so that both may.
+  one after `patience_s`, or sooner where nobody works any more: under the same key, so that both
+  may.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -29,18 +30,20 @@ from optuna.trial import FrozenTrial, TrialState
 from quark_core.backends.coordination import NewTrial
 from quark_core.errors import QuarkError, SessionStoreError
 from quark_core.records.sweeps import StoredTrial
+from quark_core.sweeps.definition import SweepDefinition
 from quark_core.sweeps.optuna_journal import EntryJournal, EntryLog
 from quark_core.sweeps.optuna_samplers import Methods
 from quark_core.sweeps.optuna_space import OptunaSpace
 from quark_core.sweeps.search import Proposal
-from quark_core.sweeps.space import read_space
 
 __all__ = ["OptunaSearch"]
 
 PATIENCE_S = 10.0
+_IDLE_PATIENCE_S = 2.0
 
 _NUMBER = "optuna"  # in the origin of a trial of ours: its number there
 _ADDED = "quark:trial"  # in an attribute of Optuna's: number of a trial that a user has added
+_SURPLUS = "quark:surplus"
 _EXHAUSTED = "quark:exhausted"
 _TALKATIVE = ("optuna.storages.journal._storage", "optuna.study._tell", "optuna.study.study")
 
@@ -54,30 +57,31 @@ class OptunaSearch:
         store: The store of both.
         methods: The sampler and the pruner.
         patience_s: How long a trial that another worker has asked for may take to be added.
-
-    Raises:
-        SchemaValidationError: The definition has a space that cannot be searched.
     """
 
     def __init__(
         self,
-        definition: Mapping[str, Any],
+        definition: SweepDefinition,
         sweep_id: str,
         store: EntryLog,
         methods: Methods,
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._space = OptunaSpace(read_space(definition.get("space")))
-        self._name = str(definition.get("search"))
-        self._directions = _read_directions(definition)
-        self._constraints = [str(said) for said in definition.get("constraints") or ()]
-        limit = definition.get("trials")
-        self._limit = limit if isinstance(limit, int) else None
+        self._space = OptunaSpace(definition.space)
+        self._name = definition.search.name
+        self._directions = [
+            StudyDirection.MAXIMIZE if goal.mode == "max" else StudyDirection.MINIMIZE
+            for goal in definition.goals
+        ]
+        self._constraints = [str(each) for each in definition.constraints]
+        self._limit = definition.trials
         self._methods = methods
         self._sweep_id = sweep_id
         self._journal_of = (store, f"{sweep_id}/optuna")
         self._patience_s = patience_s
+        # A report that was not waited for to its end may still go on when the next call comes.
+        self._lock = threading.RLock()
         self._first_seen: dict[tuple[str, int], float] = {}
         self._unfit: set[int] = set()
         self._trial_ids: dict[int, int] = {}
@@ -86,23 +90,25 @@ class OptunaSearch:
     def propose(self, trials: Sequence[StoredTrial]) -> list[Proposal] | None:
         """As `Search.propose`."""
         with self._guarding():
-            study, _, _ = self._open()
             named = _name_trials(trials)
             self._tell_ended(named)
             self._add_foreign(trials)
-            own = self._list_own()
+            own = self._list_own()[: self._limit]
             waits = [number for number in own if self._is_waiting(number, named)]
-            for number in waits:
-                if self._is_over("added", number):
-                    return [self._propose(self._complete(number))]
-            if study.is_exhausted() or (self._limit is not None and len(own) >= self._limit):
+            patience_s = self._patience_s
+            if all(trial.is_final for trial in trials):
+                patience_s = min(patience_s, _IDLE_PATIENCE_S)
+            try:
+                for number in waits:
+                    if self._lasts(("unnamed", number), patience_s):
+                        return [self._propose(self._complete(number))]
+                proposal = self._ask(len(own))
+            except UpdateFinishedTrialError:
+                # This worker was so slow that another one has completed its trial, and ended it.
+                return []
+            if proposal is None:
                 return [] if waits else None
-            asked = study.ask(self._space.distributions)
-            place = self._list_all().index(asked.number)
-            if self._limit is not None and place >= self._limit:
-                study.tell(asked.number, state=TrialState.FAIL)  # others have asked meanwhile
-                return [] if waits else None
-            return [self._propose(asked)]
+            return [proposal]
 
     def list_rungs(self, trial: StoredTrial) -> tuple[int, ...] | None:
         """As `Search.list_rungs`."""
@@ -149,7 +155,7 @@ class OptunaSearch:
     def _guarding(self) -> Iterator[None]:
         """Nothing is printed, and what fails inside of Optuna has the name of the sweep."""
         try:
-            with _quietly():
+            with self._lock, _quietly():
                 _, _, journal = self._open()
                 with journal.holding():
                     yield
@@ -161,15 +167,17 @@ class OptunaSearch:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _list_all(self) -> list[int]:
-        """Numbers of Optuna's trials that were asked for; those of users are not among them."""
-        study, _, _ = self._open()
-        trials = study.get_trials(deepcopy=False)
-        return [trial.number for trial in trials if _ADDED not in trial.user_attrs]
-
     def _list_own(self) -> list[int]:
-        """The same, without those that came after the last that the sweep may have."""
-        return self._list_all()[: self._limit]
+        """Numbers of Optuna's trials that are ours or shall be, in the order of the journal.
+
+        Without those of a user, and those that somebody has asked for when there were enough.
+        """
+        study, _, _ = self._open()
+        return [
+            trial.number
+            for trial in study.get_trials(deepcopy=False)
+            if not trial.user_attrs.keys() & {_ADDED, _SURPLUS}
+        ]
 
     def _find_trial_id(self, number: int) -> int:
         if number not in self._trial_ids:
@@ -185,10 +193,22 @@ class OptunaSearch:
         state = study.get_trials(deepcopy=False)[number].state
         return number not in named and state == TrialState.RUNNING
 
-    def _is_over(self, what: str, number: int) -> bool:
+    def _lasts(self, what: tuple[str, int], patience_s: float) -> bool:
         """Whether something has been so for longer than patience lasts, by this worker's clock."""
-        since = self._first_seen.setdefault((what, number), time.monotonic())
-        return time.monotonic() - since >= self._patience_s
+        since = self._first_seen.setdefault(what, time.monotonic())
+        return time.monotonic() - since >= patience_s
+
+    def _ask(self, count: int) -> Proposal | None:
+        """One more trial, or None where there are enough; `count` is how many there were."""
+        study, _, _ = self._open()
+        if study.is_exhausted() or (self._limit is not None and count >= self._limit):
+            return None
+        asked = study.ask(self._space.distributions)
+        if self._limit is not None and self._list_own().index(asked.number) >= self._limit:
+            asked.set_user_attr(_SURPLUS, True)  # others have asked meanwhile
+            study.tell(asked.number, state=TrialState.FAIL)
+            return None
+        return self._propose(asked)
 
     def _complete(self, number: int) -> optuna.Trial:
         """A trial that another worker has asked for, with what it had not chosen yet."""
@@ -229,7 +249,9 @@ class OptunaSearch:
             return TrialState.PRUNED
         if trial.state != "completed":
             return TrialState.FAIL
-        if trial.values is None and not self._is_over("valued", trial.number):
+        if trial.values is None and not self._lasts(
+            ("without values", trial.number), self._patience_s
+        ):
             return None
         # A figure that is not finite says that the training has failed, whatever it thinks.
         fits = trial.values is not None and len(trial.values) == len(self._directions)
@@ -318,13 +340,6 @@ def _name_trials(trials: Sequence[StoredTrial]) -> dict[int, StoredTrial]:
 def _read_number(trial: StoredTrial) -> int | None:
     number = trial.origin.get(_NUMBER)
     return number if isinstance(number, int) and not isinstance(number, bool) else None
-
-
-def _read_directions(definition: Mapping[str, Any]) -> list[StudyDirection]:
-    metric, mode = definition.get("metric"), definition.get("mode")
-    count = len(metric) if isinstance(metric, list | tuple) else 1
-    modes = list(mode) if isinstance(mode, list | tuple) else [mode] * count
-    return [StudyDirection.MAXIMIZE if m == "max" else StudyDirection.MINIMIZE for m in modes]
 
 
 @contextmanager

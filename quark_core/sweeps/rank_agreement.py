@@ -79,6 +79,8 @@ class RankAgreement:
         self._decisions: dict[tuple[int, int, int], bool] = {}
         self._trial: tuple[int, int] = (-1, 0)
         self._has_begun = False
+        # The other ranks have let a rung go by: they are not waited for again.
+        self._sees_alone = False
 
     def give(self, trial: GivenTrial | None) -> None:
         """Tell the other ranks which trial is next, or that there is none any more."""
@@ -124,7 +126,10 @@ class RankAgreement:
         A training that shall stop goes on where the other ranks do not see the rung.
         """
         place = (*self._trial, step)
-        if stops and not self._wait(lambda: self._count_here(place), _GATHER_S):
+        if stops and self._sees_alone:
+            stops = False
+        elif stops and not self._wait(lambda: self._count_here(place), _GATHER_S):
+            self._sees_alone = True
             _log.warning(
                 "the training is not stopped at step %d: not all ranks have come to it within "
                 "%g s. Log the sweep's metric on all ranks, or call trial.report there",

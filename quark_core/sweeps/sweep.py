@@ -39,6 +39,7 @@ __all__ = ["Sweep"]
 _log = logging.getLogger("quark")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_MOST_IDLE_TURNS = 12  # of waiting where no trial runs: some 13 s
 _MOST_FIRST_FAILURES = 5
 _UNSETTLED = ("waiting", "running", "suspended")
 
@@ -350,7 +351,7 @@ class Sweep:
         return trial
 
     def _wait_for_claim(self, agreement: RankAgreement | None) -> Trial | None:
-        pause_s, has_told = _FIRST_PAUSE_S, False
+        pause_s, has_told, idle_turns = _FIRST_PAUSE_S, False, 0
         while True:
             trial = self._claim(None, agreement)
             if trial is not None:
@@ -365,10 +366,11 @@ class Sweep:
                     continue
                 unsettled = sum(stored.counts.get(state, 0) for state in _UNSETTLED)
                 if not unsettled:
-                    # Whoever settled the last one may have done so since it was asked.
-                    if proposed is None or not self._ask_search():
+                    # Whoever settled the last one may have done so since it was asked. A search
+                    # that only waits may know of a trial which another worker is about to add.
+                    idle_turns += 1
+                    if proposed is None or idle_turns > _MOST_IDLE_TURNS:
                         return None
-                    continue
             if not has_told and pause_s >= _LONGEST_PAUSE_S:
                 has_told = True
                 self._tell_waiting(stored)

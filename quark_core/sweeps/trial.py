@@ -15,6 +15,7 @@ import msgspec
 from quark_core.backends.coordination import SupportsCoordination
 from quark_core.config.arguments import describe_argument
 from quark_core.config.objective import Objective
+from quark_core.config.origins.keeping import note_source
 from quark_core.config.redaction import redact_text
 from quark_core.errors import (
     InvalidRunStateError,
@@ -176,17 +177,11 @@ class Trial:
     @property
     def session(self) -> TrainingSession | None:
         """The session of its run, once that has begun here."""
-        if self._session is None and self._run is not None:
-            run = self._run
-            self._session = next(
-                (
-                    s
-                    for s in open_runs.sessions
-                    if s.open_run is run and isinstance(s, TrainingSession)
-                ),
-                None,
-            )
         return self._session
+
+    def _find_session(self) -> TrainingSession | None:
+        holders = [each for each in open_runs.sessions if each.open_run is self._run]
+        return next((each for each in holders if isinstance(each, TrainingSession)), None)
 
     def start_run(self, **arguments: Any) -> TrainingSession:
         """Begin the trial's run; takes what `quark.start_run` takes.
@@ -322,15 +317,18 @@ class Trial:
                     "trial[%r], or leave it out of config",
                     self.number, self._sweep.name, name, value, found, name,
                 )  # fmt: skip
+        source = f"trial {self.number} of {self._sweep.name}"
         if not added:
-            return given
+            return note_source(given, self._stored.parameters, source)
         raw = None if given.raw is None else JsonObject({**given.raw, **added})
-        return msgspec.structs.replace(given, values=JsonObject({**values, **added}), raw=raw)
+        joined = msgspec.structs.replace(given, values=JsonObject({**values, **added}), raw=raw)
+        return note_source(joined, self._stored.parameters, source)
 
     def take(self, run: OpenRun) -> None:
         """Be the trial of a run that has just been opened here."""
         with self._lock:
             self._run = run
+            self._session = self._find_session()
             self._keeper.has_run = True
         if run.already_done is not None:
             figures = run.already_done.metrics

@@ -24,6 +24,7 @@ from quark_core.backends.coordination import (
     NewTrial,
     TrialWish,
     clean_result,
+    lacks_values,
     settle_state,
     unknown_sweep,
     unknown_trial,
@@ -432,6 +433,10 @@ def _settle(connection: StoreConnection, claim: TrialClaim, result: TrialResult)
     if row is None:
         return
     trial = to_stored_trial(row)
+    if trial.token == claim.token and lacks_values(trial, result):
+        # What a training returns is known after its run has ended.
+        _put(connection, trial, clean_result(result), connection.read_clock_us())
+        return
     if trial.token != claim.token or trial.is_final or result.state == "running":
         return
     if trial.state in _OPEN and result.state in _OPEN:
