@@ -6,8 +6,9 @@ import uuid
 
 import pytest
 
-optuna = pytest.importorskip("optuna")
+pytest.importorskip("optuna")
 
+import optuna
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.storages import JournalStorage
