@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class Course:
 
 def draw_parameters(seed: int, number: int) -> dict[str, Any]:
     """What one trial tries; about half of all is good."""
-    chance = random.Random(seed * 100_003 + number)  # noqa: S311
+    chance = random.Random(seed * 100_003 + number)
     return {
         "lr": 0.0 if chance.random() < 0.04 else 10 ** chance.uniform(-4.5, 1.5),
         "optimizer": chance.choice(["sgd", "momentum", "adam"]),
@@ -130,7 +131,7 @@ def _make_weights(
     scale = {"good": 1.0, "zero": 0.0, "small": 0.1, "huge": 8.0}[parameters["init"]]
     gain = math.sqrt(2.0 if parameters["activation"] == "relu" else 1.0)
     made = []
-    for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+    for before, after in pairwise(sizes):
         matrix = generator.normal(size=(before + 1, after)) * scale * gain / math.sqrt(before)
         matrix[-1] = 0.0
         made.append(matrix)

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary as RunSummary
     from quark_core.backends.series import Series as Series
     from quark_core.backends.tracker_backend import TrackerBackend as TrackerBackend
+    from quark_core.config.layering.layered_config import LayeredConfig as LayeredConfig
+    from quark_core.config.layering.layers import Layers as Layers
     from quark_core.config.tracked import tracked as tracked
     from quark_core.errors import ArtifactDamagedError as ArtifactDamagedError
     from quark_core.errors import ArtifactNotFoundError as ArtifactNotFoundError
@@ -200,6 +202,8 @@ _HOMES = {
     "LaneReport": "quark_core.backends.delivery_report",
     "LayerFilterConfig": "quark_torch.layer_filter",
     "LayerSummaryRecord": "quark_core.records",
+    "LayeredConfig": "quark_core.config.layering.layered_config",
+    "Layers": "quark_core.config.layering.layers",
     "LogIdentifier": "quark_core.records",
     "LoggingHandler": "quark_core.writers.logging_handler",
     "LossSummary": "quark_core.samples.summaries",

@@ -16,6 +16,7 @@ from claiming.stores import ClaimedStore, open_store
 from quark_core.backends.coordination import NewTrial
 from quark_core.records.sweeps import TrialResult
 from quark_core.system.process import current_process
+from quark_core.testing.trial_workers import when_reached
 
 __all__ = ["measure_rates"]
 
@@ -82,14 +83,18 @@ def _work(store: ClaimedStore, sweep_id: str, ready: Any, go: Any, results: Any)
     go.wait()
     while True:
         began = time.perf_counter()
-        trial = backend.claim_trial(
-            sweep_id, request_id=uuid.uuid4().hex, worker=worker, lease_s=_LEASE_S
+        request_id = uuid.uuid4().hex
+        trial = when_reached(
+            lambda request_id=request_id: backend.claim_trial(
+                sweep_id, request_id=request_id, worker=worker, lease_s=_LEASE_S
+            )
         )
         if trial is None:
             break
         claimed = time.perf_counter()
         result = TrialResult(state="completed", values=(float(trial.number),))
-        backend.settle_trial(sweep_id, trial.number, trial.token, result, lease_s=_LEASE_S)
+        told = (sweep_id, trial.number, trial.token, result)
+        when_reached(lambda told=told: backend.settle_trial(*told, lease_s=_LEASE_S))
         claims_ms.append(1e3 * (claimed - began))
         settles_ms.append(1e3 * (time.perf_counter() - claimed))
     ended = time.perf_counter()

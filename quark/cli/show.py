@@ -16,7 +16,7 @@ from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 from quark_core.records.json_object import flatten_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -64,6 +64,14 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
     shell_complete=complete_metrics,
     help="Only metrics whose names come after this one.",
 )
+@click.option(
+    "--why",
+    metavar="KEY",
+    is_flag=False,
+    flag_value="",
+    default=None,
+    help="Only where the setting KEY has its value from, or all below it; without KEY, of all.",
+)
 @json_option
 def show(
     run: str,
@@ -72,11 +80,17 @@ def show(
     logs: int,
     metrics: int,
     after: str | None,
+    why: str | None,
     as_json: bool,
 ) -> None:
     """Show RUN (its id, the beginning of it, or its name): summary, config, metrics, logs."""
     source = RunSource(storage_dir, backend)
     stored = source.find(run)
+    if why is not None:
+        from quark.cli.origin_view import print_origins
+
+        print_origins(stored, why, as_json=as_json)
+        return
     if as_json:
         _print_as_json(source.reader, stored, logs)
         return
@@ -118,7 +132,8 @@ def print_run(
     inherited = find_inherited(reader, stored)
     console.print(_summary_panel(stored, summary.last_metric_at, inherited.tags))
     if stored.config is not None and stored.config.values:
-        console.print(_values_table("config", dict(stored.config.values)))
+        labels = {key: each[0].label for key, each in stored.config.group_origins().items()}
+        console.print(_values_table("config", dict(stored.config.values), labels))
     if noted := {k: v for k, v in inherited.fields.items() if k not in _FACTS}:
         console.print(_values_table("field", noted))
     if summaries:
@@ -283,7 +298,9 @@ def _tell(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _values_table(label: str, values: dict[str, Any]) -> RenderableType:
+def _values_table(
+    label: str, values: dict[str, Any], origins: Mapping[str, str] | None = None
+) -> RenderableType:
     from rich import box
     from rich.table import Table
 
@@ -292,9 +309,12 @@ def _values_table(label: str, values: dict[str, Any]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     table.add_column(label)
     table.add_column("value", overflow="fold")
+    if origins:
+        table.add_column("from", overflow="fold", style="dim")
     lines = list(flatten_json(values))
     for key, value in lines[:_CONFIG_LINES]:
-        table.add_row(Text(key), Text(value if isinstance(value, str) else _compact(value)))
+        shown = Text(value if isinstance(value, str) else _compact(value))
+        table.add_row(Text(key), shown, *([Text(origins.get(key, ""))] if origins else []))
     if len(lines) > _CONFIG_LINES:
         table.add_row("…", f"{len(lines) - _CONFIG_LINES} more; --json has them all")
     return table

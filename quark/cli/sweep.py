@@ -190,10 +190,13 @@ def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[
             f"--mode must be given once, or once for each of the {len(metrics)} metrics"
         )
     chosen = list(modes) * len(metrics) if len(modes) == 1 else list(modes)
-    found = [
-        str(choose_mode(metric, chosen[place] if chosen else None))  # type: ignore[arg-type]
-        for place, metric in enumerate(metrics)
-    ]
+    try:
+        found = [
+            str(choose_mode(metric, chosen[place] if chosen else None))  # type: ignore[arg-type]
+            for place, metric in enumerate(metrics)
+        ]
+    except SchemaValidationError as error:
+        raise SchemaValidationError(f"--{error}") from None
     return found if len(found) > 1 else found[0]
 
 
@@ -249,11 +252,12 @@ def run(
       130  Ctrl-C (143: SIGTERM); what ran is given back
     """  # noqa: D301 - click wants the character
     from quark.cli.sweep_agent import AgentChoices, SweepAgent
-    from quark.cli.sweep_commands import check_command
+    from quark.cli.sweep_commands import check_command, check_placeholders
 
     with _refusing():
         check_command(command)
         joined = _join(name, project, storage_dir)
+        check_placeholders(command, joined.definition.space.ranges)
         choices = AgentChoices(
             command=command,
             storage_dir=resolve_storage_dir(storage_dir),
@@ -269,10 +273,14 @@ def run(
 
 def _say_standing(joined: Sweep, storage_dir: Path | None) -> None:
     """The last words of an agent: how the sweep stands, and its best."""
-    from quark.cli.sweep_view import describe_counts
+    from quark.cli.sweep_view import describe_best, describe_counts
 
-    stored = joined.load()
-    _tell(f"{stored.name}: {describe_counts(stored.counts).plain}")
+    stored, best = joined.load(), joined.best
+    said = f"{stored.name}: {describe_counts(stored.counts).plain}"
+    if best is not None:
+        metrics = [goal.metric for goal in joined.definition.goals]
+        said += f"; the best is {describe_best(best, metrics)}"
+    _tell(said)
     _tell(f"quark sweep show {stored.name}{_repeat_place(storage_dir)} shows it")
 
 
@@ -317,9 +325,7 @@ def _print_sweeps(found: list[StoredSweep]) -> None:
         console = Console()
         console.print(make_sweeps_table(found, console.width))
     else:
-        click.echo(
-            "There is no sweep here. quark sweep new opens one, and so does quark.sweep(…)."
-        )
+        click.echo("There is no sweep here. quark sweep new opens one, and so does quark.sweep(…).")
 
 
 def _print_sweep(

@@ -216,17 +216,18 @@ class SweepAgent:
     def _begin(self, trial: StoredTrial) -> None:
         try:
             command = build_command(self._choices.command, trial.parameters, self._choices.form)
+        except SchemaValidationError as error:
+            # Of this trial alone: the next one has other values.
+            self._say(f"trial {trial.number}: failed: {error}")
+            self._say_state(trial, TrialResult(state="failed", reason=str(error)))
+            return
+        try:
             process = TrialProcess(command, self._make_environment(trial), self._label(trial))
-        except (OSError, SchemaValidationError) as error:
+        except OSError as error:
             # The trial is as good as before.
             self._say_state(trial, TrialResult(state="suspended", reason="it was not begun"))
-            self._error = (
-                error
-                if isinstance(error, SchemaValidationError)
-                else SchemaValidationError(
-                    f"{self._choices.command[0]!r} cannot be started: {error}"
-                )
-            )
+            program = self._choices.command[0]
+            self._error = SchemaValidationError(f"{program!r} cannot be started: {error}")
             return
         renew_at = time.monotonic() + self._lease_s / _RENEWALS
         self._held.append(_Holding(trial, process, renew_at))
@@ -244,7 +245,7 @@ class SweepAgent:
         return {
             **environment,
             settings.TRIAL: trial.claim.to_text(),
-            settings.PARAMETERS: json.dumps(trial.parameters, ensure_ascii=False),
+            settings.PARAMETERS: json.dumps(trial.parameters),
             settings.SWEEP_STORAGE_DIR: str(self._choices.storage_dir),
         }
 

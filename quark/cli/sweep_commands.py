@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["ArgumentForm", "build_command", "check_command", "describe_value"]
+__all__ = ["ArgumentForm", "build_command", "check_command", "check_placeholders", "describe_value"]
 
 ArgumentForm = Literal["flags", "assignments", "none"]
 """How parameters are appended: `--lr 0.01`, `lr=0.01` (Hydra, `quark.Layers`), or not at all."""
@@ -50,6 +50,22 @@ def check_command(command: Sequence[str]) -> None:
     raise SchemaValidationError(f"{program!r} cannot be started: {hint}")
 
 
+def check_placeholders(command: Sequence[str], names: Iterable[str]) -> None:
+    """See that what is meant for a parameter's place is one; other braces are the script's own.
+
+    Raises:
+        SchemaValidationError: It is nearly a parameter's name.
+    """
+    known = [*names, _ALL]
+    for argument in command:
+        for name in _PLACEHOLDER.findall(argument):
+            near = get_close_matches(name, known, n=1, cutoff=_LIKENESS)
+            if name not in known and near:
+                raise SchemaValidationError(
+                    f"{{{name}}} names no parameter of the sweep; did you mean {{{near[0]}}}?"
+                )
+
+
 def build_command(
     command: Sequence[str], parameters: Mapping[str, Any], form: ArgumentForm = "flags"
 ) -> list[str]:
@@ -64,12 +80,15 @@ def build_command(
         form: How they are appended.
 
     Raises:
-        SchemaValidationError: A value that a shell might take for a command would stand in a
-            line for one, or a placeholder is nearly a parameter's name.
+        SchemaValidationError: A value is none that a command can be given, or one that a shell
+            might take for a command would stand in a line for one.
     """
     texts = {name: describe_value(value) for name, value in parameters.items()}
     # A parameter of that name comes first: it is what the sweep has.
     texts = {_ALL: json.dumps(dict(parameters), ensure_ascii=False), **texts}
+    for name, text in texts.items():
+        if not _can_be_given(name + text):
+            raise SchemaValidationError(f"parameter {name!r:.60} cannot be given to a command")
     filled = [_fill(argument, texts) for argument in command]
     if any(set(_PLACEHOLDER.findall(argument)) & set(texts) for argument in command):
         return filled
@@ -102,7 +121,6 @@ def _fill(argument: str, texts: Mapping[str, str]) -> str:
     def put(found: re.Match[str]) -> str:
         name = found[1]
         if name not in texts:
-            _refuse_near(name, texts)
             return found[0]
         text = texts[name]
         if is_line and not _PLAIN.fullmatch(text):
@@ -115,10 +133,9 @@ def _fill(argument: str, texts: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(put, argument)
 
 
-def _refuse_near(name: str, texts: Mapping[str, str]) -> None:
-    """Refuse what is meant for a parameter and names none; other braces are the script's own."""
-    near = get_close_matches(name, texts, n=1, cutoff=_LIKENESS)
-    if near:
-        raise SchemaValidationError(
-            f"{{{name}}} names no parameter of the sweep; did you mean {{{near[0]}}}?"
-        )
+def _can_be_given(text: str) -> bool:
+    """Whether a text can be an argument: it has no NUL, and all of it are characters."""
+    try:
+        return "\0" not in text and bool(text.encode())
+    except UnicodeEncodeError:
+        return False

@@ -13,14 +13,15 @@ from rich.table import Table
 
 from quark.cli.sweep_commands import describe_value
 from quark.cli.texts import Text, describe_age, describe_number
-from quark_core.analysis.sweep_verdict import SweepVerdict, judge_sweep, list_objectives
+from quark_core.analysis.sweep_verdict import SweepVerdict, judge_sweep
+from quark_core.analysis.trial_values import list_objectives
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
     from quark.cli.texts import Console
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = ["describe_counts", "make_sweeps_table", "print_sweep"]
+__all__ = ["describe_best", "describe_counts", "make_sweeps_table", "print_sweep"]
 
 STATE_STYLES = {
     "completed": "green",
@@ -57,7 +58,7 @@ def make_sweeps_table(sweeps: Sequence[StoredSweep], width: int) -> Table:
     cells: dict[str, list[Text]] = {
         "sweep": [Text(sweep.name, "bold") for sweep in sweeps],
         "project": [Text(sweep.project) for sweep in sweeps],
-        "state": [Text(each.state, STATE_STYLES.get(each.state, "")) for each in sweeps],
+        "state": [_describe_state(sweep) for sweep in sweeps],
         "trials": [describe_counts(sweep.counts) for sweep in sweeps],
     }
     if width >= _NARROW:
@@ -71,6 +72,16 @@ def make_sweeps_table(sweeps: Sequence[StoredSweep], width: int) -> Table:
     for row in zip(*cells.values(), strict=True):
         table.add_row(*row)
     return table
+
+
+def _describe_state(sweep: StoredSweep) -> Text:
+    """running, paused, cancelled, or done where all that it was to try has ended."""
+    total, counts = sweep.definition.get("trials"), sweep.counts
+    tried = sum(count for count in counts.values() if isinstance(count, int))
+    is_open = any(counts.get(state) for state in ("waiting", "running", "suspended"))
+    if sweep.state == "running" and not is_open and isinstance(total, int) and tried >= total:
+        return Text("done", "green")
+    return Text(sweep.state, STATE_STYLES.get(sweep.state, ""))
 
 
 def _describe_goals(definition: Mapping[str, Any]) -> str:
@@ -104,11 +115,20 @@ def print_sweep(
         console.print(table)
 
 
+def describe_best(trial: StoredTrial, metrics: Sequence[str]) -> str:
+    """The best trial in a line."""
+    values = ", ".join(
+        f"{name} {describe_number(value)}"
+        for name, value in zip(metrics, trial.values or (), strict=False)
+    )
+    return f"trial {trial.number} with {values} ({_join_parameters([trial])[0]})"
+
+
 def _make_head(sweep: StoredSweep) -> Table:
     definition = sweep.definition
     said = [
         ("sweep", Text(f"{sweep.name} of {sweep.project}", "bold")),
-        ("state", Text(sweep.state, STATE_STYLES.get(sweep.state, ""))),
+        ("state", _describe_state(sweep)),
         ("trials", describe_counts(sweep.counts)),
         ("metric", Text(_describe_goals(definition))),
         ("search", Text(_describe_search(definition))),
@@ -167,7 +187,8 @@ def _describe_importances(sweep: StoredSweep, trials: Sequence[StoredTrial]) -> 
         shares = sorted(found.shares.items(), key=lambda pair: -pair[1])[:_MOST_SHARES]
         if shares:
             listed = ", ".join(f"{name} {share:.0%}" for name, share in shares)
-            lines.append(Text(f"What {found.metric} depends on, by {_METHODS.get(found.method, found.method)}: {listed}"))
+            by = _METHODS.get(found.method, found.method)
+            lines.append(Text(f"What {found.metric} depends on, by {by}: {listed}"))
     return lines
 
 

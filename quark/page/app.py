@@ -24,7 +24,7 @@ from quark.page.api.batches import describe_batches
 from quark.page.api.comparisons import ComparisonDesk
 from quark.page.api.console import list_console
 from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
-from quark.page.api.edits import ask_to_stop, change_run
+from quark.page.api.edits import ask_to_stop, change_run, change_sweep
 from quark.page.api.evidence import pack_evidence
 from quark.page.api.grid import GridDesk
 from quark.page.api.images import list_images
@@ -49,6 +49,7 @@ from quark.page.api.sources import (
     tell_source,
     tell_source_diff,
 )
+from quark.page.api.sweeps import NoSuchSweep, SweepDesk
 from quark.page.api.system import pack_system
 from quark.page.api.tables import TableDesk, read_text
 from quark.page.http_replies import SANDBOX_POLICY, VISITOR, Visitor, make_error
@@ -116,6 +117,7 @@ class PageApplication:
         self.changes = ChangeDesk(source, self.desk)
         self.grids = GridDesk(source, self.desk)
         self.tables = TableDesk(source)
+        self.sweeps = SweepDesk(source)
         self._threads = CapacityLimiter(_THREADS)
         self._turns: dict[bytes, asyncio.Semaphore] = {}
 
@@ -158,9 +160,10 @@ class PageApplication:
         editor = self.editor
 
         def act(page: PageApplication, request: Request, _: Parameters) -> Response:
-            run_id = request.path_params["run_id"]
-            changed = handler(editor, run_id, body, visitor.by)
+            (subject,) = request.path_params.values()
+            changed = handler(editor, subject, body, visitor.by)
             page.source.forget()
+            page.sweeps.forget()
             return _send_json(changed)
 
         return await self.answer(request, act)
@@ -169,7 +172,7 @@ class PageApplication:
         pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
             return handler(self, request, Parameters(pairs)) or Response(status_code=204)
-        except (RunNotFoundError, ArtifactNotFoundError) as error:
+        except (RunNotFoundError, ArtifactNotFoundError, NoSuchSweep) as error:
             return _say(404, str(error))
         except SchemaValidationError as error:
             return _say(400, str(error))
@@ -226,6 +229,8 @@ def make_app(
         Route(f"{base}/static/{{version}}/{{path:path}}", functools.partial(_send_static, page)),
         Route(f"{base}/", functools.partial(_send_page, page, 0)),
         Route(f"{base}/compare", functools.partial(_send_page, page, 0)),
+        Route(f"{base}/sweeps", functools.partial(_send_page, page, 0)),
+        Route(f"{base}/sweep/{{sweep_id}}", functools.partial(_send_page, page, 1)),
         Route(f"{base}/run/{{run_id}}", functools.partial(_send_page, page, 1)),
         Route(f"{base}/run/{{run_id}}/layers", functools.partial(_send_page, page, 2)),
     ]
@@ -286,6 +291,9 @@ def _find_first(request: Request) -> str | None:
     run_id = request.path_params.get("run_id")
     if run_id is not None:
         return f"api/runs/{run_id}" if _PLAIN_ID.fullmatch(run_id) else None
+    sweep_id = request.path_params.get("sweep_id")
+    if sweep_id is not None:
+        return f"api/sweeps/{sweep_id}" if _PLAIN_ID.fullmatch(sweep_id) else None
     if request.url.path.endswith("/compare"):
         return _find_sides(request.scope["query_string"].decode("latin-1"))
     is_list = request.url.path.endswith("/") and not request.scope["query_string"]
@@ -414,6 +422,23 @@ def _source_diff(page: PageApplication, _: Request, parameters: Parameters) -> R
 
 def _group_curves(page: PageApplication, _: Request, parameters: Parameters) -> Response | None:
     return _send_pack(pack_group_curves(page.source, parameters))
+
+
+def _sweeps(page: PageApplication, _: Request, parameters: Parameters) -> Response:
+    return _send_json(page.sweeps.list_all(parameters))
+
+
+def _sweep(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
+    found = page.sweeps.tell(request.path_params["sweep_id"], parameters)
+    return None if found is None else _send_json(found)
+
+
+def _sweep_verdict(page: PageApplication, request: Request, _: Parameters) -> Response:
+    return _send_json(page.sweeps.judge(request.path_params["sweep_id"]))
+
+
+def _importances(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+    return _send_json(page.sweeps.weigh(request.path_params["sweep_id"], parameters))
 
 
 def _events(page: PageApplication, request: Request, parameters: Parameters) -> Response:
@@ -547,6 +572,10 @@ _ANSWERS: dict[str, Answer] = {
     "/api/compare/sources": _source_diffs,
     "/api/compare/source": _source_diff,
     "/api/compare/curves": _group_curves,
+    "/api/sweeps": _sweeps,
+    "/api/sweeps/{sweep_id}": _sweep,
+    "/api/sweeps/{sweep_id}/verdict": _sweep_verdict,
+    "/api/sweeps/{sweep_id}/importances": _importances,
     "/api/runs/{run_id}": _run,
     "/api/runs/{run_id}/analysis": _analysis,
     "/api/runs/{run_id}/series": _series,
@@ -573,4 +602,5 @@ _ANSWERS: dict[str, Answer] = {
 _CHANGES: dict[str, Change] = {
     "/api/runs/{run_id}/edit": change_run,
     "/api/runs/{run_id}/stop": ask_to_stop,
+    "/api/sweeps/{sweep_id}/state": change_sweep,
 }

@@ -83,7 +83,7 @@ def check_next(text: str) -> str:
         return "./"
     parts = urlsplit(text)
     place = parts.path.removeprefix("./")
-    is_page = place in ("", "compare") or place.startswith("run/")
+    is_page = place in ("", "compare", "sweeps") or place.startswith(("run/", "sweep/"))
     if parts.scheme or parts.netloc or not is_page or ".." in place or ":" in place:
         return "./"
     return f"./{place}" + (f"?{parts.query}" if parts.query else "")

@@ -153,7 +153,7 @@ def _leave_out(data: dict[str, Any], options: ReportOptions) -> list[str]:
     """Take out what is not wanted, or too much of it."""
     if not options.config:
         data["config"] = data["fields"] = data["environment"] = None
-        data["config_notes"] = []
+        data["config_notes"], data["config_origins"] = [], {}
         for name in ("path", "host", "user_command", "resume"):
             data["run"][name] = None
         return [
@@ -345,6 +345,20 @@ _FREE_TEXTS = {
 """What people, or tools that quote them, have written; all else are names that say where."""
 
 
+def _redact_origins(origins: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        key: [
+            {
+                "source": redact_text(each["source"]),
+                "place": None if each["place"] is None else redact_text(each["place"]),
+                "value": redact_values({"key": key, "value": each["value"]})["value"],
+            }
+            for each in chain
+        ]
+        for key, chain in origins.items()
+    }
+
+
 def _redact(data: dict[str, Any]) -> dict[str, Any]:
     """As the store is: of Quark's own runs nothing is left to do, of another tool's all."""
     for name in ("config", "fields", "environment"):
@@ -357,6 +371,7 @@ def _redact(data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(command, list):
         run["user_command"] = redact_arguments([str(part) for part in command])
     data["config_notes"] = [redact_text(str(note)) for note in data["config_notes"]]
+    data["config_origins"] = _redact_origins(data["config_origins"])
     findings = [_redact_fields(finding, "finding") for finding in data["analysis"]["findings"]]
     data["analysis"] = {**data["analysis"], "findings": findings}
     data["events"] = [

@@ -51,7 +51,7 @@ _MOST_FORM = 16_384
 _FORM_S = 10.0
 # A long answer is broken off so soon after its session has ended.
 _CHECK_EVERY_S = 1.0
-_PAGES = ("/", "/compare")
+_PAGES = ("/", "/compare", "/sweeps")
 
 
 class LoginRefused(Exception):
@@ -237,7 +237,7 @@ class TeamPage:
         path = scope["path"]
         if is_api or scope["method"] == "POST":
             await reply(send, 401, *make_error(401, "log in: there is no session, or it is over"))
-        elif path not in _PAGES and not path.startswith("/run/"):
+        elif path not in _PAGES and not path.startswith(("/run/", "/sweep/")):
             await reply(send, 404, *make_error(404, "there is no such address"))
         elif headers.find(b"sec-fetch-site") in ("cross-site", "same-site"):
             await reply(send, 200, _HTML, write_interstitial(self._find_static(scope)))

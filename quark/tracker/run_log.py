@@ -9,7 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quark.tracker.values import read_step, settle_table, split_values
+from quark_core.config.origins.keeping import keep_change
 from quark_core.config.snapshot import snapshot_config
 from quark_core.errors import (
     SchemaValidationError,
@@ -136,8 +139,13 @@ class RunLog:
             values = {**({} if known is None else known.values), **snapshot.values}
             notes = list(dict.fromkeys((*(() if known is None else known.notes), *snapshot.notes)))
             data = {"values": values, "notes": notes, **({} if raw is None else {"raw": raw})}
-            self._config = ConfigSnapshot.from_data(data)
-            self.session.open_run.emit_lifecycle("config", data)
+            after = ConfigSnapshot.from_data(data)
+            if known is None:
+                after = msgspec.structs.replace(after, origins=snapshot.origins)
+            else:
+                after = keep_change(known, after, [snapshot], "log_config")
+            self._config = after
+            self.session.open_run.emit_lifecycle("config", after.to_data())
 
     def log_table(self, key: str, columns: Sequence[Any], data: Iterable[Iterable[Any]]) -> None:
         """Keep a table as an artifact at the newest step."""

@@ -40,6 +40,8 @@ _EXPLODED_PART = 4  # a quarter of the run, at its end, is beyond the limit
 _FAR_UP = 3.0  # times the first value
 _COMING_DOWN = 0.9  # of its level a half ago: it is on its way back
 _LEAST_GAIN = 0.02  # of the start
+_UNSEEN = 2.0  # standard errors by which a gain may be larger than it seems
+_MOST_UNSEEN = 5.0  # times a gain that is next to nothing
 _LITTLE_SHARE = 0.05  # of right answers: guesses move by so much
 _LEAST_POINTS = 8
 _LEAST_EPOCHS = 4
@@ -196,9 +198,9 @@ def _find_nothing_learned(case: Case, find_peers: FindPeers) -> Hopeless | None:
     return Hopeless(
         "nothing_learned", curve.key, step,
         f"{decode_name(curve.key)} is {format_number(sign * progress.final)} at {curve.unit} "
-        f"{step} and began at {format_number(sign * progress.start)}: nothing is learned, and the "
-        f"{len(better)} best of {len(peers)} other trials that learned had shown it by {curve.unit} "
-        f"{latest}",
+        f"{step} and began at {format_number(sign * progress.start)}: nothing is learned, and "
+        f"the {len(better)} best of {len(peers)} other trials that learned had shown it by "
+        f"{curve.unit} {latest}",
     )  # fmt: skip
 
 
@@ -219,7 +221,7 @@ def list_judged_curves(case: Case) -> Iterable[tuple[Curve, Literal["min", "max"
     ):
         if curve is not None and len(curve.finite) and curve.key not in seen:
             seen.add(curve.key)
-            yield curve, mode  # type: ignore[misc]
+            yield curve, mode
 
 
 def _has_nothing(curve: Curve, mode: str) -> bool:
@@ -231,7 +233,11 @@ def _has_nothing(curve: Curve, mode: str) -> bool:
     if progress is None:
         return True
     few = _find_little(progress, is_share=mode == "max" and float(curve.finite.value.max()) <= 1.0)
-    return progress.gain <= few and progress.drift <= few
+    # What may be there, too, and the noise hides.
+    most = max(
+        progress.gain + _UNSEEN * progress.error, progress.drift + _UNSEEN * progress.drift_error
+    )
+    return max(progress.gain, progress.drift) <= few and most <= _MOST_UNSEEN * few
 
 
 def _find_little(progress: Progress, *, is_share: bool) -> float:

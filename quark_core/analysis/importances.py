@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_core.analysis.comparison.statistics import make_generator
-from quark_core.analysis.sweep_verdict import list_objectives, pick_comparable
+from quark_core.analysis.trial_values import list_objectives, pick_comparable
 from quark_core.errors import SchemaValidationError
 from quark_core.records.base import Record
 from quark_core.records.run_digests import is_seed
@@ -85,7 +85,7 @@ def measure_importances(
             "method 'ped_anova' is Optuna's: pip install 'quark-tracker[sweep]', or take 'ranks'"
         )
     wished: ImportanceMethod = "ranks" if method == "ranks" or not has_optuna else "ped_anova"
-    compared = pick_comparable(trials)
+    compared = pick_comparable(sweep, trials, least=_LEAST_TRIALS)
     return tuple(
         _measure(sweep, compared, place, metric, mode, wished)
         for place, (metric, mode) in enumerate(list_objectives(sweep.definition))

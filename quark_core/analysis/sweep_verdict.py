@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_core.analysis.comparison.directions import infer_direction
 from quark_core.analysis.comparison.statistics import make_generator, two_sided_p
 from quark_core.analysis.explanation.history import PastRun, load_history
 from quark_core.analysis.explanation.results import NoiseFloor
+from quark_core.analysis.trial_values import find_best_trial, list_objectives, pick_comparable
 from quark_core.backends.contract import SupportsRead
 from quark_core.config.objective import ObjectiveMode
 from quark_core.errors import QuarkError
@@ -40,8 +41,6 @@ __all__ = [
     "SweepVerdict",
     "SweepVerdictWord",
     "judge_sweep",
-    "list_objectives",
-    "pick_comparable",
 ]
 
 Floats = NDArray[np.float64]
@@ -131,38 +130,6 @@ class _Field:
     counts: Floats
 
 
-def list_objectives(definition: Mapping[str, Any]) -> list[tuple[str, ObjectiveMode]]:
-    """The metrics of a sweep, each with its mode; what was defined wrongly is guessed or let go."""
-    metrics, modes = definition.get("metric"), definition.get("mode")
-    names = metrics if isinstance(metrics, (list, tuple)) else [metrics]
-    words = modes if isinstance(modes, (list, tuple)) else [modes] * len(names)
-    found: list[tuple[str, ObjectiveMode]] = []
-    for place, name in enumerate(names):
-        if not isinstance(name, str):
-            continue
-        word = words[place] if place < len(words) else None
-        guess: ObjectiveMode = "max" if infer_direction(name) == "higher" else "min"
-        found.append((name, word if word in ("min", "max") else guess))
-    return found
-
-
-def pick_comparable(trials: Iterable[StoredTrial]) -> list[StoredTrial]:
-    """Completed trials that keep all constraints and had the largest budget of all of these.
-
-    What was pruned, or had a smaller budget, has another value only because it stopped earlier.
-    """
-    done = [
-        trial
-        for trial in trials
-        if trial.state == "completed"
-        and trial.values
-        and all(value <= 0.0 for value in trial.constraints or ())
-    ]
-    budgets = [_find_budget(trial) for trial in done]
-    most = max((budget for budget in budgets if budget is not None), default=None)
-    return [trial for trial, budget in zip(done, budgets, strict=True) if budget in (None, most)]
-
-
 def judge_sweep(
     sweep: StoredSweep, trials: Sequence[StoredTrial], reader: SupportsRead | None = None
 ) -> tuple[SweepVerdict, ...]:
@@ -174,20 +141,19 @@ def judge_sweep(
         reader: The store, which is asked what chance does in other runs of the project where
             the sweep's own trials do not tell; None to ask nobody.
     """
-    compared = pick_comparable(trials)
+    # Of a halving one alone is at the end: it was chosen among those of the rung before.
+    compared = pick_comparable(sweep, trials, least=2)
+    top = find_best_trial(sweep, trials)
+    aside = ""
+    if compared and top is not None and top not in compared:
+        aside = f" Trial {top.number} alone came further: it was chosen among these."
     verdicts = []
     for place, (metric, mode) in enumerate(list_objectives(sweep.definition)):
         field = _gather(compared, place, 1.0 if mode == "max" else -1.0)
         ask = None if reader is None else _ProjectNoise(reader, sweep.project, metric, mode)
-        verdicts.append(_judge(field, metric, mode, ask))
+        verdict = _judge(field, metric, mode, ask)
+        verdicts.append(msgspec.structs.replace(verdict, reason=verdict.reason + aside))
     return tuple(verdicts)
-
-
-def _find_budget(trial: StoredTrial) -> float | None:
-    budget = trial.origin.get("budget")
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
-        return None
-    return float(budget)
 
 
 def _gather(trials: Sequence[StoredTrial], place: int, sign: float) -> _Field:
@@ -297,7 +263,7 @@ def _judge(
         "compared": count,
     }
     lead = (
-        f"{_name(best)} has {_write(sign * best.mean)}, {_name(second)} "
+        f"{_name(best, capital=True)} has {_write(sign * best.mean)}, {_name(second)} "
         f"{_write(sign * second.mean)}"
     )
     if floor is None:
@@ -319,14 +285,14 @@ def _judge_few(field: _Field, metric: str, mode: ObjectiveMode) -> SweepVerdict:
     if not field.configurations:
         return SweepVerdict(
             metric, mode, "cannot_tell", "No trial is completed yet",
-            f"there is no completed trial with a finite value of {metric}", "",
+            f"There is no completed trial with a finite value of {metric}.", "",
         )  # fmt: skip
     (only,) = field.configurations
     sign = 1.0 if mode == "max" else -1.0
     return SweepVerdict(
         metric, mode, "cannot_tell", "One configuration alone is no best of anything",
-        f"{_name(only)} is the only one that is completed", "", only.numbers[0], only.numbers,
-        sign * only.mean, compared=1,
+        f"{_name(only, capital=True)} is the only one that is completed.", "",
+        only.numbers[0], only.numbers, sign * only.mean, compared=1,
     )  # fmt: skip
 
 
@@ -367,9 +333,9 @@ def _judge_noisy(
     t = float(((field.means[0] - field.means[1:]) / errors).min())
     p = two_sided_p(t, floor.degrees)
     alike = _find_alike(field, floor)
-    again = field.means[0] - _measure_luck(field, floor)
+    again = float(field.means[0]) - _measure_luck(field, floor)
     spread = _is_spread(field, floor)
-    apart = (field.means[0] - field.means[1]) / floor.deviation
+    apart = float(field.means[0] - field.means[1]) / floor.deviation
     where = "runs of this sweep" if floor.source == "sweep" else "other runs of the project"
     told = (
         f"{lead}: {apart:.2g} times the deviation between seeds ({floor.deviation:.3g}, by "
@@ -509,10 +475,10 @@ def _advise(field: _Field, floor: NoiseFloor, alike: Sequence[int]) -> str:
             "Take whichever of these is the cheapest: to part the first two would take more than "
             f"{_MOST_REPEATS} seeds each."
         )
-    few = min(len(alike), 5)
+    few = max(2, min(len(alike), 5))
     return (
         f"Run the best {few} again with {max(_LEAST_REPEATS, needed)} seeds each: trials "
-        f"{_list_numbers(field)}."
+        f"{_list_numbers(field, few)}."
     )
 
 

@@ -22,6 +22,9 @@ from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 
+from quark_core.config.layering.parsers import parse_arguments
+from quark_core.config.origins.finding import find_chains
+from quark_core.config.origins.keeping import keep_chains
 from quark_core.config.redaction import REDACTED, cut_text, is_secret_key, redact_values
 from quark_core.config.tracked import TrackedConfig, find_plain
 from quark_core.errors import SchemaValidationError
@@ -39,8 +42,8 @@ _MAX_REPR = 500
 _REPR_LEVELS, _REPR_ITEMS = 2, 50
 _ACCEPTED = (
     "a dict or another mapping, an argparse.Namespace or ArgumentParser, a types.SimpleNamespace, "
-    "a NamedTuple, an instance of a dataclass, an attrs class or a pydantic model, or an "
-    "OmegaConf DictConfig"
+    "a NamedTuple, an instance of a dataclass, an attrs class or a pydantic model, an "
+    "OmegaConf DictConfig, or a Config of OpenMMLab"
 )
 # Modules of values that are spelled in one way.
 _SPELLED = frozenset({"datetime", "decimal", "ipaddress", "uuid"})
@@ -63,13 +66,18 @@ def snapshot_config(config: object) -> ConfigSnapshot:
     what is missing (`???`), stays as it is written, with a note. Where that
     makes a difference, `raw` is the config with all of them as written.
 
+    Where a config knows what its settings have their values from, `origins` tells.
+
     Raises:
         SchemaValidationError: `config` itself is none of these, nor None.
     """
     if config is None:
         return ConfigSnapshot(JsonObject())
+    parsed = None
     if isinstance(config, ArgumentParser):
-        config, _ = config.parse_known_args()
+        parsed = parse_arguments(config)
+        config = parsed.values
+    chains = find_chains(config, parsed)
     tree = _find_root(config)
     named = _read_named_tuple(tree)
     tree = tree if named is None else named
@@ -82,9 +90,12 @@ def snapshot_config(config: object) -> ConfigSnapshot:
         values = _place_interpolated(values, conversion.secrets)
         raw = JsonObject(redact_values(_wrap(_Conversion(resolve=False).convert(tree, "config"))))
     resolved = JsonObject(redact_values(values))
-    return ConfigSnapshot(
-        resolved, tuple(conversion.notes), None if raw is None or raw == resolved else raw
+    raw = None if raw == resolved else raw
+    aside = _Conversion(resolve=False)
+    origins, lacks = keep_chains(
+        chains, resolved, raw, lambda value: aside.convert(value, "config")
     )
+    return ConfigSnapshot(resolved, (*conversion.notes, *lacks), raw, origins)
 
 
 def _wrap(values: Any) -> dict[str, Any]:
@@ -307,6 +318,8 @@ def _read_fields(value: object) -> Mapping[Any, Any] | None:
         return None
     if isinstance(value, (Namespace, SimpleNamespace)):
         return vars(value)
+    if _derives_from(value, "mmengine", ("Config",)) or _derives_from(value, "mmcv", ("Config",)):
+        return _read_openmmlab(value)
     if _derives_from(value, "pydantic", ("BaseModel",)):
         return _read_model(value)
     attributes = getattr(type(value), "__attrs_attrs__", None)
@@ -315,6 +328,12 @@ def _read_fields(value: object) -> Mapping[Any, Any] | None:
     if dataclasses.is_dataclass(value):
         return _read_attributes(value, [field.name for field in dataclasses.fields(value)])
     return None
+
+
+def _read_openmmlab(value: Any) -> Mapping[str, Any] | None:
+    """The values of a configuration of OpenMMLab, which is no mapping itself."""
+    found = value.to_dict() if hasattr(value, "to_dict") else getattr(value, "_cfg_dict", None)
+    return found if isinstance(found, Mapping) else None
 
 
 def _read_named_tuple(value: object) -> Mapping[str, Any] | None:

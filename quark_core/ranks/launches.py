@@ -85,7 +85,8 @@ def detect_rank(environ: Mapping[str, str] | None = None) -> RankInfo:
 
 def leave_launch(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment for a process that is no rank of this one's launch, but may start one."""
-    said = {name for launcher in _LAUNCHERS for name in launcher[1:]} | {"MASTER_ADDR", "MASTER_PORT"}
+    said = {name for launcher in _LAUNCHERS for name in launcher[1:]}
+    said |= {"MASTER_ADDR", "MASTER_PORT"}
     return {
         name: value
         for name, value in environ.items()

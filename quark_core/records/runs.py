@@ -21,6 +21,7 @@ __all__ = [
     "RunProgress",
     "RunRecord",
     "RunStatus",
+    "SettingOrigin",
     "StopRequest",
 ]
 
@@ -198,6 +199,27 @@ def _tell_rate(rate_per_s: float) -> str:
     return f"{1 / rate_per_s:,.1f} s a step"
 
 
+class SettingOrigin(Record, frozen=True, gc=False):
+    """One time that a setting of a configuration was given a value: by whom, where, and which.
+
+    Attributes:
+        key: The setting, keys of nested mappings joined by dots.
+        source: What gave it: a layer, a file, `command line`, `argparse default`.
+        place: Where that stands: `train.py:7`, `--lr`; None where nobody knows.
+        value: The value, redacted; what is long is cut.
+    """
+
+    key: str
+    source: str
+    place: str | None = None
+    value: Any = None
+
+    @property
+    def label(self) -> str:
+        """Source and place in a few words: `high_lr (train.py:7)`."""
+        return self.source if self.place is None else f"{self.source} ({self.place})"
+
+
 class ConfigSnapshot(Record, frozen=True, gc=False):
     """A run's configuration as plain JSON values, redacted.
 
@@ -206,21 +228,60 @@ class ConfigSnapshot(Record, frozen=True, gc=False):
         notes: One line for each value that was replaced, with its path and why.
         raw: The configuration with its interpolations as they were written;
             None where that is the same as `values`.
+        origins: Where its settings have their values from, as far as that is known: of each
+            setting the newest first, then what that replaced.
     """
 
     values: JsonObject
     notes: tuple[str, ...] = ()
     raw: JsonObject | None = None
+    origins: tuple[SettingOrigin, ...] = ()
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> ConfigSnapshot:
-        """The snapshot that the data of a lifecycle record of the action `config` holds."""
+        """The snapshot that the data of a lifecycle record of the action `config` holds.
+
+        Origins that are none are let go: the configuration is worth more than where it is from.
+        """
         raw = data.get("raw")
         return cls(
             JsonObject(data["values"]),
             tuple(data["notes"]),
             None if raw is None else JsonObject(raw),
+            _read_origins(data.get("origins")),
         )
+
+    def to_data(self) -> dict[str, Any]:
+        """The data of a lifecycle record of the action `config`."""
+        data: dict[str, Any] = {"values": self.values, "notes": list(self.notes)}
+        if self.raw is not None:
+            data["raw"] = self.raw
+        if self.origins:
+            data["origins"] = [origin.to_dict() for origin in self.origins]
+        return data
+
+    def group_origins(self) -> dict[str, tuple[SettingOrigin, ...]]:
+        """Setting -> its origins, the newest first, of the settings of which any are known."""
+        found: dict[str, list[SettingOrigin]] = {}
+        for origin in self.origins:
+            found.setdefault(origin.key, []).append(origin)
+        return {key: tuple(each) for key, each in found.items()}
+
+
+_MOST_ORIGINS = 20_000
+
+
+def _read_origins(given: object) -> tuple[SettingOrigin, ...]:
+    if not isinstance(given, (list, tuple)):
+        return ()
+    found: list[SettingOrigin] = []
+    for each in given[:_MOST_ORIGINS]:
+        if not isinstance(each, Mapping):
+            continue
+        key, source, place = each.get("key"), each.get("source"), each.get("place")
+        if isinstance(key, str) and isinstance(source, str) and isinstance(place, str | None):
+            found.append(SettingOrigin(key, source, place, each.get("value")))
+    return tuple(found)
 
 
 class EnvironmentSnapshot(Record, frozen=True, gc=False):

@@ -62,9 +62,7 @@ def announce(
     if is_new:
         _emit_belonging(run)
     if config is not None:
-        raw = {} if config.raw is None else {"raw": config.raw}
-        notes = list(config.notes)
-        run.emit_lifecycle("config", {"values": config.values, "notes": notes, **raw})
+        run.emit_lifecycle("config", config.to_data())
     environment = capture_environment(rank, git)
     run.emit_lifecycle("environment", environment)
     if not run.stream.active:

@@ -168,7 +168,7 @@ class _Trial:
                 value = trial.values[0] if trial.values else None
                 return value if value is not None and math.isfinite(value) else None
             case "worker":
-                host = (trial.worker or {}).get("host")
+                host = None if trial.worker is None else trial.worker.get("host")
                 return host.partition("|")[0] if isinstance(host, str) else None
             case name:
                 return getattr(trial, name)

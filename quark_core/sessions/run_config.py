@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from quark_core.config.origins.keeping import keep_change
 from quark_core.config.snapshot import snapshot_config
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject
@@ -83,7 +84,7 @@ class RunConfig(Mapping[str, Any]):
             run.refuse(call)
         with run.lock:
             before = run.config or ConfigSnapshot(JsonObject())
-            after = functools.reduce(_merge, given, before)
+            after = keep_change(before, functools.reduce(_merge, given, before), given, call)
             changes = {
                 key: {"before": before.values.get(key), "after": value}
                 for key, value in after.values.items()
@@ -94,9 +95,7 @@ class RunConfig(Mapping[str, Any]):
             run.config = after
             if not run.leads or run.forked:
                 return
-            raw = {} if after.raw is None else {"raw": after.raw}
-            notes = list(after.notes)
-            run.emit_lifecycle("config", {"values": after.values, "notes": notes, **raw})
+            run.emit_lifecycle("config", after.to_data())
             said = "; ".join(_describe_change(key, before, after) for key in changes)
             payload = JsonObject({"message": f"config: {said}", "changes": changes})
             run.emit_event(CONFIG_CHANGED, "info", step=run.step, payload=payload)

@@ -25,11 +25,10 @@ from quark_core.records.json_object import JsonObject
 from quark_core.sweeps.store_link import StoreLink
 
 if TYPE_CHECKING:
-    from quark_core.sweeps.trial import Trial
-
     from quark_core.backends.contract import SupportsRead
     from quark_core.runs.open_run import OpenRun
     from quark_core.sessions.session import TrainingSession
+    from quark_core.sweeps.trial import Trial
 
 __all__ = ["BROKEN_EVENT_TYPE", "watch_trial"]
 

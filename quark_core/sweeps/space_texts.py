@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quark_core.sweeps.space import integers, uniform
-
 from quark_core.errors import SchemaValidationError
+from quark_core.sweeps.space import integers, uniform
 
 __all__ = ["FORMS", "read_setting", "read_space_file"]
 
@@ -146,10 +145,10 @@ def _read_range(kind: str, parts: list[str], where: str) -> object:
         raise SchemaValidationError(
             f"{where} must be one of {FORMS}, got {kind}:{':'.join(parts)[:60]!r}"
         )
-    numbers = [_read_number(part, where) for part in parts]
-    count = None if len(numbers) == 2 else _make_whole(numbers[2], where)
+    low, high, *rest = (_read_number(part, where) for part in parts)
+    count = _make_whole(rest[0], where) if rest else None
     is_whole = kind in ("int", "logint")
-    return _make_range(*numbers[:2], where, log="log" in kind, is_whole=is_whole, count=count)
+    return _make_range(low, high, where, log="log" in kind, is_whole=is_whole, count=count)
 
 
 def _make_range(

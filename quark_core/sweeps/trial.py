@@ -15,6 +15,7 @@ import msgspec
 from quark_core.backends.coordination import SupportsCoordination
 from quark_core.config.arguments import describe_argument
 from quark_core.config.objective import Objective
+from quark_core.config.origins.keeping import note_source
 from quark_core.config.redaction import redact_text
 from quark_core.errors import (
     InvalidRunStateError,
@@ -316,10 +317,12 @@ class Trial:
                     "trial[%r], or leave it out of config",
                     self.number, self._sweep.name, name, value, found, name,
                 )  # fmt: skip
+        source = f"trial {self.number} of {self._sweep.name}"
         if not added:
-            return given
+            return note_source(given, self._stored.parameters, source)
         raw = None if given.raw is None else JsonObject({**given.raw, **added})
-        return msgspec.structs.replace(given, values=JsonObject({**values, **added}), raw=raw)
+        joined = msgspec.structs.replace(given, values=JsonObject({**values, **added}), raw=raw)
+        return note_source(joined, self._stored.parameters, source)
 
     def take(self, run: OpenRun) -> None:
         """Be the trial of a run that has just been opened here."""

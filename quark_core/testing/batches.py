@@ -185,7 +185,11 @@ class BatchMaker:
             **({} if from_step is None else {"from_step": from_step}),
             **({} if trial is None else {"trial": trial.to_dict()}),
         }
-        config = {"values": {"lr": 0.1}, "notes": []}
+        config = {
+            "values": {"lr": 0.1},
+            "notes": [],
+            "origins": [{"key": "lr", "source": "defaults", "place": "train.py:4", "value": 0.1}],
+        }
         return self.lifecycle(("start", data), ("config", config))
 
     def lifecycle(self, *actions: tuple[str, Mapping[str, Any]]) -> Batch:

@@ -20,6 +20,7 @@ from quark_core.errors import (
 )
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import Query
+from quark_core.records.runs import SettingOrigin
 from quark_core.testing.batches import FIRST_TIME_US, ODD_TEXT, BatchMaker, make_samples
 from quark_core.testing.kit import RUN_ID, BackendKit, Opener
 
@@ -155,6 +156,9 @@ class ReadingConformance(BackendKit):
         assert running.run.tags == ("a", "b", "c")
         assert running.config is not None
         assert running.config.values == {"lr": 0.1}
+        # A store that keeps values alone has none; others have what was told.
+        origin = SettingOrigin("lr", "defaults", "train.py:4", 0.1)
+        assert running.config.origins in ((), (origin,))
         resumed = BatchMaker(
             self.RUN_ID, attempt=1, writer_id="resumed", started_us=FIRST_TIME_US + 10**6
         )

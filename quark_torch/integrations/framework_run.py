@@ -117,8 +117,7 @@ class FrameworkRun:
         self._config.update(added)
         if self.is_started:
             run = self.session.open_run
-            snapshot = snapshot_config(self._config)
-            run.emit_lifecycle("config", {"values": snapshot.values, "notes": list(snapshot.notes)})
+            run.emit_lifecycle("config", snapshot_config(self._config).to_data())
 
     def log(
         self, values: Mapping[str, Any], *, step: int | None = None, epoch: int | None = None

@@ -47,6 +47,8 @@ BEYOND = [
     "KeptSource",
     "KeptSources",
     "LaneReport",
+    "LayeredConfig",
+    "Layers",
     "LoggingHandler",
     "LossSummary",
     "MLflowBackend",

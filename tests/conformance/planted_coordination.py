@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager
 
 import msgspec
 import xxhash
-from quark_core.search.trials import compile_trial_where
 
 from quark_core.backends.contract import BackendDefinition, Capability
 from quark_core.backends.coordination import (
@@ -44,6 +43,7 @@ from quark_core.records.sweeps import (
     derive_sweep_id,
     read_trial_result,
 )
+from quark_core.search.trials import compile_trial_where
 from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
 WEAK = {}

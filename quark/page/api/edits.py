@@ -1,4 +1,4 @@
-"""What people change of a run on its page: its name, notes, tags and archive, and that it stop."""
+"""What people change on the page: what is said of a run, that it stop, whether a sweep goes on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from quark.page.api.source import check_known_form
+from quark.page.api.sweeps import NoSuchSweep, is_sweep_id
 from quark_core.backends.edits import RunEdit, check_edit, check_reason
 from quark_core.errors import SchemaValidationError
+from quark_core.records.sweeps import SweepState
 from quark_core.runs.mirrored_edits import mirror_newest_edit
 from quark_core.runs.run_editing import open_editor
+from quark_core.sweeps.store_link import StoreLink
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
     from quark_core.records.runs import StopRequest
+    from quark_core.records.sweeps import StoredSweep
 
-__all__ = ["PageEditor", "RootEditor", "ask_to_stop", "change_run", "describe_edited"]
+__all__ = [
+    "PageEditor",
+    "RootEditor",
+    "ask_to_stop",
+    "change_run",
+    "change_sweep",
+    "describe_edited",
+]
 
 
 Body = TypeVar("Body")
@@ -31,6 +42,9 @@ class PageEditor(Protocol):
 
     def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
         """Ask the newest attempt of a run to stop; returns the request that stands."""
+
+    def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
+        """Pause, go on with or cancel a sweep; returns it as it is then."""
 
 
 class RootEditor:
@@ -55,6 +69,18 @@ class RootEditor:
         """See `PageEditor`."""
         with open_editor(self._root, run_id, "requests to stop") as editor:
             return editor.request_stop(run_id, by=by, reason=reason)
+
+    def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
+        """See `PageEditor`."""
+        link = StoreLink(self._root)
+        try:
+            return link.store.update_sweep(sweep_id, state, by=by)
+        finally:
+            link.close()
+
+
+class _SweepBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state: SweepState
 
 
 class _StopBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +120,21 @@ def ask_to_stop(editor: PageEditor, run_id: str, body: bytes, by: str) -> dict[s
     reason = check_reason(_decode(body, _StopBody).reason)
     stop = editor.request_stop(check_known_form(run_id), by=by, reason=reason)
     return {"run": {"stop": _describe_stop(stop)}}
+
+
+def change_sweep(editor: PageEditor, sweep_id: str, body: bytes, by: str) -> dict[str, Any]:
+    """Pause a sweep, go on with it or cancel it, as the page asks; arguments as `change_run`.
+
+    Raises:
+        NoSuchSweep: There is no such sweep.
+        SchemaValidationError: No such state, or it is cancelled and shall go on.
+        SessionStoreError: The store cannot be written, or has no sweeps.
+    """
+    state = _decode(body, _SweepBody).state
+    if not is_sweep_id(sweep_id):
+        raise NoSuchSweep(f"there is no sweep {sweep_id!r:.120}")
+    sweep = editor.update_sweep(sweep_id, state, by=by)
+    return {"sweep": {"state": sweep.state, "counts": dict(sweep.counts)}}
 
 
 def describe_edited(stored: StoredRun) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from quark.page.api.edits import describe_edited
 from quark.page.api.findings import describe_analysis
 from quark.page.api.rows import describe_row
 from quark.page.api.standings import describe_progress
+from quark.page.api.sweeps import describe_run_trial
 from quark_core.errors import QuarkError
 from quark_core.records import (
     ArtifactRecord,
@@ -96,6 +97,7 @@ def tell_run(
         "ranks": _list_ranks(source, summary),
         "config": {} if stored.config is None else dict(stored.config.values),
         "config_notes": [] if stored.config is None else list(stored.config.notes),
+        "config_origins": list_origins(stored),
         "fields": dict(find_inherited(source.reader, stored).fields),
         "environment": environment,
         "metrics": {"fields": _METRIC_FIELDS, "rows": _list_metrics(summary)},
@@ -105,6 +107,16 @@ def tell_run(
         "delivery": _describe_delivery(source, run_id),
         "progress": describe_progress(source, summary),
         "timers": _list_timers(source, run_id),
+    }
+
+
+def list_origins(stored: StoredRun) -> dict[str, list[dict[str, Any]]]:
+    """Setting -> what gave it its values, the newest first: source, place and value."""
+    if stored.config is None:
+        return {}
+    return {
+        key: [{"source": each.source, "place": each.place, "value": each.value} for each in chain]
+        for key, chain in stored.config.group_origins().items()
     }
 
 
@@ -187,6 +199,7 @@ def _describe_run(
         # What is read from elsewhere cannot be gone on with from there.
         "resume": None if source.specification else f"quark.resume_run(run_id={str(run.id)!r})",
         "heartbeat_at": stored.heartbeat_at,
+        "trial": describe_run_trial(source, stored),
     }
 
 

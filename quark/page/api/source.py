@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from quark_core.backends.contract import (
     StoredRun,
@@ -29,14 +29,31 @@ from quark_core.runs.open_run import OpenRun
 
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
+    from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = ["PageSource", "Reopening", "check_known_form", "open_source"]
+__all__ = ["PageSource", "Reopening", "SweepReader", "check_known_form", "open_source"]
 
 Answer = TypeVar("Answer")
 
 _SUMMARIES_KEPT_S = 2.0
 _ENDED_KEPT_S = 60.0
 _MOST_SUMMARIES = 256
+
+
+@runtime_checkable
+class SweepReader(Protocol):
+    """What is read of a backend that coordinates; see `SupportsCoordination`."""
+
+    def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
+        """The sweeps there are, newest first."""
+
+    def load_sweep(self, sweep_id: str) -> StoredSweep:
+        """One sweep."""
+
+    def list_trials(
+        self, sweep_id: str, *, start: int = 0, limit: int | None = None
+    ) -> list[StoredTrial]:
+        """Trials of a sweep from a number on, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,7 @@ class PageSource:
             "grid": isinstance(reader, SupportsGrid),
             "outputs": isinstance(reader, SupportsGenerations),
             "artifacts": isinstance(reader, SupportsArtifacts),
+            "sweeps": isinstance(reader, SweepReader),
         }
 
     def load_run(self, run_id: str) -> StoredRun:

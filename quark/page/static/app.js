@@ -50,6 +50,8 @@ const LOADERS = new Map(/** @type {[string, () => Promise<any>][]} */ ([
   ["runs", () => import("./pages/runs.js").then((module) => module.RunsPage)],
   ["run", () => import("./pages/run.js").then((module) => module.RunPage)],
   ["layers", () => import("./pages/layers.js").then((module) => module.LayersPage)],
+  ["sweeps", () => import("./pages/sweeps.js").then((module) => module.SweepsPage)],
+  ["sweep", () => import("./pages/sweep.js").then((module) => module.SweepPage)],
   ["compare", () => import("./pages/compare.js").then((module) => module.ComparePage)],
 ]));
 

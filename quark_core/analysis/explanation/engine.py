@@ -43,6 +43,7 @@ from quark_core.analysis.explanation.results import (
     NoiseFloor,
     Parting,
 )
+from quark_core.analysis.explanation.setting_origins import name_origins
 from quark_core.analysis.explanation.sides import ExplainedRun, describe_runs, load_runs
 from quark_core.analysis.explanation.timing import find_hidden_difference
 from quark_core.analysis.explanation.verdict import Judgement, find_noise_floor, judge_change
@@ -286,6 +287,8 @@ class _Explanation:
             )
         )
         found = rule_out_unread(found, [run.read_keys for run in (*self._before, *self._after)])
+        configs = [[run.stored.config for run in each] for each in (self._before, self._after)]
+        found = name_origins(found, *configs)
         return dataclasses.replace(found, found=fold_streams(found.found))
 
     def _find_parting(self) -> Parting:

@@ -33,6 +33,7 @@ COMMANDS = [
     ("logs", "x"),
     ("samples", "x"),
     ("groups",),
+    ("sweep", "show"),
 ]
 # It opens the store when it is first asked for something, and says so to whoever asks.
 OPENS_LATER = {"mcp"}
@@ -85,10 +86,12 @@ def test_every_command_with_a_storage_root_is_here():
     with_root = {
         name
         for name, command in commands.items()
-        # A group of which `list` need not be said is that command.
-        if any(
-            option.name == "storage_dir"
-            for option in getattr(command, "commands", {}).get("list", command).params
-        )
+        # A group of which `list` or `show` need not be said is that command.
+        if any(option.name == "storage_dir" for option in _find_first(command).params)
     }
     assert with_root == {words[0] for words in COMMANDS} | OPENS_LATER
+
+
+def _find_first(command):
+    commands = getattr(command, "commands", {})
+    return commands.get("list") or commands.get("show") or command

@@ -46,6 +46,22 @@ def test_a_run_says_all_that_its_page_begins_with(plain):
     assert (rows[1]["key"], rows[1]["group"], rows[1]["count"]) == ("val/acc_x40_1", "val", 50)
 
 
+def test_settings_say_what_gave_them_their_values(tmp_path, look):
+    layers = quark.Layers()
+
+    @layers.add(default=True)
+    def base(c):
+        c.lr, c["db.password"] = 0.1, "hunter2hunter2"
+
+    config = layers.resolve(["lr=0.2"])
+    with quark.start_run(project="p", storage_dir=tmp_path, config=config) as session:
+        pass
+    origins = look(tmp_path).json(f"/api/runs/{session.run_id}")["config_origins"]
+    assert origins["lr"][0] == {"source": "command line", "place": None, "value": 0.2}
+    assert (origins["lr"][1]["source"], origins["lr"][1]["value"]) == ("base", 0.1)
+    assert [each["value"] for each in origins["db.password"]] == ["[redacted]"]
+
+
 def test_metrics_are_sorted_as_people_count(tmp_path, look):
     names = ["system/cpu", "m10", "m2", "val/x", "a/b", "train/l10", "train/l9"]
     session = quark.start_run(project="p", storage_dir=tmp_path)

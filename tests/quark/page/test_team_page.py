@@ -16,7 +16,7 @@ from quark.page import team
 from quark_core.records.times import now_us
 from quark_core.testing.batches import BatchMaker
 
-WAYS_IN = ["/", "/compare", "/run/r", "/run/r/layers"]
+WAYS_IN = ["/", "/compare", "/sweeps", "/sweep/s0", "/run/r", "/run/r/layers"]
 
 
 @pytest.fixture
@@ -43,6 +43,8 @@ def check_locked(person):
         assert (answer.status_code, answer.text) == (303, "")
         assert "/login?next=" in answer.headers["location"]
     assert person.post("/api/runs/r/edit", {"name": "x"}).status_code == 401
+    assert person.get("/api/sweeps").status_code == 401
+    assert person.post("/api/sweeps/s0/state", {"state": "paused"}).status_code == 401
 
 
 def test_who_is_not_logged_in_gets_a_form_and_nothing_else(server):

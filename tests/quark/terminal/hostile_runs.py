@@ -8,8 +8,12 @@ import warnings
 
 import quark
 from quark.cli.main import main
+from quark_core.backends.coordination import NewTrial
 from quark_core.records.base import start_fields
 from quark_core.records.kinds.console import ConsoleRecord
+from quark_core.records.sweeps import TrialResult
+from quark_core.sweeps.store_link import StoreLink
+from quark_core.system.process import ProcessIdentity, current_process
 
 ESCAPES = {
     "bell": "\a",
@@ -79,6 +83,38 @@ def log_hostile_run(**arguments):
     session.flush()
     session.end_run("failed")
     return session.run_id
+
+
+def open_hostile_sweeps(storage_dir):
+    """Sweeps of such a colleague: one whose every text is hostile, and one that can be run."""
+    link = StoreLink(storage_dir)
+    store = link.store
+    definition = {
+        "space": {f"k{EVIL}": {"type": "choices", "values": [EVIL, 1]}},
+        "metric": f"m{EVIL}",
+        "mode": "max",
+        "search": f"x{EVIL}",
+        "constraints": [EVIL],
+    }
+    hostile = store.open_sweep(f"p{EVIL}", f"s{EVIL}", definition, max_failures=1)
+    trials = [NewTrial(parameters={f"k{EVIL}": f"v{EVIL}{FINE}"}) for _ in range(4)]
+    store.add_trials(hostile.id, trials, key="evil")
+    for state, values in (("completed", (1.0,)), ("failed", None), ("suspended", None)):
+        trial = store.claim_trial(
+            hostile.id, request_id=state, worker=current_process(), lease_s=60.0
+        )
+        result = TrialResult(state=state, values=values, reason=f"why{EVIL}{FINE}")
+        store.settle_trial(hostile.id, trial.number, trial.token, result, lease_s=60.0)
+    store.claim_trial(
+        hostile.id,
+        request_id="runs",
+        worker=ProcessIdentity(f"host{EVIL}", 1, EVIL),
+        lease_s=60.0,
+    )
+    space = {"k": {"type": "choices", "values": [f"v{EVIL}{FINE}"]}}
+    fine = {"space": space, "metric": "loss", "mode": "min", "search": "random", "trials": 4}
+    store.open_sweep("fine", "fine", {**fine, "max_failures": 1}, max_failures=1)
+    link.close()
 
 
 class Output(io.TextIOWrapper):

@@ -14,7 +14,16 @@ from pathlib import Path
 
 import click
 import pytest
-from hostile_runs import ESCAPES, EVIL, FINE, STYLE, find_unfit, log_hostile_run, run_command
+from hostile_runs import (
+    ESCAPES,
+    EVIL,
+    FINE,
+    STYLE,
+    find_unfit,
+    log_hostile_run,
+    open_hostile_sweeps,
+    run_command,
+)
 from set_for_tests import SET_FOR_TESTS
 
 import quark
@@ -64,6 +73,13 @@ WALKED = {
     "show": ["show RUN", "show RUN --json", "show EVIL", "show nothing"],
     "traces": ["traces EVIL", "traces EVIL EVIL --json", "traces nothing"],
     "sources": ["sources RUN", "sources RUN --json", "sources RUN --diff OTHER"],
+    "sweep cancel": ["sweep cancel SWEEP -y"],
+    "sweep new": ["sweep new EVIL -p EVIL --set k=1 --metric m --mode max"],
+    "sweep pause": ["sweep pause SWEEP", "sweep pause nothing"],
+    "sweep resume": ["sweep resume SWEEP"],
+    # What is appended is the command's.
+    "sweep run": ["sweep run fine -d ROOT -- false", "sweep run SWEEP -d ROOT -- false"],
+    "sweep show": ["sweep", "sweep show SWEEP", "sweep show SWEEP --json", "sweep show --json"],
     "stop": ["stop RUN --reason EVIL", "stop nothing"],
     "sync": ["sync ROOT --dry-run", "sync ROOT --json", "sync ROOT"],
     "why": ["why RUN OTHER -d ROOT", "why RUN OTHER -d ROOT --json"],
@@ -125,6 +141,7 @@ def store(tmp_path, monkeypatch):
     root = tmp_path / "root"
     place = {name: log_hostile_run(storage_dir=root) for name in ("RUN", "OTHER", "TRASHED")}
     assert run_command(monkeypatch, "rm", "-y", place["TRASHED"], "-d", root)[0] == 0
+    open_hostile_sweeps(root)
     # A mirror at a place where no folder can be, with a name to match.
     blocked = tmp_path / f"m{EVIL.replace('/', '')[:60]}"
     blocked.write_text("")
@@ -155,6 +172,7 @@ def test_a_command_shows_nothing_that_steers_a_terminal(name, store, tmp_path, m
                 "csv:OUT": f"csv:{tmp_path / 'out'}",
                 "EVIL": f"n{EVIL}{FINE}",
                 "EVILTAG": "tag == 'fine'",
+                "SWEEP": f"s{EVIL}",
             }.get(word, word)
             for word in line.split()
         ]

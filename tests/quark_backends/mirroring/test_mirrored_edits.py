@@ -28,9 +28,9 @@ def test_without_mirrors_nothing_is_journaled(tmp_path):
 
 
 def test_a_mirror_that_cannot_be_reached_gets_the_edit_later(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "1")
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv") as session:
         quark.MetricsLogger(session).log("loss", 1.0, step=0)
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "1")
     lines = (session.run_path / "delivered.jsonl").read_text().splitlines()
     line = json.loads(lines[-1])
     # As if it had been a server that nobody runs any more.

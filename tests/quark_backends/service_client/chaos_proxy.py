@@ -18,12 +18,13 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 import zlib
 from collections import Counter
 
 from held_ports import hold_port
 
-__all__ = ["MODES", "ChaosProxy"]
+__all__ = ["MODES", "ChaosProxy", "losing"]
 
 MODES = (
     "refuse hang drip drip_body half_close reset garbage close redirect gzip_bomb endless"
@@ -263,6 +264,28 @@ class ChaosProxy:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._open.discard(up_writer)
             up_writer.close()
+
+
+@contextlib.contextmanager
+def losing(proxy, replies):
+    """Lose the replies to so many requests, and then no more."""
+    before = proxy.counts["lose_reply"]
+    proxy.set_mode("lose_reply")
+    done = threading.Event()
+
+    def stop():
+        while proxy.counts["lose_reply"] < before + replies and not done.is_set():
+            time.sleep(0.005)
+        proxy.set_mode("pass")
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(60)
+    assert proxy.counts["lose_reply"] >= before + replies
 
 
 def _head(status, *headers, protocol=True):

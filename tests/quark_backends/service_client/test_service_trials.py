@@ -1,7 +1,6 @@
 """Many workers share the trials of a service: replies are lost, servers die, clocks are apart."""
 
 import collections
-import contextlib
 import random
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import uuid
 import httpx
 import msgspec
 import pytest
-from chaos_proxy import ChaosProxy
+from chaos_proxy import ChaosProxy, losing
 from held_ports import hold_port
 from service_fixtures import ingest, serving, serving_process
 
@@ -162,28 +161,6 @@ def run_all(work, items):
         assert not thread.is_alive()
     if errors:
         raise errors[0]
-
-
-@contextlib.contextmanager
-def losing(proxy, replies):
-    """Lose the replies to so many requests, and then no more."""
-    before = proxy.counts["lose_reply"]
-    proxy.set_mode("lose_reply")
-    done = threading.Event()
-
-    def stop():
-        while proxy.counts["lose_reply"] < before + replies and not done.is_set():
-            time.sleep(0.005)
-        proxy.set_mode("pass")
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(60)
-    assert proxy.counts["lose_reply"] >= before + replies
 
 
 def test_what_was_done_and_not_answered_is_answered_and_not_done_again(

@@ -2,11 +2,13 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
 import quark
-from quark_core.analysis.sweep_verdict import judge_sweep, list_objectives, pick_comparable
+from quark_core.analysis.sweep_verdict import judge_sweep
+from quark_core.analysis.trial_values import find_best_trial, list_objectives, pick_comparable
 from quark_core.records.json_object import JsonObject
 from quark_core.records.sweeps import StoredSweep, StoredTrial
 
@@ -14,8 +16,8 @@ SWEEPS = 800
 AT = "2026-05-07T09:30:00.000000Z"
 
 
-def make_sweep(metric="val/acc", mode="max", project="p"):
-    definition = JsonObject({"metric": metric, "mode": mode})
+def make_sweep(metric="val/acc", mode="max", project="p", **more):
+    definition = JsonObject({"metric": metric, "mode": mode, **more})
     return StoredSweep("s1", project, "s", definition, "running", JsonObject(), AT, AT)
 
 
@@ -152,7 +154,8 @@ def test_the_words_say_what_was_found():
     assert verdict.advice == ""
     assert verdict.is_spread
     assert 0.89 < verdict.expected_again < verdict.best_value
-    assert verdict.to_dict()["verdict"] == "better"
+    # Plain numbers, as whatever sends them on wants them.
+    assert msgspec.json.decode(msgspec.json.encode(verdict.to_dict()))["verdict"] == "better"
 
 
 def test_lower_is_better_where_the_sweep_says_so():
@@ -215,9 +218,29 @@ def test_of_trials_only_those_that_had_the_whole_budget_are_compared():
         make(5, "completed", 0.95, budget=9, constraints=(0.5,)),
         make(6, "completed", math.nan, budget=9, constraints=(0.0,)),
     ]
-    assert [trial.number for trial in pick_comparable(trials)] == [1, 4, 6]
+    assert [trial.number for trial in pick_comparable(make_sweep(), trials)] == [1, 4, 6]
+    # Of what was not measured nobody knows whether it keeps its bounds.
+    bounded = make_sweep(constraints=["ms <= 3"])
+    assert [trial.number for trial in pick_comparable(bounded, trials)] == [6]
     (verdict,) = judge_sweep(make_sweep(), trials)
     assert (verdict.best, verdict.second, verdict.compared) == (1, 4, 2)
+    assert find_best_trial(make_sweep(), trials) is trials[1]
+    assert find_best_trial(make_sweep(mode="min"), trials) is trials[4]
+    assert find_best_trial(make_sweep(), trials[2:4]) is None
+
+
+def test_of_a_halving_the_rung_is_compared_that_the_last_one_was_chosen_in():
+    trials = [
+        StoredTrial("s1", number, JsonObject({"lr": lr}), JsonObject({"rung": rung}), "completed",
+                    values=(value,))
+        for number, (lr, rung, value) in enumerate(
+            [(1, 0, 0.1), (2, 0, 0.2), (3, 0, 0.3), (2, 1, 0.5), (3, 1, 0.6), (3, 2, 0.55)]
+        )
+    ]  # fmt: skip
+    assert find_best_trial(make_sweep(), trials).number == 5
+    (verdict,) = judge_sweep(make_sweep(), trials)
+    assert (verdict.best, verdict.second, verdict.compared) == (4, 3, 2)
+    assert verdict.reason.endswith("Trial 5 alone came further: it was chosen among these.")
 
 
 def test_nothing_and_one_are_told():

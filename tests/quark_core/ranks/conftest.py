@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from held_ports import hold_port
 from launching import FOREIGN, PROGRAM, clean_environment, read_lines
+from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark_core.runs import composition
@@ -17,7 +18,7 @@ from quark_core.runs import composition
 @pytest.fixture(autouse=True)
 def no_launch_around(monkeypatch):
     for name in [*os.environ]:
-        if name.startswith(FOREIGN):
+        if name.startswith(FOREIGN) and name not in SET_FOR_TESTS:
             monkeypatch.delenv(name)
 
 

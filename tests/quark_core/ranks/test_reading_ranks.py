@@ -17,9 +17,11 @@ from quark.cli.main import cli
 from quark.cli.run_view import describe_late
 from quark_core.ranks.statistics import compare_ranks
 from quark_core.records.query import Query
+from quark_core.records.times import now_us
 from quark_core.runs import composition, rank_paces
 from quark_core.runs.rank_paces import RankPace, RankPaces, measure_paces
 from quark_core.runs.searching import summarize_run
+from quark_core.sessions import session as session_module
 
 
 @pytest.fixture
@@ -297,8 +299,8 @@ def test_a_run_of_one_rank_has_no_table(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def log_steps(session_of):
-    """Logs steps on each of some ranks, a step each 0.1 s; returns when all have ended.
+def log_steps(session_of, monkeypatch):
+    """Logs steps on each of some ranks, a step each 0.1 s; and ends them at one moment.
 
     Given for each rank: its first and its last step, how many seconds later than the first
     rank it began, and each which step it logs.
@@ -312,6 +314,9 @@ def log_steps(session_of):
             for step in range(first, last + 1, every):
                 moment = start + timedelta(seconds=0.1 * step + later_s)
                 metrics.log("loss", 1.0, step=step, timestamp=moment.isoformat())
+        # However long each of them takes to end, here, they were heard of at the same time.
+        moment_us = now_us()
+        monkeypatch.setattr(session_module, "now_us", lambda: moment_us)
         for session in reversed(sessions):
             session.end_run()
 

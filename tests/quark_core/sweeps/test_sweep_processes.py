@@ -28,7 +28,7 @@ def start_worker(root):
                 stderr=subprocess.PIPE,
                 text=True,
                 env=environment,
-            )  # fmt: skip
+            )
         )
         return processes[-1]
 

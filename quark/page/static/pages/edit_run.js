@@ -65,7 +65,7 @@ export function EditNotes({ run, edited }) {
 }
 
 /** A modal box that is there as long as it is open. @param {{ title: string, id: string, close: () => void, children?: unknown }} props */
-function Box({ title, id, close, children }) {
+export function Box({ title, id, close, children }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   useEffect(() => dialog.current?.showModal(), []);
   return html`<dialog ref=${dialog} id=${id} aria-labelledby=${`${id}-title`} onClose=${close}>

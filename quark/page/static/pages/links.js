@@ -6,8 +6,8 @@
  * `<html data-root>` is the way from the first page to the top, and nothing begins with `/`.
  */
 
-/** @typedef {{ name: "runs" | "run" | "layers" | "compare" | "none", run: string, query: URLSearchParams,
- *   hash: string }} Place */
+/** @typedef {{ name: "runs" | "run" | "layers" | "compare" | "sweeps" | "sweep" | "none", run: string, query: URLSearchParams,
+ *   hash: string }} Place run: the ID of a run, or of a sweep */
 
 const TOGETHER_MS = 1000;
 
@@ -30,7 +30,8 @@ export function readPlace() {
   if (parts[0] === "run" && parts.length === 3 && parts[2] === "layers") {
     return { name: "layers", run: parts[1], query, hash };
   }
-  if (below === "compare") return { name: "compare", run: "", query, hash };
+  if (parts[0] === "sweep" && parts.length === 2) return { name: "sweep", run: parts[1], query, hash };
+  if (below === "compare" || below === "sweeps") return { name: below, run: "", query, hash };
   return { name: "none", run: "", query, hash };
 }
 
@@ -114,7 +115,7 @@ document.addEventListener("click", (event) => {
   if (!(link instanceof HTMLAnchorElement) || link.target || link.hasAttribute("download")) return;
   const isOurs = link.origin === root.origin && link.pathname.startsWith(root.pathname);
   const below = link.pathname.slice(root.pathname.length);
-  if (!isOurs || !(below === "" || below === "compare" || below.startsWith("run/"))) return;
+  if (!isOurs || !(["", "compare", "sweeps"].includes(below) || below.startsWith("run/") || below.startsWith("sweep/"))) return;
   event.preventDefault();
   if (link.href === location.href) return;
   const isHere = link.pathname === location.pathname;

@@ -142,6 +142,7 @@ function Run({ first, place }) {
       <div class="title"><h1>${title}</h1><${StateBadge} state=${run.state} reason=${run.lost_reason} />
         <${Facts} run=${run} progress=${heard?.run?.progress ?? data.progress} /></div>
       ${run.state === "lost" && run.lost_reason && html`<p class="notice-line">${run.lost_reason}</p>`}
+      <${TrialNote} trial=${run.trial} />
       <${EditNotes} run=${run} edited=${edited} />
       <${Health} analysis=${analysis} />
       <${Findings} analysis=${analysis} run=${id} active=${active} isRunning=${isRunning} version=${readings}
@@ -188,6 +189,13 @@ function hasSamples(data) {
 function LateNear({ isShown, run, query, heard }) {
   const page = useLate(isShown ? loadSamples : undefined);
   return page && html`<${page.NearSamples} run=${run} near=${query.get("near")} version=${heard?.turn ?? 0} />`;
+}
+
+/** Which trial of which sweep it has. @param {{ trial: any }} props */
+function TrialNote({ trial }) {
+  if (!trial) return null;
+  return html`<p class="notice-line" id="trial-note">Trial ${trial.number} of the sweep <a href=${makeLink(["sweep", trial.sweep_id])}>${trial.sweep ?? trial.sweep_id}</a>${trial.token > 1 ? `, its ${trial.token}${["th", "st", "nd", "rd"][trial.token % 100 > 10 && trial.token % 100 < 14 ? 0 : trial.token % 10] ?? "th"} claim` : ""}.
+    ${trial.superseded && html` <b class="state-lost">▲ Superseded:</b> somebody has claimed the trial since, so what this run says decides nothing of it.`}</p>`;
 }
 
 /** @param {{ run: any, progress: any }} props */

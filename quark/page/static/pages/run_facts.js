@@ -24,12 +24,24 @@ export function flatten(value, path = "") {
   return entries.flatMap(([key, item]) => flatten(item, path ? `${path}.${key}` : key));
 }
 
-/** @param {{ title: string, id: string, values: unknown, by?: string }} props */
-function Values({ title, id, values, by = "" }) {
+/** Source and place. @param {any} origin */
+const writeOrigin = (origin) => (origin.place ? `${origin.source} (${origin.place})` : origin.source);
+
+/** What gave a setting its value, and on hover what that replaced. @param {{ chain: any[] }} props */
+function Origin({ chain }) {
+  const [newest, ...older] = chain;
+  const story = older.map((each) => `before: ${writeValue(each.value)} by ${writeOrigin(each)}`).join("\n");
+  return html`<span class="quiet" title=${story || null}>${writeOrigin(newest)}${older.length > 0 && ` · ${older.length} before`}</span>`;
+}
+
+/** @param {{ title: string, id: string, values: unknown, by?: string, origins?: Record<string, any[]> }} props */
+function Values({ title, id, values, by = "", origins = {} }) {
   const rows = flatten(values ?? {});
+  const told = Object.keys(origins).length > 0;
   return html`<section aria-labelledby=${id + by}><h2 id=${id}>${title}</h2>
     ${rows.length ? html`<table class="plain-table values"><tbody>${rows.map(([key, value]) => html`<tr key=${key}><th scope="row">${key}</th>
-      <td>${typeof value === "string" ? html`<${FreeText} text=${value} />` : writeValue(value)}</td></tr>`)}</tbody></table>`
+      <td>${typeof value === "string" ? html`<${FreeText} text=${value} />` : writeValue(value)}</td>
+      ${told && html`<td>${Object.hasOwn(origins, key) && html`<${Origin} chain=${origins[key]} />`}</td>`}</tr>`)}</tbody></table>`
       : html`<p class="quiet">Nothing.</p>`}</section>`;
 }
 
@@ -60,7 +72,7 @@ export function Config({ data, prefix = "", by = "" }) {
     forked: Number.isFinite(run.fork_step) ? `from ${run.parent} at step ${run.fork_step}` : null };
   return html`${run.notes && html`<section aria-labelledby=${`${prefix}notes${by}`}><h2 id=${`${prefix}notes`}>Notes</h2><p class="free"><${FreeText} text=${run.notes} /></p></section>`}
     ${data.timers?.length > 0 && html`<${Timers} rows=${data.timers} id=${`${prefix}timers`} by=${by} />`}
-    <${Values} title="Configuration" id=${`${prefix}config`} by=${by} values=${data.config} />
+    <${Values} title="Configuration" id=${`${prefix}config`} by=${by} values=${data.config} origins=${data.config_origins ?? {}} />
     ${data.config_notes?.length > 0 && html`<p class="free"><${FreeText} text=${[data.config_notes].flat().map(writeValue).join("\n")} /></p>`}
     ${Object.keys(data.fields ?? {}).length > 0 && html`<${Values} title="Fields" id=${`${prefix}fields`} by=${by} values=${data.fields} />`}
     <${Values} title="The run" id=${`${prefix}facts`} by=${by} values=${Object.fromEntries(Object.entries(facts).filter(([, value]) => value !== null && value !== undefined))} />

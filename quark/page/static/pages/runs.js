@@ -79,6 +79,7 @@ export function RunsPage({ place }) {
   return html`
     <header class="top"><a class="brand" href=${makeLink([])}>quark</a>
       <${ProjectChooser} about=${about} project=${project} />
+      <${SweepsLink} about=${about} project=${project} />
       <span class="quiet place">${about?.place ?? ""}</span><${Account} /></header>
     <main id="main">
       <h1 class="hidden">Runs${project ? ` of ${project}` : ""}</h1>
@@ -261,6 +262,11 @@ function useSeen(/** @type {string[]} */ columns) {
     timer.current = setTimeout(() => read(ids, false), SETTLE_MS);
   };
   return { standings, sparks, look };
+}
+
+/** @param {{ about: any, project: string | null }} props */
+function SweepsLink({ about, project }) {
+  return about?.capabilities.sweeps ? html`<a href=${makeLink(["sweeps"], { project })}>Sweeps</a>` : null;
 }
 
 /** @param {{ about: any, project: string | null }} props */

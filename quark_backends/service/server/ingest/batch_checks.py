@@ -310,10 +310,18 @@ class _Start(msgspec.Struct):
     offline: _Offline | None = None
 
 
+class _Origin(msgspec.Struct):
+    key: str
+    source: Annotated[str, Meta(max_length=4096)]
+    place: Annotated[str, Meta(max_length=4096)] | None = None
+    value: Any = None
+
+
 class _Config(msgspec.Struct):
     values: dict[str, Any]
     notes: list[str]
     raw: dict[str, Any] | None = None
+    origins: Annotated[list[_Origin], Meta(max_length=20_000)] | None = None
 
 
 class _Tag(msgspec.Struct):

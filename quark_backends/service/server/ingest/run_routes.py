@@ -179,8 +179,7 @@ async def start_run(call: Call) -> ASGIApp:
         **fork,
         **({} if request.trial is None else {"trial": request.trial.to_dict()}),
     }
-    config = snapshot_config(request.config)
-    config_data = {"values": config.values, "notes": list(config.notes)}
+    config_data = snapshot_config(request.config).to_data()
     batch = _make_batch(run_id, writer_id, 0, [("start", start), ("config", config_data)])
     await _store(call, run_id, batch)
     stored: StoredRun = await call.ask("load_run", run_id)

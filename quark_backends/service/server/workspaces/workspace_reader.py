@@ -19,8 +19,8 @@ class WorkspaceReader:
     """Reads the store and the payloads of one workspace; every method from any thread.
 
     It has what `SupportsRead`, `SupportsSeries`, `SupportsChanges`, `SupportsSearch`,
-    `SupportsPages`, `SupportsGrid`, `SupportsGenerations` and `SupportsArtifacts` read with,
-    and refuses to write.
+    `SupportsPages`, `SupportsGrid`, `SupportsGenerations`, `SupportsArtifacts` and
+    `SupportsCoordination` read with, and refuses to write.
 
     Args:
         store: The store, which stays open as long as this is used; not closed by it.
@@ -46,6 +46,9 @@ class WorkspaceReader:
         self.search_page = store.search_page
         self.list_names = store.list_names
         self.summarize = store.summarize
+        self.list_sweeps = store.list_sweeps
+        self.load_sweep = store.load_sweep
+        self.list_trials = store.list_trials
 
     def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
         """See `SupportsArtifacts`."""

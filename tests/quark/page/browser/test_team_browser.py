@@ -122,6 +122,37 @@ def test_who_may_only_look_sees_no_buttons(team, enter):
     assert not {"Edit…", "Archive", "Stop…"} & set(names)
 
 
+def test_a_sweep_is_paused_and_cancelled_by_who_may_and_by_nobody_else(team, enter, tmp_path):
+    sweep = quark.sweep("lr", project="p", space={"lr": [0.1, 0.2]}, metric="acc", mode="max",
+                        search="grid", storage_dir=tmp_path)  # fmt: skip
+    first = sweep.claim()
+    visitor = enter(f"sweep/{sweep.id}")
+    page = visitor.page
+    page.get_by_role("button", name="Pause").click()
+    visitor.wait_for_text("The sweep is paused")
+    assert sweep.state == "paused"
+    assert sweep.claim() is None
+    page.get_by_role("button", name="Resume").click()
+    visitor.wait("!document.body.innerText.includes('The sweep is paused')")
+    assert sweep.state == "running"
+    page.get_by_role("button", name="Cancel…").click()
+    assert sweep.state == "running"
+    visitor.check_axe()
+    page.get_by_role("button", name="Cancel the sweep").click()
+    visitor.wait("document.querySelector('.title .state-cancelled')")
+    assert sweep.state == "cancelled"
+    visitor.wait("![...document.querySelectorAll('button')].some(one => one.innerText === 'Pause')")
+    first.complete(0.5)
+    other = quark.sweep("other", project="p", space={"lr": [0.1]}, metric="acc", mode="max",
+                        search="grid", storage_dir=tmp_path)  # fmt: skip
+    viewer = enter(f"sweep/{other.id}", team.make_key("default", "read", name="viewer"))
+    viewer.wait_for_text("viewer")
+    names = {each.inner_text() for each in viewer.page.get_by_role("button").all()}
+    assert not {"Pause", "Resume", "Cancel…"} & names
+    for each in (sweep, other):
+        each.close()
+
+
 def test_a_training_is_asked_to_stop_after_a_question_and_knows(team, enter, tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path, name="live") as session:
         visitor = enter(f"run/{session.run_id}")

@@ -1,0 +1,363 @@
+"""Sweeps: which there are, and of one its trials, who has them, its rungs, and what may be said."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from quark.page.api.source import SweepReader
+from quark.page.api.sweep_rows import (
+    TRIAL_FIELDS,
+    clip,
+    describe_definition,
+    describe_live,
+    describe_sweep,
+    describe_trial,
+    find_front,
+    list_rungs,
+    list_workers,
+    read_counts,
+)
+from quark_core.analysis.trial_values import find_best_trial, list_objectives
+from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.records.json_object import encode_json
+from quark_core.records.names import decode_name
+
+if TYPE_CHECKING:
+    from quark.page.api.parameters import Parameters
+    from quark.page.api.source import PageSource
+    from quark_core.backends.contract import StoredRun
+    from quark_core.records.sweeps import StoredSweep, StoredTrial
+
+__all__ = ["NoSuchSweep", "SweepDesk", "describe_run_trial", "is_sweep_id"]
+
+_MOST_LISTED = 200
+_MOST_TRIALS = 10_000
+_MOST_READ = 20_000
+_MOST_KNOWN = 16
+_MOST_BEST = 512
+_MOST_LIVE = 200
+_MOST_NAMES = 200
+_MOST_FILLED = 500
+_AGAIN_S = 0.7
+_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def is_sweep_id(text: str) -> bool:
+    """Whether a sweep can have this id."""
+    return _ID.fullmatch(text) is not None
+
+
+class NoSuchSweep(Exception):
+    """There is no such sweep; the message is for people."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A sweep as it was when it was read last, and when each row of it became as it is.
+
+    Attributes:
+        mark: Tells this table from any other that its cursors may be of.
+        version: Rises whenever something has changed.
+        names: The parameters, in the order of their columns.
+        rows, changed: The rows, and the version since which each is so.
+        read_s: When the store was asked last.
+    """
+
+    mark: str = field(default_factory=lambda: secrets.token_hex(6))
+    version: int = 0
+    sweep: StoredSweep | None = None
+    trials: Sequence[StoredTrial] = ()
+    names: tuple[str, ...] = ()
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
+    read_s: float = -math.inf
+
+
+class SweepDesk:
+    """What is told of sweeps; every method may be called from any thread.
+
+    Rows of trials are kept, so that who follows a sweep is told only what has changed.
+
+    Args:
+        source: What is looked at.
+    """
+
+    def __init__(self, source: PageSource) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._best: OrderedDict[tuple[str, bytes], dict[str, Any] | None] = OrderedDict()
+        self._said: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
+
+    @property
+    def _reader(self) -> SweepReader | None:
+        reader: object = self._source.reader
+        return reader if isinstance(reader, SweepReader) else None
+
+    def forget(self) -> None:
+        """Read everything anew: something was changed."""
+        with self._lock:
+            for known in self._known.values():
+                known.read_s = -math.inf
+
+    def list_all(self, parameters: Parameters) -> dict[str, Any]:
+        """The newest sweeps, of one project where it is named.
+
+        Raises:
+            SchemaValidationError: A bad parameter.
+            SessionStoreError: The store cannot be read.
+        """
+        reader = self._reader
+        if reader is None:
+            note = f"this backend ({self._source.backend}) has no sweeps"
+            return {"sweeps": [], "count": 0, "note": note}
+        project = parameters.get_text("project")
+        found = reader.list_sweeps(project)
+        left = _MOST_READ
+        said = []
+        for sweep in found[:_MOST_LISTED]:
+            total = sum(read_counts(sweep).values())
+            best = None
+            if total <= left:
+                left -= total
+                best = self._find_best(reader, sweep)
+            said.append({**describe_sweep(sweep), "best": best})
+        return {"sweeps": said, "count": len(found), "note": None}
+
+    def tell(self, sweep_id: str, parameters: Parameters) -> dict[str, Any] | None:
+        """A sweep with its trials; with a cursor what has changed since, or None for nothing.
+
+        Raises:
+            NoSuchSweep: There is none of this id.
+            SessionStoreError: The store cannot be read.
+        """
+        cursor = parameters.get_text("cursor") or ""
+        with self._lock:
+            known = self._read(sweep_id)
+            mark, _, version = cursor.partition(".")
+            since = int(version) if mark == known.mark and version.isdecimal() else -1
+            # Leases change without a word, as long as somebody has one.
+            live = [trial for trial in known.trials if trial.state in ("running", "suspended")]
+            if since == known.version and not live:
+                return None
+            rows = [
+                row
+                for row, changed in zip(known.rows, known.changed, strict=True)
+                if changed > since
+            ]
+            sweep, trials, names = known.sweep, known.trials, known.names
+            cursor = f"{known.mark}.{known.version}"
+        assert sweep is not None
+        best = find_best_trial(sweep, trials)
+        return {
+            "cursor": cursor,
+            "reset": since < 0,
+            "now": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            "sweep": {**describe_sweep(sweep), **describe_definition(sweep)},
+            "names": names,
+            "fields": TRIAL_FIELDS,
+            "rows": rows,
+            "live": [describe_live(trial) for trial in live[:_MOST_LIVE]],
+            "live_count": len(live),
+            "workers": list_workers(trials),
+            "rungs": list_rungs(sweep, trials),
+            "best": None if best is None else best.number,
+            "left_out": max(0, sum(read_counts(sweep).values()) - len(trials)),
+        }
+
+    def judge(self, sweep_id: str) -> dict[str, Any]:
+        """Whether the best is really the best, of each metric; and of several the front.
+
+        Raises:
+            NoSuchSweep: There is none of this id.
+            SessionStoreError: The store cannot be read.
+        """
+        sweep, trials, key = self._take(sweep_id, "verdict")
+        found = self._find_said(key)
+        if found is not None:
+            return found
+        from quark_core.analysis.sweep_verdict import judge_sweep
+
+        verdicts = judge_sweep(sweep, trials, self._source.reader)
+        said = {
+            "verdicts": [
+                {**verdict.to_dict(), "name": decode_name(verdict.metric)} for verdict in verdicts
+            ],
+            "front": find_front(sweep, trials),
+        }
+        return self._keep_said(key, said)
+
+    def weigh(self, sweep_id: str, parameters: Parameters) -> dict[str, Any]:
+        """How much each parameter matters, for each metric.
+
+        Raises:
+            NoSuchSweep: There is none of this id.
+            SchemaValidationError: A bad parameter.
+            SessionStoreError: The store cannot be read.
+        """
+        from importlib.util import find_spec
+
+        from quark_core.analysis.importances import measure_importances
+
+        methods = ("ranks", *(("ped_anova",) if find_spec("optuna") else ()))
+        method = parameters.get_word("method", "ranks", methods)
+        sweep, trials, key = self._take(sweep_id, method)
+        found = self._find_said(key)
+        if found is not None:
+            return found
+        measured = measure_importances(sweep, trials, method)
+        said = {
+            "methods": methods,
+            "importances": [
+                {
+                    **each.to_dict(),
+                    "name": decode_name(each.metric),
+                    "shares": [[clip(name), share] for name, share in each.shares.items()],
+                }
+                for each in measured
+            ],
+        }
+        return self._keep_said(key, said)
+
+    def _take(
+        self, sweep_id: str, what: str
+    ) -> tuple[StoredSweep, Sequence[StoredTrial], tuple[Any, ...]]:
+        with self._lock:
+            known = self._read(sweep_id)
+            assert known.sweep is not None
+            done = sum(trial.is_final for trial in known.trials)
+            return known.sweep, known.trials, (sweep_id, what, known.mark, done)
+
+    def _find_said(self, key: tuple[Any, ...]) -> dict[str, Any] | None:
+        with self._lock:
+            return self._said.get(key)
+
+    def _keep_said(self, key: tuple[Any, ...], said: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self._said[key] = said
+            while len(self._said) > 4 * _MOST_KNOWN:
+                self._said.popitem(last=False)
+        return said
+
+    def _read(self, sweep_id: str) -> _Known:
+        """The sweep as it is now, or was a moment ago; with the lock held."""
+        reader = self._reader
+        if reader is None or not is_sweep_id(sweep_id):
+            raise NoSuchSweep(f"there is no sweep {sweep_id!r:.120}")
+        known = self._known.get(sweep_id)
+        if known is not None and time.monotonic() - known.read_s < _AGAIN_S:
+            return known
+        try:
+            sweep = reader.load_sweep(sweep_id)
+        except SchemaValidationError as error:
+            raise NoSuchSweep(str(error)) from None
+        trials = self._fill(known, sweep, reader.list_trials(sweep_id, limit=_MOST_TRIALS))
+        if known is None:
+            known = self._known[sweep_id] = _Known()
+            while len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        self._known.move_to_end(sweep_id)
+        _renew(known, sweep, trials)
+        known.read_s = time.monotonic()
+        return known
+
+    def _fill(
+        self, known: _Known | None, sweep: StoredSweep, trials: Sequence[StoredTrial]
+    ) -> Sequence[StoredTrial]:
+        """Trials with the figures of their runs, where these have completed without a word."""
+        before = {} if known is None else {trial.number: trial for trial in known.trials}
+        bare = [trial for trial in trials if trial.state == "completed" and trial.values is None]
+        asked = []
+        found: dict[int, StoredTrial] = {}
+        for trial in bare[:_MOST_FILLED]:
+            old = before.get(trial.number)
+            if old is not None and old.values is not None and old.token == trial.token:
+                found[trial.number] = old
+            else:
+                asked.append(trial)
+        if not asked and not found:
+            return trials
+        from quark_core.sweeps.definition import SweepDefinition
+        from quark_core.sweeps.results import fill_values
+
+        try:
+            definition = SweepDefinition.build(sweep.definition)
+        except SchemaValidationError:
+            return trials
+        store: Any = self._source.reader
+        found.update({trial.number: trial for trial in fill_values(store, asked, definition)})
+        return [found.get(trial.number, trial) for trial in trials]
+
+    def _find_best(self, reader: SweepReader, sweep: StoredSweep) -> dict[str, Any] | None:
+        """The best trial, of one metric; it is looked for again once trials have ended."""
+        if len(list_objectives(sweep.definition)) != 1:
+            return None
+        key = (sweep.id, encode_json(sweep.counts))
+        with self._lock:
+            if key in self._best:
+                return self._best[key]
+        trial = find_best_trial(sweep, reader.list_trials(sweep.id, limit=_MOST_TRIALS))
+        best = None
+        if trial is not None and trial.values is not None:
+            best = {"number": trial.number, "value": trial.values[0], "run_id": trial.run_id}
+        with self._lock:
+            self._best[key] = best
+            while len(self._best) > _MOST_BEST:
+                self._best.popitem(last=False)
+        return best
+
+
+def describe_run_trial(source: PageSource, stored: StoredRun) -> dict[str, Any] | None:
+    """Which trial of which sweep a run has, or None.
+
+    The sweep's name is null where the store does not tell it.
+    """
+    claim = stored.trial
+    if claim is None:
+        return None
+    name = None
+    reader: object = source.reader
+    if isinstance(reader, SweepReader):
+        try:
+            name = reader.load_sweep(claim.sweep_id).name
+        except (SchemaValidationError, SessionStoreError):
+            name = None
+    return {
+        "sweep_id": claim.sweep_id,
+        "sweep": name,
+        "number": claim.number,
+        "token": claim.token,
+        "superseded": stored.superseded,
+    }
+
+
+def _renew(known: _Known, sweep: StoredSweep, trials: Sequence[StoredTrial]) -> None:
+    names = dict.fromkeys(name for trial in trials for name in trial.parameters)
+    kept = tuple(names)[:_MOST_NAMES]
+    if known.sweep is not None and (kept != known.names or len(trials) < len(known.rows)):
+        # Columns moved, or it is another sweep of the same name: nothing before counts.
+        known.mark, known.rows, known.changed = secrets.token_hex(6), [], []
+    version = known.version + 1
+    rows = [describe_trial(trial, kept) for trial in trials]
+    has_changed = known.sweep != sweep
+    for at, row in enumerate(rows):
+        if at == len(known.rows):
+            known.rows.append(row)
+            known.changed.append(version)
+            has_changed = True
+        elif known.rows[at] != row:
+            known.rows[at] = row
+            known.changed[at] = version
+            has_changed = True
+    known.sweep, known.trials, known.names = sweep, trials, kept
+    if has_changed:
+        known.version = version

@@ -1,0 +1,145 @@
+"""What stands on the command line of a script with layers: their names, and settings.
+
+    train.py high_lr batch_size=64 model=%resnet101% --optimizer.name adam
+
+Values are read as JSON, else they are words. None is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quark_core.errors import SchemaValidationError
+
+__all__ = ["CommandLine", "Given", "parse_value", "read_command_line"]
+
+_LONGEST_VALUE = 1_000_000
+_SETTING = re.compile(r"(?P<insists>\+{0,2})(?P<key>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
+_OPTION = re.compile(r"--(?P<key>[A-Za-z_][\w.-]*)(?:=(?P<value>.*))?", re.DOTALL)
+_NUMBER = re.compile(r"[+-]?(?!0\d)(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?")
+_WORDS = {"True": True, "False": False, "None": None}
+_MANUAL = ("manual", "--manual", "--help", "-h")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One setting of the command line.
+
+    Attributes:
+        key: Which.
+        value: Its value.
+        place: How it is written there: `lr=`, `--lr`.
+        insists: Whether it is to be taken although it looks like a misspelling (`+lr=1`).
+    """
+
+    key: str
+    value: Any
+    place: str
+    insists: bool = False
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """What the command line says.
+
+    Attributes:
+        layers: Names of layers, in their order.
+        settings: Settings, in their order.
+        asks_for_manual: Whether it asks how the configuration comes about.
+    """
+
+    layers: list[str] = field(default_factory=list)
+    settings: list[Given] = field(default_factory=list)
+    asks_for_manual: bool = False
+
+
+def read_command_line(arguments: Sequence[str]) -> CommandLine:
+    """Read names of layers, `key=value`, `--key=value`, `--key value` and `manual`.
+
+    An option without a value, or with another option after it, is true. `--` ends what is read.
+
+    Raises:
+        SchemaValidationError: An argument that is none of these, or a value that cannot be read.
+    """
+    said = CommandLine()
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        if not isinstance(argument, str):
+            raise SchemaValidationError(
+                f"argv must be a list of str, and has a {type(argument).__name__}"
+            )
+        if argument == "--":
+            break
+        if argument in _MANUAL:
+            said.asks_for_manual = True
+            continue
+        setting, option = _SETTING.fullmatch(argument), _OPTION.fullmatch(argument)
+        if setting is not None:
+            key = setting["key"]
+            value = parse_value(setting["value"], f"{key}=")
+            said.settings.append(Given(key, value, f"{key}=", bool(setting["insists"])))
+        elif option is not None:
+            said.settings.append(_read_option(option, waiting))
+        elif argument.startswith("-"):
+            raise SchemaValidationError(
+                f"{argument[:60]!r} on the command line is no setting: write key=value or "
+                "--key value; options of your own belong to a parser: resolve(parser=…)"
+            )
+        else:
+            said.layers.append(argument)
+    return said
+
+
+def _read_option(option: re.Match[str], waiting: list[str]) -> Given:
+    # Python has no dashes in names, and command lines have.
+    key = option["key"].replace("-", "_")
+    place = f"--{option['key']}"
+    text = option["value"]
+    if text is None:
+        if not waiting or waiting[0].startswith("--"):
+            return Given(key, True, place)
+        text = waiting.pop(0)
+    return Given(key, parse_value(text, place), place)
+
+
+def parse_value(text: str, place: str) -> Any:
+    """The value that a text says: JSON, a number, `%text%` for a text as it is, else the text.
+
+    `true`, `null`, `[1, 2]`, `{"a": 1}`, `1e-3`, `.5`; also `True`, `False` and `None`. What begins
+    with a bracket must be JSON: half a list is a mistake, and no text.
+
+    Args:
+        text: The text.
+        place: Where it stands, for messages.
+
+    Raises:
+        SchemaValidationError: It begins with a bracket and is no JSON, or is too long.
+    """
+    if len(text) > _LONGEST_VALUE:
+        raise SchemaValidationError(
+            f"{place} has {len(text):,} characters; at most {_LONGEST_VALUE:,}"
+        )
+    if len(text) >= 2 and text[0] == text[-1] == "%":
+        return text[1:-1]
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    if text[:1] in ("[", "{"):
+        raise SchemaValidationError(
+            f"{place} begins like JSON and is none: {text[:60]!r}. Texts inside of it need quotes: "
+            '["a", "b"]; for a text with a bracket write %[a]%'
+        )
+    if _NUMBER.fullmatch(text):
+        try:
+            return float(text) if set(text) & set(".eE") else int(text)
+        except ValueError:
+            return text
+    return text

@@ -1,0 +1,57 @@
+"""Origins of settings pass through the real service, and a stranger's are checked."""
+
+import pytest
+from service_fixtures import ingest, serving
+
+from quark_core.backends.run_summary import restore_run
+from quark_core.records.runs import SettingOrigin
+from quark_core.testing.batches import BatchMaker
+
+ORIGIN = {"key": "lr", "source": "high_lr", "place": "train.py:7", "value": 0.1}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("origins")) as server, server.client() as client:
+        yield client
+
+
+def send(client, run_id, origins):
+    maker = BatchMaker(run_id)
+    data = {"values": {"lr": 0.1}, "notes": [], "origins": origins}
+    assert ingest(client, maker.start()).status_code == 200
+    return ingest(client, maker.lifecycle(("config", data)))
+
+
+def test_they_come_back_as_they_were(client):
+    other = {"key": "db.host", "source": "x", "place": None, "value": {"a": [1]}}
+    assert send(client, "run1", [ORIGIN, other]).status_code == 200
+    stored = restore_run(client.get("/v1/runs/run1").json())
+    assert stored.config.origins == (
+        SettingOrigin("lr", "high_lr", "train.py:7", 0.1),
+        SettingOrigin("db.host", "x", None, {"a": [1]}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "origins"),
+    list(
+        enumerate(
+            [
+                "x",
+                [3],
+                [{"key": "lr"}],
+                [{**ORIGIN, "source": "x" * 5000}],
+                [{**ORIGIN, "place": 7}],
+                [ORIGIN] * 20_001,
+            ]
+        )
+    ),
+)
+def test_what_is_none_is_refused(client, number, origins):
+    assert send(client, f"bad{number}", origins).status_code in (400, 422)
+
+
+def test_a_run_without_is_as_before(client):
+    assert send(client, "bare", None).status_code == 200
+    assert restore_run(client.get("/v1/runs/bare").json()).config.origins == ()
