@@ -323,17 +323,20 @@ def test_a_figure_that_is_missing_ends_a_trial_and_a_report_that_comes_late_none
     assert search.report(trial, (1.0,), 9) is False
 
 
-def test_constraints_are_told(make):
+def test_constraints_are_told_and_a_trial_without_them_has_failed(make):
     bench = make(trials=3, constraints=["latency_ms <= 20", "memory >= 1"])
-    search = bench.open()
+    search = bench.open(patience_s=0.0)
     bench.settle(bench.next(search), values=(1.0,), constraints=(5.0, -1.0))
     bench.settle(bench.next(search), values=(0.5,), constraints=(-3.0, -2.0))
     bench.settle(bench.next(search), values=(0.7,))
+    assert search.propose(bench.list()) is None
     study = bench.study()
-    told = [trial.constraints for trial in study.get_trials()]
-    assert told[0] == {"latency_ms <= 20": 5.0, "memory >= 1": -1.0}
-    assert told[1] == {"latency_ms <= 20": -3.0, "memory >= 1": -2.0}
-    assert told[2] == {}
+    assert [trial.constraints for trial in study.get_trials()] == [
+        {"latency_ms <= 20": 5.0, "memory >= 1": -1.0},
+        {"latency_ms <= 20": -3.0, "memory >= 1": -2.0},
+        {},
+    ]
+    assert study.get_trials()[2].state == TrialState.FAIL
     assert [trial.number for trial in study.best_trials] == [1]
 
 
