@@ -268,8 +268,10 @@ def check_new_trials(trials: Sequence[NewTrial]) -> list[NewTrial]:
 
 def _check_new_trial(trial: NewTrial, where: str) -> NewTrial:
     parameters = normalize_object(trial.parameters, f"{where}.parameters") or JsonObject()
-    for name, value in parameters.items():
+    for name in parameters:
         check_label(name, f"{where}.parameters name")
+    for name, value in trial.parameters.items():
+        # As it was given: JSON has no such numbers, and they are texts by now.
         if isinstance(value, float) and not math.isfinite(value):
             raise SchemaValidationError(f"{where}.parameters[{name!r}] must be finite, got {value}")
     for what, kept in (("parameters", parameters), ("origin", trial.origin)):
