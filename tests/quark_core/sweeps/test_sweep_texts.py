@@ -103,7 +103,7 @@ def test_an_object_that_is_no_range_is_told_what_one_is(open_sweep):
 
 @pytest.mark.parametrize("where", ["failurs == 0", "param.lrr > 1", "not (lr > 0 or rat == null)"])
 def test_a_name_that_no_trial_has_is_refused(open_sweep, where):
-    with pytest.raises(SchemaValidationError, match="no trial has .*lr, optimizer.*failures"):
+    with pytest.raises(SchemaValidationError, match=r"no trial has .*lr, optimizer.*failures"):
         open_sweep().claim(where)
 
 
@@ -116,5 +116,5 @@ def test_names_that_trials_have_are_taken(open_sweep):
 
 def test_a_sweep_that_is_not_there_is_named_as_it_was_asked_for(open_sweep, tmp_path):
     open_sweep()
-    with pytest.raises(SchemaValidationError, match="no sweep 'lrr' of project 'p'.*space="):
+    with pytest.raises(SchemaValidationError, match=r"no sweep 'lrr' of project 'p'.*space="):
         quark.sweep("lrr", project="p", storage_dir=tmp_path)
