@@ -200,7 +200,7 @@ def integers(
 
 
 _RANGE_TEXT = re.compile(r"[A-Za-z_]+:[-+.\d][-+.\de]*:[-+.\d][-+.\de]*(:\d+)?$")
-_FORMS = "it must be quark.uniform(…), quark.integers(…), a list of values or one value"
+_FORMS = "must be quark.uniform(…), quark.integers(…), a list of values or one value"
 
 
 class Space:
@@ -298,7 +298,7 @@ def _read_range(given: object, where: str) -> ParameterRange:
     try:
         return Choices((normalize_json(given, where),))
     except SchemaValidationError as error:
-        raise SchemaValidationError(f"{error}; {_FORMS}") from None
+        raise SchemaValidationError(f"{error}; it {_FORMS}") from None
 
 
 def _read_described(given: Mapping[Any, Any], where: str) -> ParameterRange:
@@ -318,7 +318,7 @@ def _read_described(given: Mapping[Any, Any], where: str) -> ParameterRange:
             f"{where} has what {kind} does not know: {', '.join(sorted(options))[:60]}"
         ) from None
     raise SchemaValidationError(
-        f"{where}: {_FORMS}, got {describe_argument(given)}. A file with the parameters of a W&B "
+        f"{where} {_FORMS}, got {describe_argument(given)}. A file with the parameters of a W&B "
         "sweep or of Ato is read by `quark sweep new --space FILE`"
     )
 
