@@ -298,7 +298,7 @@ def read_constraints(given: object) -> tuple[Constraint, ...]:
 
 def _read_constraint(text: object) -> Constraint:
     is_short = isinstance(text, str) and len(text) <= _MOST_CHARACTERS
-    found = _CONSTRAINT.fullmatch(text) if is_short else None  # type: ignore[arg-type]
+    found = _CONSTRAINT.fullmatch(text) if is_short else None  # type: ignore[call-overload]
     try:
         bound = float(found["bound"]) if found is not None else math.nan
     except ValueError:
