@@ -10,6 +10,7 @@ import click
 from quark.cli.store_access import print_json
 from quark_core.config.layering.manual import tell_chain
 from quark_core.records.json_object import flatten_json
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
@@ -36,7 +37,7 @@ def print_origins(stored: StoredRun, key: str, *, as_json: bool) -> None:
         if not key or path == key or path.startswith(f"{key}.")
     }
     if not chosen:
-        raise click.ClickException(_describe_absence(key, settings))
+        raise click.ClickException(clean_line(_describe_absence(key, settings)))
     known = {} if config is None else config.group_origins()
     if as_json:
         print_json(
@@ -51,7 +52,7 @@ def print_origins(stored: StoredRun, key: str, *, as_json: bool) -> None:
         return
     for path, value in chosen.items():
         chain = [(each.source, each.place, each.value) for each in known.get(path, ())]
-        click.echo(tell_chain(path, chain or [("nobody has said what", None, value)]))
+        click.echo(clean_line(tell_chain(path, chain or [("nobody has said what", None, value)])))
 
 
 def _describe_absence(key: str, settings: dict[str, Any]) -> str:

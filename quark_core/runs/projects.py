@@ -26,6 +26,7 @@ from quark_core.config.belonging import check_field_names, check_fields, check_g
 from quark_core.errors import QuarkError
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary, open_reader
+from quark_core.runs.field_exchange import exchange_group_field
 from quark_core.runs.run_editing import find_user
 
 __all__ = ["RunProject", "RunGroup", "find_inherited", "list_groups", "project"]
@@ -99,6 +100,25 @@ class _Described:
         with _open(self._root, writes=True) as store:
             self._update(store, edit)
         return self
+
+    def compare_and_set(self, field: str, expect: Any, value: Any) -> bool:
+        """Set a field if its value is `expect`; returns whether it was.
+
+        Of any number of processes that do so at the same moment with the same `expect`, one is
+        told True: who of them does what is to be done once. None stands for no field, as the one
+        or the other.
+
+        Args:
+            field: Its name.
+            expect: The value that it must have.
+            value: The value that it is to have.
+
+        Raises:
+            SchemaValidationError: A bad name or value, or no such project.
+            SessionStoreError: The store cannot be written, or can compare nothing.
+        """
+        path = self._path if isinstance(self, RunGroup) else ""
+        return exchange_group_field(self._root, self._project, path, field, expect, value)
 
     def _load(self, store: SupportsBelonging) -> StoredProject:
         raise NotImplementedError

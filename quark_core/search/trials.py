@@ -185,7 +185,7 @@ class _Trial:
 
 
 def _look_up(values: Mapping[str, Any], name: str) -> Any:
-    if name in values:
-        return values[name]
-    flat: dict[str, Any] = dict(flatten_json(values)) if "." in name else {}
-    return flat.get(name)
+    """A value by its name, or by a path through what is nested."""
+    if name in values or "." not in name:
+        return values.get(name)
+    return next((value for key, value in flatten_json(values) if key == name), None)

@@ -15,6 +15,7 @@ from quark_core.records import format_time
 from quark_core.records.json_object import JsonObject, flatten_json
 from quark_core.records.runs import RunContext
 from quark_core.records.times import now_us
+from quark_core.runs.field_exchange import exchange_run_field
 from quark_core.runs.open_run import OpenRun
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.terminal_text import clean_line
@@ -106,6 +107,34 @@ class Belonging:
             run.fields = {**run.fields, **checked}
             run.emit_lifecycle("fields", {"set": dict(checked), "remove": []})
         run.stream.hand_over(_JOURNAL_TIMEOUT_S)
+
+    def compare_and_set(self, field: str, expect: Any, value: Any) -> bool:
+        """Set a field of the run if its value is `expect`; returns whether it was.
+
+        Of any number of processes that do so at the same moment with the same `expect`, one is
+        told True. Also for a run that has ended, or that is open for reading only. What this
+        process has noted before is in the store first. Who has set what is an event of the run
+        (`run_edited`).
+
+        Args:
+            field: Its name, as `annotate` has it; None stands for no field in what follows.
+            expect: The value that it must have.
+            value: The value that it is to have.
+
+        Raises:
+            SchemaValidationError: A name or value that cannot be kept; the message names it.
+            RunNotFoundError: The store has no such run, or has it in the trash.
+            SessionStoreError: The store cannot be written, or can compare nothing.
+        """
+        run = self._run
+        if run.refusal is None:
+            run.flush()
+        is_set = exchange_run_field(run.context, field, expect, value)
+        if is_set:
+            with run.lock:
+                known = {k: v for k, v in run.fields.items() if k != field}
+                run.fields = known if value is None else {**known, **check_fields({field: value})}
+        return is_set
 
     def update_config(self, config: object = None, /, *, show: bool = False, **values: Any) -> None:
         """Change the configuration of a run that goes on: the same as `session.config.update`.

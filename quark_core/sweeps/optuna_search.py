@@ -249,15 +249,13 @@ class OptunaSearch:
             return TrialState.PRUNED
         if trial.state != "completed":
             return TrialState.FAIL
-        if trial.values is None and not self._lasts(
-            ("without values", trial.number), self._patience_s
-        ):
-            return None
-        # A figure that is not finite says that the training has failed, whatever it thinks.
-        fits = trial.values is not None and len(trial.values) == len(self._directions)
         figures = [*(trial.values or ()), *(trial.constraints or ())]
-        is_sound = fits and all(figure is not None and math.isfinite(figure) for figure in figures)
-        return TrialState.COMPLETE if is_sound else TrialState.FAIL
+        wanted = len(self._directions) + len(self._constraints)
+        # A figure that is not finite says that the training has failed, whatever it thinks.
+        if len(figures) == wanted and all(f is not None and math.isfinite(f) for f in figures):
+            return TrialState.COMPLETE
+        is_late = self._lasts(("without figures", trial.number), self._patience_s)
+        return TrialState.FAIL if is_late or len(figures) == wanted else None
 
     def _tell(self, known: FrozenTrial, trial: StoredTrial, state: TrialState) -> None:
         study, storage, _ = self._open()

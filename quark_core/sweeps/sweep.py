@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import logging
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -33,6 +34,10 @@ from quark_core.sweeps.store_link import StoreLink, close_links
 from quark_core.sweeps.trial import SweepPart, Trial
 from quark_core.system.exit_status import call_last
 from quark_core.system.process import current_process
+
+if TYPE_CHECKING:
+    from quark_core.analysis.importances import Importances
+    from quark_core.analysis.sweep_verdict import SweepVerdict
 
 __all__ = ["Sweep"]
 
@@ -69,6 +74,9 @@ class Sweep:
         self._given_search = given_search
         self._search: Search | None = None
         call_last(_let_go)
+        # Without any run in this process nothing else is called at its exit.
+        atexit.unregister(_let_go)
+        atexit.register(_let_go)
 
     @property
     def id(self) -> str:
@@ -160,7 +168,7 @@ class Sweep:
             return False
         return stored.state == "cancelled" or self._ask_search() is None
 
-    def importances(self) -> Any:
+    def importances(self) -> tuple[Importances, ...]:
         """How much each parameter matters to the metrics, as far as the trials tell.
 
         Raises:
@@ -169,6 +177,17 @@ class Sweep:
         from quark_core.analysis.importances import measure_importances
 
         return measure_importances(self.load(), self.trials())
+
+    @property
+    def verdicts(self) -> tuple[SweepVerdict, ...]:
+        """Of each metric whether the best trial is really better than the second, with reasons.
+
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+        from quark_core.analysis.sweep_verdict import judge_sweep
+
+        return judge_sweep(self.load(), self.trials(), self._link.primary)
 
     def pause(self) -> Self:
         """Give no more trials away; those that run go on."""
@@ -318,12 +337,18 @@ class Sweep:
             raise SchemaValidationError(
                 f"trial {number} of sweep {self.name}: claim {token} is over, it was claimed again"
             )
-        agreement = find_agreement(self._link, self.id)
+        part = self._part()
+        try:
+            agreement = find_agreement(self._link, self.id)
+        except SchemaValidationError as error:
+            # Each rank knows the trial all the same; only to stop they would have to agree.
+            _log.warning("trial %d is not stopped early: %s", number, error)
+            agreement, part = None, msgspec.structs.replace(part, search=None)
         if agreement is not None:
             agreement.join(number, token)
         if earlier_run_id is None:
             earlier_run_id = self._find_parent_run(stored)
-        return Trial(self._part(), stored, earlier_run_id=earlier_run_id, agreement=agreement)
+        return Trial(part, stored, earlier_run_id=earlier_run_id, agreement=agreement)
 
     def _part(self) -> SweepPart:
         return SweepPart(

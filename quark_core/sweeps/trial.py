@@ -227,7 +227,7 @@ class Trial:
         """Whether training is to end now: the sweep has stopped it at a rung, or somebody asks.
 
         At a rung this asks the store, for 5 s at most: a store that does not answer lets the
-        training go on. Between rungs it costs less than a microsecond. In a launch of several
+        training go on. Between rungs it costs about a microsecond. In a launch of several
         processes call it on all ranks: all of them stop at the same rung.
         """
         if self._watch.waiting:
@@ -395,7 +395,7 @@ class Trial:
             result = TrialResult(state=state, reason=self._clean(reason))
         try:
             if self._run is None or self._has_ended:
-                self._settle(result)
+                self._settle(result, is_patient=False)
             else:
                 self._keeper.stop()
         except QuarkError as error:
@@ -423,7 +423,7 @@ class Trial:
     def __repr__(self) -> str:
         return f"Trial({self._sweep.name!r}, {self.number}, {self.parameters!r})"
 
-    def _settle(self, result: TrialResult) -> None:
+    def _settle(self, result: TrialResult, *, is_patient: bool = True) -> None:
         if self._agreement is not None and not self._agreement.leads:
             self._keeper.stop()
             return
@@ -432,6 +432,10 @@ class Trial:
                 return
             self._has_settled = True
         self._keeper.stop()
+        if not is_patient:
+            # Whoever leaves, perhaps by Ctrl-C, waits for no store: the lease ends by itself.
+            self._settle_in(self._sweep.link.store, result)
+            return
         self._sweep.link.insist(
             lambda store: self._settle_in(store, result),
             f"trial {self.number} of sweep {self._sweep.name}",

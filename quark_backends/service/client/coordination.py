@@ -180,8 +180,13 @@ class SharesTrials:
             left = PAGE_TRIALS if limit is None else min(PAGE_TRIALS, limit - len(found))
             parameters = {"start": str(following), "limit": str(left)}
             page = self._ask_for(_route(sweep_id, "trials"), TrialList, parameters)
-            found += [_restore(each, StoredTrial) for each in page.trials]
-            following = page.next if page.trials else None
+            trials = [_restore(each, StoredTrial) for each in page.trials]
+            if [trial.number for trial in trials] != [*range(following, following + len(trials))]:
+                raise SessionStoreError(
+                    f"the service at {self._address.url} has sent trials out of their order"
+                )
+            found += trials
+            following = following + len(trials) if trials and page.next is not None else None
         return found
 
     def _ask_for(self, path: str, kind: type[T], parameters: Mapping[str, str | None]) -> T:

@@ -15,9 +15,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from quark_backends.store.databases.turnstile import Turnstile
 from quark_core.system.process import writing_gate
 
-__all__ = ["SqliteConnection", "StoreConnection", "StoreCursor", "close_with", "writing"]
+__all__ = [
+    "SqliteConnection",
+    "StoreConnection",
+    "StoreCursor",
+    "close_with",
+    "is_busy",
+    "writing",
+]
+
+# A machine that has far too much to do may keep whoever writes waiting for seconds.
+_PATIENCE_S = 30.0
 
 
 def close_with(owner: object, close: Callable[[], object]) -> Callable[[], object]:
@@ -129,6 +140,12 @@ class StoreConnection(Protocol):
         """Give the connection up."""
 
 
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether SQLite fails because somebody else is at the database."""
+    name = getattr(error, "sqlite_errorname", "")
+    return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
 @contextmanager
 def writing(connection: StoreConnection) -> Iterator[None]:
     """One transaction that writes: committed at the end, taken back where anything is raised."""
@@ -149,6 +166,8 @@ class SqliteConnection(sqlite3.Connection):
     # A transaction that writes is the only one anyway.
     for_update = ""
     skip_locked = ""
+    turnstile: Turnstile | None = None
+    """Where it waits for its turn to write; None where it waits as SQLite does."""
     _is_writing = False
 
     def insert(self, sql: str, args: Sequence[Any], /) -> int:
@@ -173,10 +192,23 @@ class SqliteConnection(sqlite3.Connection):
         writing_gate.enter()
         self._is_writing = True
         try:
-            self.execute("BEGIN IMMEDIATE")
+            # The last try says what is wrong, after the one place or the other was waited for.
+            if self.turnstile is None or not self.turnstile.pass_through(
+                self._try_to_begin, _PATIENCE_S
+            ):
+                self.execute("BEGIN IMMEDIATE")
         except BaseException:
             self._end_writing()
             raise
+
+    def _try_to_begin(self) -> bool:
+        try:
+            self.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            return False
+        return True
 
     def commit(self) -> None:
         """See `StoreConnection`."""

@@ -131,20 +131,14 @@ def list_trials(
 
 def read_entries(connection: StoreConnection, log: str, start: int, limit: int) -> list[str]:
     """See `SupportsCoordination.read_entries`; inside a transaction."""
-    found: list[str] = []
-    size = 0
+    # Bounded where they are: a driver may fetch all rows of a statement at once.
     rows = connection.execute(
-        "SELECT text FROM entry JOIN log ON pk = log_pk"
-        " WHERE name = ? AND number >= ? ORDER BY number LIMIT ?",
-        (log, start, limit),
-    )
-    for (text,) in rows:
-        size += len(text)
-        if found and size > MOST_READ_CHARACTERS:
-            break
-        found.append(text)
-    rows.close()
-    return found
+        "SELECT text FROM (SELECT number, text, sum(length(text)) OVER (ORDER BY number) AS total"
+        " FROM entry JOIN log ON pk = log_pk WHERE name = ? AND number >= ?"
+        " ORDER BY number LIMIT ?) AS part WHERE total <= ? OR number = ? ORDER BY number",
+        (log, start, limit, MOST_READ_CHARACTERS, start),
+    ).fetchall()
+    return [text for (text,) in rows]
 
 
 def _count(

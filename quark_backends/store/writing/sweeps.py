@@ -12,10 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quark_backends.store.databases.connection import SqliteConnection, StoreConnection, close_with
+from quark_backends.store.databases.connection import (
+    SqliteConnection,
+    StoreConnection,
+    close_with,
+    is_busy,
+)
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.open_files import OpenFiles
 from quark_backends.store.databases.sqlite import connect
+from quark_backends.store.databases.turnstile import Turnstile
 from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:
@@ -30,10 +36,8 @@ _log = logging.getLogger("quark")
 
 T = TypeVar("T")
 
-# SQLite's own waiting sleeps longer and longer, so that who comes late goes first, and who has
-# waited waits on. What has to be written here takes a millisecond or so.
-_LEAST_PAUSE_S = 0.0003
-_MOST_PAUSE_S = 0.003
+# Where the database is busy though nobody writes: somebody mends or empties its log.
+_PAUSE_S = (0.001, 0.01)
 _PATIENCE_S = 10.0
 _MOST_ENTRIES = 10_000
 
@@ -196,6 +200,7 @@ class SqliteTurns:
         self._connection: SqliteConnection | None = None
         self._close: Callable[[], object] | None = None
         self._files: OpenFiles | None = None
+        self._turnstile: Turnstile | None = None
 
     def run(self, apply: Callable[[StoreConnection], T]) -> T:
         """Run a function that is one transaction; again and again while others write.
@@ -221,13 +226,13 @@ class SqliteTurns:
             try:
                 done = apply(connection)
             except sqlite3.OperationalError as error:
-                if not _is_busy(error) or time.monotonic() >= deadline:
+                if not is_busy(error) or time.monotonic() >= deadline:
                     raise
             else:
                 assert self._files is not None
                 self._files.note()
                 return done
-            time.sleep(random.uniform(_LEAST_PAUSE_S, _MOST_PAUSE_S))
+            time.sleep(random.uniform(*_PAUSE_S))
 
     def close(self) -> None:
         """Give the connection up; a later call opens another."""
@@ -242,18 +247,18 @@ class SqliteTurns:
             self._connection = connect(self._layout)
             self._close = close_with(self, self._connection.close)
             self._connection.execute("PRAGMA busy_timeout=0")
+            self._turnstile = Turnstile(self._layout.marker)
+            self._connection.turnstile = self._turnstile
             self._files = OpenFiles(self._layout)
         return self._connection
 
     def _drop(self) -> None:
         if self._close is not None:
             self._close()
-        self._connection = self._close = self._files = None
+        if self._turnstile is not None:
+            self._turnstile.close()
+        self._connection = self._close = self._files = self._turnstile = None
 
 
 # Connections of the processes that this one was forked from.
 _of_parents: list[SqliteConnection | None] = []
-
-
-def _is_busy(error: sqlite3.OperationalError) -> bool:
-    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))

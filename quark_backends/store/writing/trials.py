@@ -273,7 +273,9 @@ def _list_open(connection: StoreConnection, asked: _Asked, lock: str) -> Iterato
         asked: What they must be.
         lock: Ends a SELECT whose rows nobody else may have.
     """
-    sql = f"SELECT {TRIAL_COLUMNS} FROM trial WHERE sweep_id = ? AND state = ?"
+    # By itself SQLite goes through all trials of the sweep, in their order.
+    index = "" if connection.is_shared else " INDEXED BY trial_by_state"
+    sql = f"SELECT {TRIAL_COLUMNS} FROM trial{index} WHERE sweep_id = ? AND state = ?"
     found: list[StoredTrial] = []
     if asked.is_any:
         # Each of the two is the first of an index; together they would have to be sorted.
@@ -330,6 +332,7 @@ def _list_running(
     arguments: tuple[Any, ...] = (sweep_id,)
     if number is not None:
         sql, arguments = f"{sql} AND trial.number = ?", (sweep_id, number)
+    ended: dict[ProcessIdentity | None, bool] = {}
     for *row, lease_us, status, process, heartbeat_us in connection.execute(
         sql, arguments
     ).fetchall():
@@ -341,7 +344,10 @@ def _list_running(
             yield trial, find_lost_reason(status, holder, heartbeat_us) is not None
         else:
             worker = _read_identity(trial.worker)
-            yield trial, worker is not None and is_alive(worker) is False
+            if worker not in ended:
+                # One worker may hold many, and is asked for once.
+                ended[worker] = worker is not None and is_alive(worker) is False
+            yield trial, ended[worker]
 
 
 def _read_identity(value: Any) -> ProcessIdentity | None:

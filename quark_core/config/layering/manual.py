@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.config.layering.layered_config import LayeredConfig, read_assignments
 from quark_core.config.redaction import redact_text, redact_values
-from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark_core.config.layering.assignments import Assignment
@@ -31,22 +30,21 @@ def print_manual(resolution: Resolution) -> None:
 
 def _tell_resolution(resolution: Resolution) -> str:
     applied = [
-        clean_line(name if place is None else f"{name} ({place})")
-        for name, place in resolution.applied
+        _fit(name if place is None else f"{name} ({place})") for name, place in resolution.applied
     ]
     lines = ["Layers that took part, the last one counts:", f"  {' -> '.join(applied) or 'none'}"]
     if resolution.left_out:
-        lines.append(f"Left out: {', '.join(map(clean_line, resolution.left_out))}")
+        lines.append(f"Left out: {', '.join(map(_fit, resolution.left_out))}")
     lines += ["", "Settings:"]
     known = read_assignments(resolution.config)
     for key, chain in known.items():
         lines.append(f"  {tell_chain(key, _newest_first(chain))}")
         if key in resolution.texts:
-            lines.append(f"      {clean_line(resolution.texts[key])}")
+            lines.append(f"      {_fit(resolution.texts[key])}")
     unset = [key for key in resolution.texts if key not in known]
     if unset:
         lines += ["", "Not set:"]
-        lines += [f"  {clean_line(key)}: {clean_line(resolution.texts[key])}" for key in unset]
+        lines += [f"  {_fit(key)}: {_fit(resolution.texts[key])}" for key in unset]
     return "\n".join([*lines, ""])
 
 
@@ -81,7 +79,14 @@ def tell_chain(key: str, chain: Sequence[tuple[str, str | None, Any]]) -> str:
         shown = _show(key, value)
         said = source if place is None else f"{source} ({place})"
         parts.append(f"{key} = {shown}  <- {said}" if number == 0 else f"<- {shown} {said}")
-    return clean_line(redact_text(" ".join(parts)))
+    return _fit(redact_text(" ".join(parts)))
+
+
+def _fit(text: str) -> str:
+    """A text in one line in which nothing is hidden, or commands a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _show(key: str, value: object) -> str:

@@ -29,7 +29,8 @@ def test_installed_backends_are_listed(invoke):
     assert firsts.index("csv") < firsts.index("embedded")
     can = " ".join(result.stdout.split("embedded")[-1].split())
     assert (
-        "write, artifacts, belonging, changes, edits, generations, grid, groups, idempotent" in can
+        "write, artifacts, belonging, changes, coordination, edits, generations, grid, groups"
+        in can
     )
     assert "left out" not in result.stdout
 
@@ -42,6 +43,7 @@ def test_json_lists_capabilities_and_origin(invoke):
         "artifacts",
         "belonging",
         "changes",
+        "coordination",
         "edits",
         "generations",
         "grid",

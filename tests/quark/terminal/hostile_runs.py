@@ -62,6 +62,9 @@ def log_hostile_run(**arguments):
         config={f"k{EVIL}": f"v{EVIL}", "nested": {f"d{EVIL}": [EVIL, 1]}, "lr": 0.1},
         **arguments,
     )
+    origin = {"key": "lr", "source": EVIL, "place": EVIL, "value": EVIL}
+    told = {**session.open_run.config.to_data(), "origins": [origin, origin]}
+    session.open_run.emit_lifecycle("config", told)
     metrics = quark.MetricsLogger(session)
     for step in range(30):
         metrics.log("train/loss", 1 / (step + 1), step=step)

@@ -239,18 +239,57 @@ def test_what_is_no_service_and_a_key_that_may_not_are_told(service, open_store)
         worker.update_sweep(sweep_id, "paused", by="ann@lab")
 
 
-def test_a_service_that_is_too_old_is_told(tmp_path, monkeypatch):
+def open_mocked(tmp_path, monkeypatch, status, body):
+    """The client over a service that answers everything with one reply."""
+
     def answer(_request):
-        error = {"code": "not_found", "message": "there is no such route", "request_id": "1"}
-        return httpx.Response(404, headers={"Quark-Protocol": "1"}, json={"error": error})
+        return httpx.Response(status, headers={"Quark-Protocol": "1"}, json=body)
 
     monkeypatch.setenv("QUARK_USER_KEY", "qk_1_2")
     config = BackendConfig(
         storage_dir=tmp_path, location="http://127.0.0.1:1", run_id="r", run_path=tmp_path / "r"
     )
-    store = ServiceBackend(config, transport=httpx.MockTransport(answer))
+    return ServiceBackend(config, transport=httpx.MockTransport(answer))
+
+
+def test_a_service_that_is_too_old_is_told(tmp_path, monkeypatch):
+    error = {"code": "not_found", "message": "there is no such route", "request_id": "1"}
+    store = open_mocked(tmp_path, monkeypatch, 404, {"error": error})
     with pytest.raises(SessionStoreError, match="too old to know of sweeps"):
         claim(store, "s1")
+
+
+TRIAL = {"sweep_id": "s", "number": 0, "parameters": {}, "origin": {}, "state": "running"}
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [
+        {},
+        [],
+        "text",
+        {**TRIAL, "state": "excellent"},
+        {**TRIAL, "number": -1},
+        {**TRIAL, "token": "1"},
+        {**TRIAL, "parameters": [1]},
+        {**TRIAL, "values": ["a"]},
+        {**TRIAL, "worker": 3},
+    ],
+)
+def test_what_is_no_trial_is_told_as_what_the_service_sent(tmp_path, monkeypatch, trial):
+    store = open_mocked(tmp_path, monkeypatch, 200, {"trial": trial})
+    with pytest.raises(SessionStoreError, match="read"):
+        claim(store, "s")
+    if isinstance(trial, dict):
+        listed = open_mocked(tmp_path, monkeypatch, 200, {"trials": [trial], "next": 1})
+        with pytest.raises(SessionStoreError, match="read"):
+            listed.list_trials("s", limit=1)
+
+
+def test_pages_that_never_end_or_go_back_are_not_followed_for_ever(tmp_path, monkeypatch):
+    store = open_mocked(tmp_path, monkeypatch, 200, {"trials": [TRIAL], "next": 0})
+    with pytest.raises(SessionStoreError, match="order"):
+        store.list_trials("s")
 
 
 @pytest.mark.long

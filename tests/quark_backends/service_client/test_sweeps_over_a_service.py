@@ -77,6 +77,26 @@ def test_a_key_that_may_only_send_records_works_a_sweep_through(service, tmp_pat
     assert [trial["run_id"] for trial in trials] == done
 
 
+def test_a_trial_stops_at_a_rung_by_what_others_have_said_through_the_service(service, tmp_path):
+    sweep = make_sweep(tmp_path, 9, search="asha", budget=9)
+    steps = []
+    for trial in sweep:
+        with trial.start_run(storage_dir=tmp_path) as session:
+            metrics = quark.MetricsLogger(session)
+            for step in range(1, 10):
+                # Each is worse than those before.
+                metrics.log("loss", float(trial.number), step=step)
+                if trial.should_stop():
+                    break
+        steps.append(step)
+    trials = read(service, sweep, "trials")
+    assert {trial["state"] for trial in trials} == {"completed", "pruned"}
+    assert (steps[0], max(steps[3:])) == (9, 1)
+    with service.client(key=service.key) as client:
+        said = client.get("/v1/entries", params={"log": f"{sweep.id}/reports"}).json()["entries"]
+    assert len(said) >= len(trials)
+
+
 @pytest.mark.parametrize("search", ["grid", "halving"])
 def test_searches_of_our_own_work_over_a_service(service, tmp_path, search):
     more = {"grid": {"space": {"lr": [0.1, 0.2, 0.3]}}, "halving": {"budget": 4}}

@@ -45,7 +45,7 @@ class Store:
         self.attempt += 1
         return self.begin(self.attempt, from_step=from_step, **run)
 
-    def begin(self, attempt, *, from_step=None, offline=None, writer=None, **run):
+    def begin(self, attempt, *, from_step=None, offline=None, trial=None, writer=None, **run):
         """Begin any attempt, as one of a new writer by default; returns its writer."""
         writer = Writer(self, attempt) if writer is None else writer
         data = {
@@ -64,6 +64,7 @@ class Store:
             "process": msgspec.to_builtins(current_process()),
             "from_step": from_step,
             "offline": offline,
+            "trial": trial,
         }
         writer.lifecycle("start", data)
         return writer

@@ -72,7 +72,7 @@ MOST_WRONG = SWEEPS * 0.01 + 5 * math.sqrt(SWEEPS * 0.01)
 @pytest.mark.parametrize(
     ("make", "noise"),
     [
-        (lambda g: (np.zeros(2), [2, 2]), 1.0),
+        (lambda g: (np.zeros(2), [3, 3]), 1.0),
         (lambda g: (np.zeros(12), [3] * 3 + [1] * 9), 1.0),
         (lambda g: (np.r_[3.0, 3.0, np.zeros(10)], [2] * 4 + [1] * 8), 1.0),
         (lambda g: (-(g.uniform(-1, 1, 12) ** 2), [2] * 12), 1.0),
@@ -148,9 +148,9 @@ def test_the_words_say_what_was_found():
     assert (verdict.best, verdict.second, verdict.compared) == (2, 5, 3)
     assert sorted(verdict.best_trials) == [0, 1, 2]
     assert verdict.headline == "The configuration of trial 2 (3 runs) is really the best"
-    assert "by 6 runs of this sweep" in verdict.reason
+    assert "by 9 runs of this sweep" in verdict.reason
     assert verdict.noise.source == "sweep"
-    assert verdict.noise.degrees == 4
+    assert verdict.noise.degrees == 6
     assert verdict.advice == ""
     assert verdict.is_spread
     assert 0.89 < verdict.expected_again < verdict.best_value
@@ -164,6 +164,12 @@ def test_lower_is_better_where_the_sweep_says_so():
     verdict = judge(rows, "val/loss", "min")
     assert (verdict.verdict, verdict.best, verdict.best_value) == ("better", 3, 0.21)
     assert verdict.expected_again >= verdict.best_value
+
+
+def test_two_configurations_with_seeds_are_told_apart():
+    rows = [({"lr": lr, "seed": s}, [lr + 0.01 * s]) for lr in (1, 2) for s in range(3)]
+    verdict = judge(rows)
+    assert (verdict.verdict, verdict.best, verdict.noise.degrees) == ("better", 5, 4)
 
 
 def test_without_seeds_nobody_knows():

@@ -4,8 +4,11 @@ import json
 import pickle
 import uuid
 
-import optuna
 import pytest
+
+pytest.importorskip("optuna")
+
+import optuna
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.storages import JournalStorage
