@@ -394,6 +394,8 @@ class Trial:
             reason: Why.
             state: `suspended`, or `waiting` where that counts as a failure.
         """
+        if self._sweep.link.is_forked:
+            return  # its parent's, which goes on with it
         result = self._told
         if result is None:
             result = TrialResult(state=state, reason=self._clean(reason))

@@ -184,8 +184,8 @@ def _to_stored_sweep(row: Sequence[Any], counts: dict[str, int]) -> StoredSweep:
         definition=_read_object(of.definition),
         state=of.state,
         counts=JsonObject((str(s), counts[s]) for s in TRIAL_STATES if s in counts),
-        created_at=_format(of.created_us) or "",
-        updated_at=_format(of.updated_us) or "",
+        created_at=_format(of.created_us) or format_time(0),
+        updated_at=_format(of.updated_us) or format_time(0),
     )
 
 
