@@ -112,6 +112,8 @@ class SweepAgent:
             SessionStoreError: The store cannot be used.
             SchemaValidationError: The command and the parameters do not go together.
         """
+        # A store that cannot be written at all is told now; one that goes away later is waited for.
+        _ = self._sweep.store
         before = {number: signal.signal(number, self._note) for number in _list_signals()}
         try:
             while self._go_on():
