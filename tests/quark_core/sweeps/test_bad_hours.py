@@ -16,6 +16,7 @@ from quark_core.sweeps import sweep as sweep_module
 from quark_core.sweeps import trial as trial_module
 from quark_core.sweeps.asha import AshaSearch
 from quark_core.sweeps.definition import SweepDefinition
+from quark_core.sweeps.optuna_journal import EntryJournal
 from quark_core.sweeps.rank_agreement import GivenTrial, RankAgreement
 
 TOKEN = "ghp_" + "a1B2c3D4e5" * 4
@@ -90,6 +91,19 @@ def test_entries_of_strangers_leave_the_reports_of_asha_as_they_are(tmp_path):
     search = AshaSearch(definition, "s0", Log([*HOSTILE, said]))
     # The report that stands behind all of those counts: it is the better one.
     assert search.report(first.stored, (0.5,), 1)
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", "-1e999", "9" * 400])
+def test_a_strangers_parameter_that_is_no_number_reaches_no_sampler(value):
+    space = {"name": "FloatDistribution", "attributes": {"low": 0.0, "high": 1.0, "log": False}}
+    said = (
+        '{"op_code": 5, "worker_id": "w", "trial_id": 0, "param_name": "lr", '
+        f'"param_value_internal": %s, "distribution": {json.dumps(json.dumps(space))}}}'
+    )
+    log = Log([said % value, said % 0.5])
+    refused, kept = EntryJournal(log, "log").read_logs(0)
+    assert refused["op_code"] == 8
+    assert kept["param_value_internal"] == 0.5
 
 
 @pytest.mark.parametrize(
