@@ -76,6 +76,7 @@ _MAX_ENTRY_CHARACTERS = 1_000_000
 _MAX_KEY = 250
 _MAX_VALUES = 100
 _MAX_REASON = 1_000
+_MAX_READ_REASON = 10_000
 _MAX_LEASE_S = 30 * 86_400.0
 
 _Text = Annotated[str, Meta(max_length=250)]
@@ -399,7 +400,9 @@ def clean_result(result: TrialResult) -> TrialResult:
     """What can be kept of a result, whoever says it."""
     reason = result.reason
     if reason is not None:
-        reason = redact_text(reason[:_MAX_REASON].encode("utf-8", "replace").decode()) or None
+        # Of a secret that was cut in two, nobody sees any more that it is one.
+        whole = reason[:_MAX_READ_REASON].encode("utf-8", "replace").decode()
+        reason = redact_text(whole)[:_MAX_REASON] or None
     step = result.step
     return msgspec.structs.replace(
         result,

@@ -1,11 +1,15 @@
 """Sweeps of strangers: what a store says of one never hangs, crashes or steers anybody."""
 
+import contextlib
 import json
 import shlex
+import sqlite3
 
 import pytest
+from click.testing import CliRunner
 
 import quark
+from quark.cli.main import cli
 from quark.cli.sweep_commands import build_command, repeat_name
 from quark_core.errors import SchemaValidationError
 from quark_core.sweeps.definition import SweepDefinition
@@ -90,3 +94,66 @@ def test_a_parameter_that_is_called_like_an_option_is_not_given_to_a_command():
     for form in ("flags", "assignments"):
         with pytest.raises(SchemaValidationError, match="cannot be given to a command"):
             build_command(["train"], {"--config-dir": "/elsewhere"}, form)
+
+
+@pytest.fixture
+def strange(tmp_path):
+    """A store with one sweep of two trials, and what puts a value into a column of it."""
+    with quark.sweep(
+        "s", project="p", space={"lr": [0.1, 0.2]}, metric="loss", mode="min", search="grid",
+        storage_dir=tmp_path,
+    ) as sweep:  # fmt: skip
+        for _ in range(2):
+            sweep.claim().complete(0.5)
+        sweep_id = sweep.id
+
+    def put(table, column, value):
+        connection = sqlite3.connect(tmp_path / ".quark" / "quark.db")
+        where = " WHERE number = 0" if table == "trial" else ""
+        connection.execute(f"UPDATE {table} SET {column} = ?{where}", (value,))
+        connection.commit()
+        connection.close()
+        return sweep_id
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("trial", "parameters", '{"a":' * 500 + "1" + "}" * 500),
+        ("trial", "parameters", json.dumps({"\x1b]0;x\x07": "\x1b[31m\u202e", "s": "\ud800"})),
+        ("trial", "parameters", '{"lr": 1e999, "x": ' + "9" * 4_000 + "}"),
+        ("trial", "origin", '{"rung": 1e999, "parent": ' + "9" * 4_000 + "}"),
+        ("trial", "state", b"\xff"),
+        ("trial", "claimed_us", "soon"),
+        ("trial", "claimed_us", 2**62),
+        ("trial", "lease_us", -(2**62)),
+        ("trial", "token", "first"),
+        ("trial", "number", "first"),
+        ("trial", "objective_values", "[" * 100_000),
+        ("trial", "reason", "\x1b]0;x\x07\u202e"),
+        ("trial", "reason", b"\xff"),
+        ("sweep", "name", "\x1b[2J\u202e"),
+        ("sweep", "name", b"\xff"),
+        ("sweep", "definition", "[" * 100_000),
+        ("sweep", "definition", '{"metric": ["a"], "mode": {}, "space": {"lr": {"low": []}}}'),
+        ("sweep", "created_us", 2**62),
+        ("sweep", "created_us", "soon"),
+    ],
+)
+def test_columns_that_no_quark_has_written_end_in_our_errors_alone(
+    strange, tmp_path, table, column, value
+):
+    sweep_id = strange(table, column, value)
+    for arguments in ([], [sweep_id], [sweep_id, "--json"]):
+        shown = CliRunner().invoke(cli, ["sweep", "show", *arguments, "-d", str(tmp_path)])
+        assert shown.exception is None or isinstance(shown.exception, SystemExit | quark.QuarkError)
+        assert "\x1b" not in shown.output
+        assert "\u202e" not in shown.output
+    with (
+        contextlib.suppress(quark.QuarkError),
+        quark.sweep(sweep_id, storage_dir=tmp_path) as sweep,
+    ):
+        sweep.claim()
+        assert len(sweep.trials()) >= 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -57,9 +57,24 @@ class _Row(NamedTuple):
     settled_us: int | None
 
 
+class _SweepRow(NamedTuple):
+    """A row of `_SWEEP_COLUMNS`."""
+
+    id: str
+    project: str
+    name: str
+    definition: str
+    state: str
+    created_us: int
+    updated_us: int
+
+
+_AnyRow = TypeVar("_AnyRow", _Row, _SweepRow)
+
+
 def to_stored_trial(row: Sequence[Any]) -> StoredTrial:
     """The trial that a row of `TRIAL_COLUMNS` is."""
-    of = _Row(*row)
+    of = _check_row(row, _Row, "a trial")
     worker = _read_object(of.worker)
     return StoredTrial(
         sweep_id=of.sweep_id,
@@ -161,21 +176,39 @@ def _count(
 
 
 def _to_stored_sweep(row: Sequence[Any], counts: dict[str, int]) -> StoredSweep:
-    sweep_id, project, name, definition, state, created_us, updated_us = row
+    of = _check_row(row, _SweepRow, "a sweep")
     return StoredSweep(
-        id=sweep_id,
-        project=project,
-        name=name,
-        definition=_read_object(definition),
-        state=state,
+        id=of.id,
+        project=of.project,
+        name=of.name,
+        definition=_read_object(of.definition),
+        state=of.state,
         counts=JsonObject((str(s), counts[s]) for s in TRIAL_STATES if s in counts),
-        created_at=format_time(created_us),
-        updated_at=format_time(updated_us),
+        created_at=_format(of.created_us) or format_time(0),
+        updated_at=_format(of.updated_us) or format_time(0),
     )
 
 
+def _check_row(row: Sequence[Any], kind: type[_AnyRow], what: str) -> _AnyRow:
+    """A row with its types; a column of SQLite may hold anything.
+
+    Raises:
+        SchemaValidationError: No Quark has written it; it will be no other one by waiting.
+    """
+    try:
+        return msgspec.convert(tuple(row), kind)
+    except msgspec.ValidationError as error:
+        raise SchemaValidationError(
+            f"the store has {what} that no Quark has written ({error}): restore it from a backup, "
+            "or take another store"
+        ) from None
+
+
 def _format(time_us: int | None) -> str | None:
-    return None if time_us is None else format_time(time_us)
+    try:
+        return None if time_us is None else format_time(time_us)
+    except OverflowError:
+        return None  # no Quark has written it
 
 
 def _read_object(stored: str | None) -> JsonObject:
