@@ -339,8 +339,8 @@ class SweepAgent:
         elif self._unbegun >= _UNBEGUN:
             self._error = SchemaValidationError(
                 f"{_UNBEGUN} trials in a row ended before they began a run, so nothing more is "
-                f"tried; the last one {known.reason}. The script must call quark.start_run(…), "
-                "or quark.sweep(…) with a loop over it"
+                f"tried; the last one {known.reason}. Run the command once by itself until it "
+                "trains; it must call quark.start_run(…), or quark.sweep(…) with a loop over it"
             )
 
     def _tell(self, known: StoredTrial, trial: StoredTrial, process: TrialProcess) -> None:

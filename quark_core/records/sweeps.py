@@ -26,6 +26,7 @@ __all__ = [
     "TrialResult",
     "TrialState",
     "derive_sweep_id",
+    "describe_parameters",
     "read_trial_result",
 ]
 
@@ -46,6 +47,26 @@ SweepState = Literal["running", "paused", "cancelled"]
 
 _TOKEN_PARTS = 3
 _MOST_DIGITS = 18  # of numbers that a store can have
+_MOST_SHOWN = 8
+_MOST_VALUE = 40
+_MOST_REASON = 100
+
+
+def describe_parameters(parameters: Mapping[str, Any]) -> str:
+    """Parameters for people, on one line: `lr=0.01274 layers=3 optimizer='adam'`."""
+    pairs = [f"{_spell(name)}={_shorten(value)}" for name, value in parameters.items()]
+    more = len(pairs) - _MOST_SHOWN
+    return " ".join(pairs[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shorten(value: object) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else ascii(value)
+    return text if len(text) <= _MOST_VALUE else f"{text[: _MOST_VALUE - 1]}…"
+
+
+def _spell(name: str) -> str:
+    """A name as it is where it is printable: it may come from anybody."""
+    return name if name.isprintable() else ascii(name)
 
 
 def derive_sweep_id(project: str, name: str) -> str:
@@ -184,6 +205,14 @@ class StoredTrial(Record, frozen=True, gc=False):
     settled_at: str | None = None
 
     RULES: ClassVar[FieldRules] = FieldRules(words={"state": TRIAL_STATES})
+
+    def __repr__(self) -> str:
+        values = self.values or ()
+        figures = "" if not values else f", {' '.join(f'{value:.4g}' for value in values)}"
+        run = "" if self.run_id is None else f", run {_spell(self.run_id)}"
+        reason = "" if self.reason is None else f", {self.reason[:_MOST_REASON]!r}"
+        told = describe_parameters(self.parameters)
+        return f"StoredTrial({self.number}, {_spell(self.state)}{figures}, {told}{run}{reason})"
 
     @property
     def is_final(self) -> bool:

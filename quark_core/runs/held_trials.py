@@ -58,6 +58,9 @@ class HeldTrial(Protocol):
     def tell(self, run: OpenRun, status: RunStatus) -> dict[str, Any] | None:
         """What the run's end says of the trial; None where the status says it all."""
 
+    def describe_end(self) -> str:
+        """What has become of it, for the last line that its run says."""
+
     def ends_by(self, error: BaseException | None) -> bool:
         """Whether an error only ends this trial, and nothing beyond its run."""
 

@@ -7,7 +7,7 @@ what the search has noted of where a trial comes from, `trial.state` is a field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from quark_core.search.resolution import RunFieldType, point_at
 if TYPE_CHECKING:
     from lark import Token, Transformer_NonRecursive
 
-__all__ = ["TRIAL_FIELDS", "compile_trial_where", "fits_trial"]
+__all__ = ["TRIAL_FIELDS", "check_trial_where", "compile_trial_where", "fits_trial"]
 
 TRIAL_FIELDS: Mapping[str, RunFieldType] = {
     "budget": "number",
@@ -81,6 +81,38 @@ def compile_trial_where(where: str) -> Callable[[StoredTrial], bool]:
     """
     expression = parse_with(where, "where", _make_builder)
     return lambda trial: _Trial(trial).fits(expression)
+
+
+def check_trial_where(where: str, parameters: Sequence[str]) -> None:
+    """Refuse an expression with a name that no trial of a sweep has, which none would fit.
+
+    Args:
+        where: The expression.
+        parameters: Names of the sweep's parameters.
+
+    Raises:
+        SchemaValidationError: It is malformed, or has such a name; the message shows the place.
+    """
+    for field in _list_fields(parse_with(where, "where", _make_builder)):
+        if field.scope != "config":
+            continue
+        if not any(field.name == name or field.name.startswith(f"{name}.") for name in parameters):
+            raise point_at(
+                field.place,
+                f"no trial has {field.name!r}; there are the parameters {', '.join(parameters)} "
+                f"and the fields {', '.join(TRIAL_FIELDS)}",
+            )
+
+
+def _list_fields(expression: Expression) -> Iterator[Field]:
+    match expression:
+        case And(operands) | Or(operands):
+            for operand in operands:
+                yield from _list_fields(operand)
+        case Not(operand):
+            yield from _list_fields(operand)
+        case IsNull(field) | Comparison(field, _, _) | Membership(field, _) | Contains(field, _):
+            yield field
 
 
 def _make_builder(place: Place) -> Transformer_NonRecursive[Token, Any]:

@@ -3,6 +3,10 @@
     quark: run 3f2a91c0 "digits" — quark show 3f2a91c0 · quark ui
     quark: run 3f2a91c0 "digits" completed after 3 min 12 s — quark show 3f2a91c0
 
+A trial of a sweep says only the second, since many follow one another:
+
+    quark: trial 6 of lr-search completed: val/loss 0.0033 (lr=0.0127) after 29.0 s — quark show …
+
 Only the process that leads the run says it, never a forked child: its standard error may be
 locked for good by a thread that has not come along. QUARK_QUIET=1 says nothing. Where the
 program has set up `logging` such that INFO is seen, the lines go to the logger "quark"; in a
@@ -31,7 +35,7 @@ from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
 from quark_core.writers.logging_handler import LoggingHandler
 
-__all__ = ["Introduction", "find_page", "tell_done"]
+__all__ = ["Introduction", "find_page", "tell_done", "tell_sweep"]
 
 _log = logging.getLogger("quark")
 
@@ -63,6 +67,8 @@ class Introduction:
             return
         try:
             self._command = self.find_command()
+            if self._run.trial is not None:
+                return
             page = find_page(self._run, asks=False)
             attempt = self._run.context.run.attempt
             goes_on = f" goes on (attempt {attempt})" if attempt else ""
@@ -79,7 +85,11 @@ class Introduction:
         try:
             lasted = _spell_duration(time.monotonic() - self._began_s)
             wrong = "".join(f"; {each}" for each in self._list_faults())
-            _say(f"{self.describe()} {status} after {lasted}{wrong} — {self._command}")
+            trial = self._run.trial
+            said = f"{self.describe()} {status}"
+            if trial is not None:
+                said = f"quark: {clean_line(trial.describe_end())}"
+            _say(f"{said} after {lasted}{wrong} — {self._command}")
         except Exception as error:  # noqa: BLE001 - as above
             _log.debug("the end of the run cannot be told: %s", error)
 
@@ -148,6 +158,28 @@ def tell_done(run: OpenRun) -> None:
         _say(f"{said} — {way.find_command()}")
     except Exception as error:  # noqa: BLE001 - a line is worth no run
         _log.debug("that a run was done before cannot be told: %s", error)
+
+
+def tell_sweep(project: str, name: str, storage_dir: Path) -> None:
+    """Say that this process begins to work at a sweep, and how to look at it.
+
+    Args:
+        project: Its project.
+        name: What it is called there.
+        storage_dir: Its storage root.
+    """
+    if _forked or settings.is_quiet():
+        return
+    try:
+        try:
+            is_found = storage_dir == resolve_storage_dir(None)
+        except QuarkError:
+            is_found = False
+        place = "" if is_found else f" -d {shlex.quote(clean_line(str(storage_dir)))}"
+        command = f"quark sweep show {shlex.quote(clean_line(name))}{place}"
+        _say(f"quark: sweep {clean_line(name)} of {clean_line(project)} — {command}")
+    except Exception as error:  # noqa: BLE001 - a line is worth no sweep
+        _log.debug("the sweep cannot be introduced: %s", error)
 
 
 def find_page(run: OpenRun, *, asks: bool = True) -> str | None:

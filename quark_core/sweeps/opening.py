@@ -123,7 +123,13 @@ def join_sweep(
 
 def _find(link: StoreLink, name: str, project: str | None) -> StoredSweep:
     if project is not None:
-        return link.store.load_sweep(derive_sweep_id(project, name))
+        try:
+            return link.store.load_sweep(derive_sweep_id(project, name))
+        except SchemaValidationError:
+            raise SchemaValidationError(
+                f"name: there is no sweep {name!r} of project {project!r} in {link.storage_dir}; "
+                "with space=, metric= and mode= it is made"
+            ) from None
     found = [each for each in link.store.list_sweeps() if name in (each.name, each.id)]
     if len(found) == 1:
         return found[0]

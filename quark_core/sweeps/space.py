@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -197,6 +198,10 @@ def integers(
     return Integers(low, high, bool(log), step, _check_count(count))
 
 
+_RANGE_TEXT = re.compile(r"[A-Za-z_]+:[-+.\d][-+.\de]*:[-+.\d][-+.\de]*(:\d+)?$")
+_FORMS = "it must be quark.uniform(…), quark.integers(…), a list of values or one value"
+
+
 class Space:
     """All parameters of a sweep, by name, in the order in which they were given.
 
@@ -282,7 +287,17 @@ def _read_range(given: object, where: str) -> ParameterRange:
                 f"{where} must hold 1 to {_MOST_CHOICES:,} values, and has {len(given):,}"
             )
         return Choices(tuple(normalize_json(value, where) for value in given))
-    return Choices((normalize_json(given, where),))
+    if isinstance(given, str) and _RANGE_TEXT.match(given):
+        raise SchemaValidationError(
+            f"{where} is the text {given!r:.60}, which looks like a range: in Python write "
+            "quark.uniform(low, high, log=…) or quark.integers(low, high), on the command line "
+            "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH or logint:LOW:HIGH. A text that is meant "
+            "as it stands goes into a list"
+        )
+    try:
+        return Choices((normalize_json(given, where),))
+    except SchemaValidationError as error:
+        raise SchemaValidationError(f"{error}; {_FORMS}") from None
 
 
 def _read_described(given: Mapping[Any, Any], where: str) -> ParameterRange:
@@ -302,8 +317,8 @@ def _read_described(given: Mapping[Any, Any], where: str) -> ParameterRange:
             f"{where} has what {kind} does not know: {', '.join(sorted(options))[:60]}"
         ) from None
     raise SchemaValidationError(
-        f"{where} must be quark.uniform(…), quark.integers(…), a list of values or one value, "
-        f"got {describe_argument(given)}"
+        f"{where}: {_FORMS}, got {describe_argument(given)}. A file with the parameters of a W&B "
+        "sweep or of Ato is read by `quark sweep new --space FILE`"
     )
 
 

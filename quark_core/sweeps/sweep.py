@@ -26,6 +26,8 @@ from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState
 from quark_core.runs.held_trials import current_trial
 from quark_core.runs.run_editing import find_user
+from quark_core.search.trials import check_trial_where
+from quark_core.sessions.introduction import tell_sweep
 from quark_core.sweeps.definition import SweepDefinition
 from quark_core.sweeps.rank_agreement import GivenTrial, RankAgreement, find_agreement
 from quark_core.sweeps.results import choose_best, choose_front, fill_values
@@ -243,9 +245,12 @@ class Sweep:
             number: This trial alone.
 
         Raises:
-            SchemaValidationError: `where` is malformed; the message shows the place.
+            SchemaValidationError: `where` is malformed, or has a name that neither a parameter
+                nor a field has; the message shows the place.
             SessionStoreError: The store does not answer.
         """
+        if where is not None:
+            check_trial_where(where, tuple(self._definition.space.ranges))
         wish = None if where is None and number is None else TrialWish(where=where, number=number)
         found = self._claim(wish)
         if found is None and number is None and self._propose():
@@ -259,6 +264,8 @@ class Sweep:
                 yield given
             return
         agreement = find_agreement(self._link, self.id)
+        if not _follows(agreement):
+            tell_sweep(self.project, self.name, self._link.storage_dir)
         while True:
             trial = self._follow(agreement) if _follows(agreement) else self._wait(agreement)
             if trial is None:
@@ -324,7 +331,11 @@ class Sweep:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Sweep({self.project!r}, {self.name!r}, id={self.id!r})"
+        goals = ", ".join(f"{goal.metric} {goal.mode}" for goal in self._definition.goals)
+        total = self._definition.trials
+        trials = "trials without end" if total is None else f"{total:,} trials"
+        search = self._definition.search
+        return f"Sweep({self.name!r} of {self.project!r}, {search}, {trials}, {goals})"
 
     def hold_given(self, number: int, token: int, earlier_run_id: str | None = None) -> Trial:
         """A trial that somebody else has claimed for this process.
@@ -382,7 +393,9 @@ class Sweep:
             trial = self._claim(None, agreement)
             if trial is not None:
                 return trial
-            stored = self._link.insist(lambda store: store.load_sweep(self.id), str(self))
+            stored = self._link.insist(
+                lambda store: store.load_sweep(self.id), f"sweep {self.name}"
+            )
             if stored.state == "cancelled":
                 return None
             if stored.state == "running":
@@ -419,7 +432,7 @@ class Sweep:
         given = agreement.take()
         if given is None:
             return None
-        stored = self._link.insist(lambda _: self._load_trial(given.number), str(self))
+        stored = self._link.insist(lambda _: self._load_trial(given.number), f"sweep {self.name}")
         stored = msgspec.structs.replace(stored, token=given.token)
         return Trial(self._part(), stored, earlier_run_id=given.earlier_run_id, agreement=agreement)
 
@@ -461,7 +474,7 @@ class Sweep:
         return found[0]
 
     def _ask_search(self) -> list[Proposal] | None:
-        trials = self._link.insist(lambda _: self.trials(), str(self))
+        trials = self._link.insist(lambda _: self.trials(), f"sweep {self.name}")
         return self.search.propose(trials)
 
     def _propose(self) -> bool:

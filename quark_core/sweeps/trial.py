@@ -27,7 +27,12 @@ from quark_core.errors import (
 from quark_core.records import ConfigSnapshot, RunStatus, format_time
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import StopRequest
-from quark_core.records.sweeps import StoredTrial, TrialClaim, TrialResult
+from quark_core.records.sweeps import (
+    StoredTrial,
+    TrialClaim,
+    TrialResult,
+    describe_parameters,
+)
 from quark_core.records.times import now_us
 from quark_core.runs.held_trials import current_trial
 from quark_core.runs.open_run import OpenRun, open_runs
@@ -52,6 +57,7 @@ STOPPED_BY = "quark sweep"
 _DECISION_S = 5.0
 # How long nobody is asked after a question that had no answer; twice as long each time.
 _FIRST_SILENCE_S, _LONGEST_SILENCE_S = 30.0, 600.0
+_told_missing: set[str] = set()
 _MOST_REASON = 1_000
 
 
@@ -355,6 +361,21 @@ class Trial:
         said = msgspec.to_builtins(result)
         return dict(said)
 
+    def describe_end(self) -> str:
+        """What has become of it, as the last line of its run says it; its run has ended."""
+        result = self._told or self._conclude("completed", None)
+        goals = self._sweep.definition.goals
+        values = result.values or ()
+        figures = ", ".join(
+            f"{goal.metric} {value:.4g}" for goal, value in zip(goals, values, strict=False)
+        )
+        state = "failed" if result.state == "waiting" else result.state
+        told = f"trial {self.number} of {self._sweep.name} {state}"
+        why = result.reason if state not in ("completed", "failed") else None
+        said = "; ".join(each for each in (figures, why) if each)
+        parameters = describe_parameters(self._stored.parameters)
+        return f"{told}{': ' if said else ''}{said} ({parameters})"
+
     def ends_by(self, error: BaseException | None) -> bool:
         """Whether an error is the one by which the sweep stops this trial."""
         return error is not None and error is self._stop_error
@@ -374,7 +395,28 @@ class Trial:
         session = self.session
         if session is not None and session in open_runs.sessions:
             session.end_run("completed")
-        self._settle(self._told or self._conclude("completed", None))
+        result = self._told or self._conclude("completed", None)
+        if result.state == "completed" and self._run is not None:
+            self._tell_missing(result)
+        self._settle(result)
+
+    def _tell_missing(self, result: TrialResult) -> None:
+        """Say once for a sweep that a trial has come to no figure: its best would be None."""
+        definition = self._sweep.definition
+        wanted = () if result.values is not None else definition.goals
+        limits = () if result.constraints is not None else definition.constraints
+        newest = dict(zip(self._keys, self._watch.newest, strict=True))
+        named = [*wanted, *limits]
+        missing = list(dict.fromkeys(e.metric for e in named if newest[e.key] is None))
+        if not missing or self._sweep.sweep_id in _told_missing:
+            return
+        _told_missing.add(self._sweep.sweep_id)
+        _log.warning(
+            "trial %d of sweep %s has ended without a figure, and cannot be the best: this process "
+            "has logged no finite value of %s. Log it as the sweep's metric= spells it, return it "
+            "from the training function, or say trial.complete(value)",
+            self.number, self._sweep.name, ", ".join(map(repr, missing)),
+        )  # fmt: skip
 
     def end_failed(self, error: Exception) -> None:
         """Say that what was done with it has failed, where its run has not said so itself."""
@@ -427,7 +469,8 @@ class Trial:
             )
 
     def __repr__(self) -> str:
-        return f"Trial({self._sweep.name!r}, {self.number}, {self.parameters!r})"
+        told = describe_parameters(self._stored.parameters)
+        return f"Trial({self.number} of {self._sweep.name!r}, {told})"
 
     def _settle(self, result: TrialResult, *, is_patient: bool = True) -> None:
         if self._agreement is not None and not self._agreement.leads:

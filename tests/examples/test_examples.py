@@ -276,6 +276,23 @@ def test_the_example_of_why_names_each_change_and_accuses_nobody_of_a_seed(run_p
 
 
 @pytest.mark.long
+def test_the_example_of_a_sweep_stops_some_trials_and_goes_on_where_it_was(run_python):
+    done = run_python(EXAMPLES / "sweep_digits.py", "--trials", 6)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^best: StoredTrial\(\d, completed, 0\.\d+, lr=\S+ width=", done.stdout, re.M)
+    with quark.sweep("digits", project="digits", storage_dir=run_python.folder) as sweep:
+        before = sweep.trials()
+        assert {each.state for each in before} <= {"completed", "pruned"}
+        assert len(before) == 6
+        assert sweep.best.values[0] > 0.5
+    more = run_python(EXAMPLES / "sweep_digits.py", "--trials", 7)
+    assert more.returncode == 0, more.stderr
+    with quark.sweep("digits", project="digits", storage_dir=run_python.folder) as sweep:
+        assert sweep.trials()[:6] == before
+        assert len(sweep.trials()) == 7
+
+
+@pytest.mark.long
 def test_the_gallery_finds_each_mistake_by_its_alert(run_python):
     # Without the one whose alert is of times, which a busy machine has by itself.
     names = (

@@ -66,7 +66,7 @@ def test_a_trial_is_a_mapping_of_its_parameters(open_sweep):
         trial["momentum"]
     trial.parameters["lr"] = 5
     assert trial["lr"] != 5
-    assert repr(trial).startswith("Trial('lr', 0, {")
+    assert repr(trial).startswith("Trial(0 of 'lr', ")
     trial.suspend()
 
 
