@@ -73,6 +73,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/notebook.py
 	$(BIN)/python benchmarks/claims.py rate
+	$(BIN)/python benchmarks/sweep_storage.py
 
 diagnosis: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.diagnosis make --family all --seeds 0-4 --every 5 --jobs 2 --out $(DIAGNOSIS_RUNS)

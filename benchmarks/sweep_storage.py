@@ -323,7 +323,7 @@ def measure_all(arguments: argparse.Namespace, service: Service | None) -> Itera
             with tempfile.TemporaryDirectory() as folder:
                 if service is not None and "service" in base:
                     # A workspace for each, so that none finds what another has left.
-                    os.environ["QUARK_USER_KEY"] = service.make_key(f"{pruner}_{len(base)}")
+                    os.environ["QUARK_USER_KEY"] = service.make_key(f"{pruner}_{bases.index(base)}")
                     yield measure(base, service.url, pruner, arguments)
                 elif base == "optuna rdb":
                     yield measure(base, f"sqlite:///{folder}/optuna.db", pruner, arguments)

@@ -270,9 +270,9 @@ def _check_new_trial(trial: NewTrial, where: str) -> NewTrial:
     parameters = normalize_object(trial.parameters, f"{where}.parameters") or JsonObject()
     for name in parameters:
         check_label(name, f"{where}.parameters name")
+    # As it was given: what is kept has a text for what no JSON can say.
     for name, value in trial.parameters.items():
-        # As it was given: JSON has no such numbers, and they are texts by now.
-        if isinstance(value, float) and not math.isfinite(value):
+        if not _is_finite(value):
             raise SchemaValidationError(f"{where}.parameters[{name!r}] must be finite, got {value}")
     for what, kept in (("parameters", parameters), ("origin", trial.origin)):
         if len(msgspec.json.encode(kept)) > _MAX_PARAMETERS_BYTES:
@@ -288,6 +288,14 @@ def _check_new_trial(trial: NewTrial, where: str) -> NewTrial:
         )
     origin = normalize_object(trial.origin, f"{where}.origin") or JsonObject()
     return NewTrial(parameters=parameters, origin=origin)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_is_finite, value))
 
 
 def check_entries(entries: Sequence[str]) -> list[str]:

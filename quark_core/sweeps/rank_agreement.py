@@ -88,8 +88,8 @@ class RankAgreement:
             self._has_begun = True
             process = current_process()
             begun = [process.host, process.pid, process.started, process.image]
-            self._append({"begin": begun, "s": time.time()})
-        self._append({"next": None if trial is None else list(trial)})
+            self._tell({"begin": begun, "s": time.time()})
+        self._tell({"next": None if trial is None else list(trial)})
         if trial is not None:
             self._trial = (trial.number, trial.token)
 
@@ -137,7 +137,7 @@ class RankAgreement:
             )  # fmt: skip
             stops = False
         try:
-            self._append({"rung": list(place), "stop": stops})
+            self._tell({"rung": list(place), "stop": stops})
         except QuarkError as error:
             _log.warning("the training goes on: the other ranks cannot be told (%s)", error)
             return False
@@ -147,7 +147,7 @@ class RankAgreement:
         """What the leading rank decides at a rung, on one that does not lead."""
         place = (*self._trial, step)
         try:
-            self._append({"at": list(place), "rank": self._rank})
+            self._tell({"at": list(place), "rank": self._rank})
         except QuarkError as error:
             # The leading rank does not stop without this one.
             _log.warning("the training goes on at step %d: %s", step, error)
@@ -175,7 +175,7 @@ class RankAgreement:
             time.sleep(poll_s)
             poll_s = min(poll_s * 1.2, _SLOW_POLL_S)
 
-    def _append(self, said: dict[str, Any]) -> None:
+    def _tell(self, said: dict[str, Any]) -> None:
         entry, request_id = json.dumps(said), uuid.uuid4().hex
         self.link.store.append_entries(self._log, [entry], request_id=request_id)
 

@@ -70,5 +70,5 @@ def _load_bridge() -> Any:
     except ImportError as error:
         raise SchemaValidationError(
             f"search: own ones are {', '.join(OWN_SEARCHES)}; all others come from Optuna, which "
-            f"is not installed: pip install 'quark[sweep]' ({error})"
+            f"is not installed: pip install 'quark-tracker[sweep]' ({error})"
         ) from None

@@ -11,8 +11,9 @@ import msgspec
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.reading.run_rows import read_mapping
 from quark_core.backends.coordination import MOST_READ_CHARACTERS, unknown_sweep
+from quark_core.errors import SchemaValidationError
 from quark_core.records import format_time
-from quark_core.records.json_object import JsonObject
+from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.sweeps import TRIAL_STATES, StoredSweep, StoredTrial
 
 __all__ = [
@@ -59,17 +60,17 @@ class _Row(NamedTuple):
 def to_stored_trial(row: Sequence[Any]) -> StoredTrial:
     """The trial that a row of `TRIAL_COLUMNS` is."""
     of = _Row(*row)
-    worker = read_mapping(of.worker)
+    worker = _read_object(of.worker)
     return StoredTrial(
         sweep_id=of.sweep_id,
         number=of.number,
-        parameters=JsonObject(read_mapping(of.parameters)),
-        origin=JsonObject(read_mapping(of.origin)),
+        parameters=_read_object(of.parameters),
+        origin=_read_object(of.origin),
         state=of.state,
         token=of.token,
         failures=of.failures,
         losses=of.losses,
-        worker=JsonObject(worker) if worker else None,
+        worker=worker or None,
         claimed_at=_format(of.claimed_us),
         lease_until=_format(of.lease_us),
         run_id=of.run_id,
@@ -165,7 +166,7 @@ def _to_stored_sweep(row: Sequence[Any], counts: dict[str, int]) -> StoredSweep:
         id=sweep_id,
         project=project,
         name=name,
-        definition=JsonObject(read_mapping(definition)),
+        definition=_read_object(definition),
         state=state,
         counts=JsonObject((str(s), counts[s]) for s in TRIAL_STATES if s in counts),
         created_at=format_time(created_us),
@@ -175,6 +176,14 @@ def _to_stored_sweep(row: Sequence[Any], counts: dict[str, int]) -> StoredSweep:
 
 def _format(time_us: int | None) -> str | None:
     return None if time_us is None else format_time(time_us)
+
+
+def _read_object(stored: str | None) -> JsonObject:
+    """An object of a column; empty where no Quark has written what is there."""
+    try:
+        return normalize_object(read_mapping(stored), "a column") or JsonObject()
+    except (SchemaValidationError, RecursionError):
+        return JsonObject()
 
 
 def _read_numbers(stored: str | None) -> tuple[float, ...] | None:

@@ -332,6 +332,7 @@ def _list_running(
     arguments: tuple[Any, ...] = (sweep_id,)
     if number is not None:
         sql, arguments = f"{sql} AND trial.number = ?", (sweep_id, number)
+    ended: dict[ProcessIdentity | None, bool] = {}
     for *row, lease_us, status, process, heartbeat_us in connection.execute(
         sql, arguments
     ).fetchall():
@@ -343,7 +344,10 @@ def _list_running(
             yield trial, find_lost_reason(status, holder, heartbeat_us) is not None
         else:
             worker = _read_identity(trial.worker)
-            yield trial, worker is not None and is_alive(worker) is False
+            if worker not in ended:
+                # One worker may hold many, and is asked for once.
+                ended[worker] = worker is not None and is_alive(worker) is False
+            yield trial, ended[worker]
 
 
 def _read_identity(value: Any) -> ProcessIdentity | None:
