@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from quark_core.analysis.engine import RuleExplanation as RuleExplanation
     from quark_core.analysis.explanation.engine import explain_change as explain_change
     from quark_core.analysis.explanation.results import ChangeExplanation as ChangeExplanation
+    from quark_core.analysis.importances import Importances as Importances
     from quark_core.analysis.monitor import TrainingMonitor as TrainingMonitor
     from quark_core.analysis.monitor import monitor as monitor
     from quark_core.analysis.phases import PhaseAnalysisResult as PhaseAnalysisResult
     from quark_core.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
     from quark_core.analysis.similar_runs import SimilarRun as SimilarRun
     from quark_core.analysis.similar_runs import find_similar_runs as find_similar_runs
+    from quark_core.analysis.sweep_verdict import SweepVerdict as SweepVerdict
     from quark_core.analysis.trace_statistics import TraceStatistics as TraceStatistics
     from quark_core.analysis.trace_statistics import TraceVersion as TraceVersion
     from quark_core.analysis.trace_statistics import trace_statistics as trace_statistics
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
     from quark_core.records.schema import CURRENT_SCHEMA_VERSION as CURRENT_SCHEMA_VERSION
     from quark_core.records.schema import dump_record as dump_record
     from quark_core.records.schema import validate_record as validate_record
+    from quark_core.records.sweeps import StoredTrial as StoredTrial
     from quark_core.runs.artifact_versions import ArtifactVersion as ArtifactVersion
     from quark_core.runs.projects import RunGroup as RunGroup
     from quark_core.runs.projects import RunProject as RunProject
@@ -196,6 +199,7 @@ _HOMES = {
     "HookEngine": "quark_torch.layers.hook_engine",
     "HookEngineConfig": "quark_torch.layers.config",
     "HookScheduleConfig": "quark_torch.schedule",
+    "Importances": "quark_core.analysis.importances",
     "InvalidRunStateError": "quark_core.errors",
     "KeptSource": "quark_core.provenance.kept_sources",
     "KeptSources": "quark_core.provenance.kept_sources",
@@ -245,6 +249,7 @@ _HOMES = {
     "SequenceLengthSummary": "quark_core.samples.summaries",
     "Series": "quark_core.backends.series",
     "SessionStoreError": "quark_core.errors",
+    "StoredTrial": "quark_core.records.sweeps",
     "StopRequest": "quark_core.records.runs",
     "StopRequested": "quark_core.errors",
     "SimilarRun": "quark_core.analysis.similar_runs",
@@ -284,6 +289,7 @@ _HOMES = {
     "start_run": "quark_core.sessions.shortcuts",
     "stop_run": "quark_core.runs.run_editing",
     "Sweep": "quark_core.sweeps.sweep",
+    "SweepVerdict": "quark_core.analysis.sweep_verdict",
     "Trial": "quark_core.sweeps.trial",
     "integers": "quark_core.sweeps.space",
     "sweep": "quark_core.sweeps.opening",

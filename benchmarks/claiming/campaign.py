@@ -54,10 +54,10 @@ class _Campaign:
             tempfile.TemporaryDirectory(prefix="quark-bench-workers-") as folder,
             TrialWorkers(Path(folder), self._store.definition, self._store.config) as workers,
         ):
-            for _ in range(_WORKERS):
-                self._start(workers, sweep.id)
             while not self._is_over(backend, sweep.id):
-                self._strike(workers, sweep.id)
+                for _ in range(_WORKERS - len(self._list_running(workers))):
+                    self._start(workers, sweep.id)
+                self._strike(workers)
                 until = time.monotonic() + every_s
                 while time.monotonic() < until:
                     self._let_go(workers)
@@ -68,7 +68,7 @@ class _Campaign:
                 time.sleep(0.05)
             # Those that were stopped come with their late results, and find nothing to do.
             workers.wait(*self._killed, killed=True)
-            workers.wait(*(name for name in workers.pids if name not in self._killed))
+            workers.wait(*(name for name in workers.pids if name not in self._killed), killed=True)
             row = self._count(backend, sweep.id, workers)
         backend.close()
         return {**row, "took s": round(took_s, 1)}
@@ -92,29 +92,32 @@ class _Campaign:
         counts = when_reached(lambda: backend.load_sweep(sweep_id)).counts
         return not {"waiting", "running", "suspended"} & counts.keys()
 
-    def _strike(self, workers: TrialWorkers, sweep_id: str) -> None:
+    def _strike(self, workers: TrialWorkers) -> None:
         strikes: list[Callable[[], object]] = [
-            lambda: self._kill(workers, sweep_id),
-            lambda: self._kill(workers, sweep_id),
+            lambda: self._kill(workers),
+            lambda: self._kill(workers),
             lambda: self._stop(workers),
         ]
         if self._store.has_server:
             strikes += [self._lose_replies, self._kill_server]
         self._chance.choice(strikes)()
 
-    def _choose(self, workers: TrialWorkers) -> str | None:
-        running = [
-            name for name in workers.pids if not workers.is_over(name) and name not in self._stopped
+    def _list_running(self, workers: TrialWorkers) -> list[str]:
+        """Workers that have not ended and were not killed; those that are stopped count."""
+        return [
+            name for name in workers.pids if name not in self._killed and not workers.is_over(name)
         ]
+
+    def _choose(self, workers: TrialWorkers) -> str | None:
+        running = [name for name in self._list_running(workers) if name not in self._stopped]
         return self._chance.choice(running) if running else None
 
-    def _kill(self, workers: TrialWorkers, sweep_id: str) -> None:
+    def _kill(self, workers: TrialWorkers) -> None:
         name = self._choose(workers)
         if name is not None:
             workers.send(name, signal.SIGKILL)
             self._killed.add(name)
             self._struck["kills"] += 1
-            self._start(workers, sweep_id)
 
     def _stop(self, workers: TrialWorkers) -> None:
         name = self._choose(workers)
@@ -153,6 +156,9 @@ class _Campaign:
             for trial in found
             if trial.state == "completed" and trial.values == (value_of(trial.number, trial.token),)
         ]
+        ended_badly = sum(
+            workers.find_status(n) != 0 for n in workers.pids if n not in self._killed
+        )
         return {
             "store": self._store.title,
             "trials": self._trials,
@@ -168,5 +174,6 @@ class _Campaign:
             "twice": len(counted) - len({number for number, _ in counted}),
             "claims given to two": sum(count - 1 for count in claims.values()),
             "lost": self._trials - len(once),
+            "workers that gave up": ended_badly,
             "longest wait for a claim s": round(max(n.took_s for n in notes), 2),
         }

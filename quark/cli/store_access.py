@@ -18,7 +18,7 @@ from quark_core.backends.contract import (
 )
 from quark_core.backends.removal import SupportsRemoval
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
-from quark_core.errors import RunNotFoundError, SchemaValidationError
+from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.runs.composition import open_reader
 from quark_core.runs.run_ids import describe_near, find_labels
 from quark_core.system.terminal_text import escape_json
@@ -172,8 +172,15 @@ def print_json(value: Any) -> None:
 
     What is not finite becomes null, since JSON has no word for it; what is not fit for a
     terminal is escaped, which reads as the same.
+
+    Raises:
+        SessionStoreError: It is nested so deeply that no Quark has written it.
     """
-    click.echo(escape_json(json.dumps(make_finite(value), indent=2, ensure_ascii=False)))
+    try:
+        text = json.dumps(make_finite(value), indent=2, ensure_ascii=False)
+    except RecursionError:
+        raise SessionStoreError("what this store has is nested too deeply to be printed") from None
+    click.echo(escape_json(text))
 
 
 def make_finite(value: Any) -> Any:

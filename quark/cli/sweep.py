@@ -164,8 +164,8 @@ def new(
         print_json(stored.to_dict())
         return
     _say(f"The sweep {stored.name} of {stored.project} is there.")
-    where = _repeat_place(storage_dir)
-    _say(f"quark sweep run {stored.name}{where} -- python train.py runs it, here and anywhere")
+    where = _repeat(stored, storage_dir)
+    _say(f"quark sweep run {where} -- python train.py runs it, here and anywhere")
 
 
 def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str, object]:
@@ -281,7 +281,7 @@ def _say_standing(joined: Sweep, storage_dir: Path | None) -> None:
         metrics = [goal.metric for goal in joined.definition.goals]
         said += f"; the best is {describe_best(best, metrics)}"
     _tell(said)
-    _tell(f"quark sweep show {stored.name}{_repeat_place(storage_dir)} shows it")
+    _tell(f"quark sweep show {_repeat(stored, storage_dir)} shows it")
 
 
 @sweep.command()
@@ -454,10 +454,14 @@ def _refusing() -> Iterator[None]:
         raise click.UsageError(str(error)) from None
 
 
-def _repeat_place(storage_dir: Path | None) -> str:
+def _repeat(stored: StoredSweep, storage_dir: Path | None) -> str:
+    """A sweep's name and the storage root, as a shell has to be given them."""
     import shlex
 
-    return "" if storage_dir is None else f" -d {shlex.quote(str(storage_dir))}"
+    from quark.cli.sweep_commands import repeat_name
+
+    said = repeat_name(stored.name, stored.id)
+    return said if storage_dir is None else f"{said} -d {shlex.quote(str(storage_dir))}"
 
 
 def _say(text: str) -> None:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from quark.cli.sweep_children import TrialProcess, describe_exit
-from quark.cli.sweep_commands import ArgumentForm, build_command, describe_value
+from quark.cli.sweep_commands import ArgumentForm, build_command, describe_value, repeat_name
 from quark.cli.texts import describe_duration, describe_number
 from quark_core.config import settings
 from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreError
@@ -203,7 +203,8 @@ class SweepAgent:
         if self._held:
             return  # what comes next depends on what runs here
         if self._sweep.state == "paused":
-            said = f"is paused: quark sweep resume {self._sweep.name} goes on; Ctrl-C ends this"
+            name = repeat_name(self._sweep.name, self._sweep.id)
+            said = f"is paused: quark sweep resume {name} goes on; Ctrl-C ends this"
         else:
             said = "has nothing to do until trials that run elsewhere have ended; Ctrl-C ends this"
         if said != self._waits_for:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from quark_core.config.redaction import redact_text
+
 __all__ = ["TrialProcess", "describe_exit"]
 
 _CHUNK_BYTES = 65_536
@@ -152,14 +154,18 @@ class _Output:
         self._read_bytes = 0
         self._line = b""
         self._tail = b""
+        self._is_cut = False
         self._is_open = True
 
     @property
     def last_line(self) -> str:
-        """The last line that says something."""
+        """The last line that says something, without what looks like a secret."""
         lines = self._tail.decode("utf-8", "replace").replace("\r", "\n").split("\n")
+        if self._is_cut:
+            # It may begin within a word, and so within a secret that nobody would know again.
+            _, _, lines[0] = lines[0].partition(" ")
         said = [line.strip() for line in lines if line.strip()]
-        return said[-1][:_REASON_CHARACTERS] if said else ""
+        return redact_text(said[-1])[:_REASON_CHARACTERS] if said else ""
 
     def pass_on(self, *, to_end: bool) -> None:
         """Pass on what is new; `to_end` says that nothing comes after it."""
@@ -168,6 +174,7 @@ class _Output:
             if not chunk:
                 break
             self._read_bytes += len(chunk)
+            self._is_cut = self._is_cut or len(self._tail) + len(chunk) > _TAIL_BYTES
             self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
             self._write(chunk)
         if to_end and self._line:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -17,7 +18,14 @@ from typing import Any, Literal
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["ArgumentForm", "build_command", "check_command", "check_placeholders", "describe_value"]
+__all__ = [
+    "ArgumentForm",
+    "build_command",
+    "check_command",
+    "check_placeholders",
+    "describe_value",
+    "repeat_name",
+]
 
 ArgumentForm = Literal["flags", "assignments", "none"]
 """How parameters are appended: `--lr 0.01`, `lr=0.01` (Hydra, `quark.Layers`), or not at all."""
@@ -87,7 +95,7 @@ def build_command(
     # A parameter of that name comes first: it is what the sweep has.
     texts = {_ALL: json.dumps(dict(parameters), ensure_ascii=False), **texts}
     for name, text in texts.items():
-        if not _can_be_given(name + text):
+        if not _can_be_given(name + text) or name.startswith("-"):
             raise SchemaValidationError(f"parameter {name!r:.60} cannot be given to a command")
     filled = [_fill(argument, texts) for argument in command]
     if any(set(_PLACEHOLDER.findall(argument)) & set(texts) for argument in command):
@@ -96,6 +104,14 @@ def build_command(
     if _ALL in parameters:
         texts[_ALL] = describe_value(parameters[_ALL])
     return [*filled, *_append(texts, form)]
+
+
+def repeat_name(name: str, sweep_id: str) -> str:
+    """What to call a sweep in a line that somebody may copy into a shell: its name or its id.
+
+    The name may be a stranger's.
+    """
+    return shlex.quote(sweep_id if name.startswith("-") else name)
 
 
 def describe_value(value: object) -> str:

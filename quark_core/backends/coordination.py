@@ -76,6 +76,7 @@ _MAX_ENTRY_CHARACTERS = 1_000_000
 _MAX_KEY = 250
 _MAX_VALUES = 100
 _MAX_REASON = 1_000
+_MAX_READ_REASON = 10_000
 _MAX_LEASE_S = 30 * 86_400.0
 
 _Text = Annotated[str, Meta(max_length=250)]
@@ -270,9 +271,9 @@ def _check_new_trial(trial: NewTrial, where: str) -> NewTrial:
     parameters = normalize_object(trial.parameters, f"{where}.parameters") or JsonObject()
     for name in parameters:
         check_label(name, f"{where}.parameters name")
+    # As it was given: what is kept has a text for what no JSON can say.
     for name, value in trial.parameters.items():
-        # As it was given: JSON has no such numbers, and they are texts by now.
-        if isinstance(value, float) and not math.isfinite(value):
+        if not _is_finite(value):
             raise SchemaValidationError(f"{where}.parameters[{name!r}] must be finite, got {value}")
     for what, kept in (("parameters", parameters), ("origin", trial.origin)):
         if len(msgspec.json.encode(kept)) > _MAX_PARAMETERS_BYTES:
@@ -288,6 +289,14 @@ def _check_new_trial(trial: NewTrial, where: str) -> NewTrial:
         )
     origin = normalize_object(trial.origin, f"{where}.origin") or JsonObject()
     return NewTrial(parameters=parameters, origin=origin)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_is_finite, value))
 
 
 def check_entries(entries: Sequence[str]) -> list[str]:
@@ -391,7 +400,9 @@ def clean_result(result: TrialResult) -> TrialResult:
     """What can be kept of a result, whoever says it."""
     reason = result.reason
     if reason is not None:
-        reason = redact_text(reason[:_MAX_REASON].encode("utf-8", "replace").decode()) or None
+        # Of a secret that was cut in two, nobody sees any more that it is one.
+        whole = reason[:_MAX_READ_REASON].encode("utf-8", "replace").decode()
+        reason = redact_text(whole)[:_MAX_REASON] or None
     step = result.step
     return msgspec.structs.replace(
         result,

@@ -46,6 +46,7 @@ FINAL_TRIAL_STATES: tuple[TrialState, ...] = (
 SweepState = Literal["running", "paused", "cancelled"]
 
 _TOKEN_PARTS = 3
+_MOST_DIGITS = 18  # of numbers that a store can have
 _MOST_SHOWN = 8
 _MOST_VALUE = 40
 _MOST_REASON = 100
@@ -101,7 +102,8 @@ class TrialClaim(Record, frozen=True, gc=False):
         parts = text.strip().split("/")
         if len(parts) == _TOKEN_PARTS and parts[0]:
             sweep_id, number, token = parts
-            if number.isdecimal() and token.isdecimal() and int(token) > 0:
+            is_short = max(len(number), len(token)) <= _MOST_DIGITS and sweep_id.isprintable()
+            if is_short and number.isdecimal() and token.isdecimal() and int(token) > 0:
                 return cls(sweep_id, int(number), int(token))
         raise SchemaValidationError(
             f"{argument} must be sweep/number/token, as `quark sweep run` sets it, "

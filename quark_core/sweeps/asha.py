@@ -21,6 +21,7 @@ __all__ = ["AshaSearch"]
 
 _SOURCE = "asha"
 _RUNGS = 3
+_MOST_RUNGS = 1_000
 
 
 class AshaSearch:
@@ -103,7 +104,7 @@ class AshaSearch:
         try:
             said: Any = json.loads(entry)
             number, rung, value = said["trial"], said["rung"], said["value"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not isinstance(number, int) or rung not in self.rungs:
@@ -114,9 +115,14 @@ class AshaSearch:
 
 def _plan_rungs(budget: int, rate: float, least: int) -> tuple[int, ...]:
     if least > 0:
-        rungs = []
+        rungs: list[int] = []
         step = float(least)
         while round(step) < budget:
+            if len(rungs) == _MOST_RUNGS:
+                raise SchemaValidationError(
+                    f"search: rate {rate:g} makes more than {_MOST_RUNGS:,} rungs from {least} to "
+                    f"{budget}: take a smaller one, or a larger least"
+                )
             rungs.append(round(step))
             step /= rate
         return tuple(dict.fromkeys(rungs))

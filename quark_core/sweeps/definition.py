@@ -27,6 +27,7 @@ __all__ = [
 
 _MOST_METRICS = 20
 _MOST_CONSTRAINTS = 20
+_MOST_CHARACTERS = 1_000
 _MOST_FAILURES = 1_000
 _LEAST_LEASE_S, _MOST_LEASE_S = 0.5, 86_400.0
 _INT64_MAX = 2**63 - 1
@@ -202,7 +203,11 @@ def parse_search(given: object) -> SearchChoice:
     Raises:
         SchemaValidationError: No such text.
     """
-    found = _SEARCH.fullmatch(given) if isinstance(given, str) and len(given) <= 1_000 else None
+    found = (
+        _SEARCH.fullmatch(given)
+        if isinstance(given, str) and len(given) <= _MOST_CHARACTERS
+        else None
+    )
     if found is None:
         raise SchemaValidationError(
             'search must be a text such as "random" or "halving(rate=0.3, least=3)", '
@@ -292,7 +297,8 @@ def read_constraints(given: object) -> tuple[Constraint, ...]:
 
 
 def _read_constraint(text: object) -> Constraint:
-    found = _CONSTRAINT.fullmatch(text) if isinstance(text, str) else None
+    is_short = isinstance(text, str) and len(text) <= _MOST_CHARACTERS
+    found = _CONSTRAINT.fullmatch(text) if is_short else None  # type: ignore[call-overload]
     try:
         bound = float(found["bound"]) if found is not None else math.nan
     except ValueError:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf, isfinite
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
+from quark_core.delivery.metric_rows import MetricKey
 from quark_core.records import MetricRecord
 from quark_core.runs.open_run import OpenRun
 
 __all__ = ["MetricWatch"]
 
 _MOST_WAITING = 100_000
+_MOST_SHAPES = 1_000
+
+# The keys of a row, and of each watched metric in it its index there and its place here.
+_Shape: TypeAlias = tuple[tuple[MetricKey, ...], tuple[tuple[int, int], ...]]
 
 
 class MetricWatch:
@@ -42,6 +48,7 @@ class MetricWatch:
         self.step: int | None = None
         self.waiting: deque[tuple[int, tuple[float | None, ...]]] = deque(maxlen=_MOST_WAITING)
         self._places = {key: place for place, key in enumerate(keys)}
+        self._shapes: dict[int, _Shape] = {}
         self._rungs = None if rungs is None else deque(rungs)
         self._on_rung = on_rung
         self._next: float = -1 if rungs is None else inf
@@ -55,23 +62,38 @@ class MetricWatch:
 
     def wrap(self, append: Callable[[Any], None]) -> Callable[[Any], None]:
         """What takes an item of the stream, and looks at it behind that."""
-        places = self._places
+        places, note, shapes = self._places, self._note, self._shapes
 
         def see(item: Any) -> None:
             append(item)
             if type(item) is tuple:
                 _, _, step, epoch, keys, values = item
-                for key, value in zip(keys, values, strict=True):
-                    place = places.get(key.metric_key)
-                    if place is not None:
-                        self._note(place, value, epoch if step is None else step)
+                known = shapes.get(id(keys))
+                if known is None or known[0] is not keys:
+                    known = self._learn_shape(keys)
+                for index, place in known[1]:
+                    note(place, values[index], epoch if step is None else step)
             else:
-                place = places.get(item.metric_key)
-                if place is not None:
+                watched = places.get(item.metric_key)
+                if watched is not None:
                     step = item.step
-                    self._note(place, item.value, item.epoch if step is None else step)
+                    note(watched, item.value, item.epoch if step is None else step)
 
         return see
+
+    def _learn_shape(self, keys: tuple[MetricKey, ...]) -> _Shape:
+        """Where metrics stand in rows of these keys; the first one last, as it may reach a rung.
+
+        A logger has one tuple of keys for all rows of a shape. It is kept here, so that no other
+        object gets its id.
+        """
+        found = ((index, self._places.get(key.metric_key)) for index, key in enumerate(keys))
+        seen = [(index, place) for index, place in found if place is not None]
+        seen.sort(key=itemgetter(1), reverse=True)
+        if len(self._shapes) >= _MOST_SHAPES:
+            self._shapes.clear()
+        shape = self._shapes[id(keys)] = (keys, tuple(seen))
+        return shape
 
     def note(self, values: Sequence[float | None], step: int) -> None:
         """Note values that somebody reports, the first one last: the rung is about all of them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import time
 import uuid
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 from msgspec import Meta
-from optuna.distributions import json_to_distribution
+from optuna.distributions import BaseDistribution, json_to_distribution
 from optuna.storages.journal import BaseJournalBackend
 
 from quark_core.backends.coordination import MOST_ENTRIES, AppendedEntries
@@ -221,7 +222,7 @@ class _StateAndValues(_Operation, tag=6):
 
 class _IntermediateValue(_Operation, tag=7):
     trial_id: _Number
-    step: int
+    step: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     intermediate_value: int | float
 
 
@@ -266,7 +267,7 @@ def _check_operation(operation: _Operation, entry: dict[str, Any]) -> None:
         _check_new_trial(operation)
     elif isinstance(operation, _Parameter):
         found = json_to_distribution(operation.distribution)
-        found.to_external_repr(operation.param_value_internal)
+        _check_value(found, operation.param_value_internal)
     elif isinstance(operation, _StateAndValues):
         if operation.state == _RUNNING:
             datetime.fromisoformat(entry["datetime_start"])
@@ -284,8 +285,15 @@ def _check_new_trial(operation: _CreateTrial) -> None:
             datetime.fromisoformat(time_text)
     found = {name: json_to_distribution(text) for name, text in operation.distributions.items()}
     for name, value in operation.params.items():
-        found[name].to_external_repr(value)
+        _check_value(found[name], value)
     _refuse_pickles(operation.system_attrs)
+
+
+def _check_value(distribution: BaseDistribution, value: float) -> None:
+    # What is not finite, or too large for a float, no sampler can compute with.
+    if not math.isfinite(value):
+        raise ValueError("a parameter must be finite")
+    distribution.to_external_repr(value)
 
 
 def _refuse_pickles(attributes: dict[str, Any]) -> None:

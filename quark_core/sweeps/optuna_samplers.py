@@ -30,7 +30,8 @@ _OWN_NAMES = ("grid", "random", "halving", "asha")  # that need no Optuna
 _NAMES = ("tpe", "hyperband", "cmaes")
 _OBJECTS = "optuna:"
 _STARTUP = 10  # trials at random, before TPE has anything to go by
-_HIGHEST_RATE = 0.5
+_LOWEST_RATE, _HIGHEST_RATE = 1e-6, 0.5
+_MOST_POPULATION = 100_000
 _MOST_BRACKETS = 5
 
 
@@ -74,7 +75,12 @@ def choose_methods(definition: SweepDefinition, given: object = None) -> Methods
         return Methods(sampler, NopPruner(), ())
     if name == "cmaes":
         options = read_options(definition.search, {"population": 0})
-        return Methods(_make_cmaes(definition, int(options["population"])), NopPruner(), ())
+        population = int(options["population"])
+        if not 0 <= population <= _MOST_POPULATION:
+            raise SchemaValidationError(
+                f"search: population must be 0 to {_MOST_POPULATION:,}, got {population}"
+            )
+        return Methods(_make_cmaes(definition, population), NopPruner(), ())
     return _ask_plugins(name, definition)
 
 
@@ -170,7 +176,7 @@ def _make_hyperband(definition: SweepDefinition, options: Mapping[str, float]) -
         raise SchemaValidationError(
             'budget must say how many steps a whole trial has: search="hyperband", budget=100'
         )
-    if not 0 < rate <= _HIGHEST_RATE:
+    if not _LOWEST_RATE <= rate <= _HIGHEST_RATE:
         raise SchemaValidationError(
             f"search: rate must be more than 0 and at most {_HIGHEST_RATE:g}, got {rate:g}"
         )

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreError
 from quark_core.ranks.launches import detect_rank, find_launch
 from quark_core.sweeps.store_link import StoreLink
@@ -32,6 +34,8 @@ _GATHER_S = 20.0
 _ANSWER_S = 120.0
 # Clocks of machines may be so far apart.
 _SKEW_S = 60.0
+
+_PROCESS = ("host", "pid", "started", "image")
 
 _agreements: dict[str, RankAgreement] = {}
 
@@ -88,8 +92,8 @@ class RankAgreement:
             self._has_begun = True
             process = current_process()
             begun = [process.host, process.pid, process.started, process.image]
-            self._append({"begin": begun, "s": time.time()})
-        self._append({"next": None if trial is None else list(trial)})
+            self._tell({"begin": begun, "s": time.time()})
+        self._tell({"next": None if trial is None else list(trial)})
         if trial is not None:
             self._trial = (trial.number, trial.token)
 
@@ -137,7 +141,7 @@ class RankAgreement:
             )  # fmt: skip
             stops = False
         try:
-            self._append({"rung": list(place), "stop": stops})
+            self._tell({"rung": list(place), "stop": stops})
         except QuarkError as error:
             _log.warning("the training goes on: the other ranks cannot be told (%s)", error)
             return False
@@ -147,7 +151,7 @@ class RankAgreement:
         """What the leading rank decides at a rung, on one that does not lead."""
         place = (*self._trial, step)
         try:
-            self._append({"at": list(place), "rank": self._rank})
+            self._tell({"at": list(place), "rank": self._rank})
         except QuarkError as error:
             # The leading rank does not stop without this one.
             _log.warning("the training goes on at step %d: %s", step, error)
@@ -175,7 +179,7 @@ class RankAgreement:
             time.sleep(poll_s)
             poll_s = min(poll_s * 1.2, _SLOW_POLL_S)
 
-    def _append(self, said: dict[str, Any]) -> None:
+    def _tell(self, said: dict[str, Any]) -> None:
         entry, request_id = json.dumps(said), uuid.uuid4().hex
         self.link.store.append_entries(self._log, [entry], request_id=request_id)
 
@@ -188,20 +192,23 @@ class RankAgreement:
             for entry in entries:
                 try:
                     self._note(json.loads(entry))
-                except (ValueError, TypeError, KeyError, IndexError):
+                except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
                     continue  # somebody else's, who may write here too
 
     def _note(self, said: dict[str, Any]) -> None:
         if "begin" in said:
+            begun = dict(zip(_PROCESS, said["begin"], strict=True))
+            leader = msgspec.convert(begun, ProcessIdentity)
+            is_ours = self._is_exact or said["s"] >= time.time() - find_age_s() - _SKEW_S
             # What stands before is of an earlier launch under the same name.
             self._trials.clear()
-            self._leader = None
-            if self._is_exact or said["s"] >= time.time() - find_age_s() - _SKEW_S:
-                self._leader = ProcessIdentity(*said["begin"])
+            self._leader = leader if is_ours else None
         elif "next" in said:
             if self._leader is not None and not self.leads:
                 given = said["next"]
-                self._trials.append(None if given is None else GivenTrial(*given))
+                self._trials.append(
+                    None if given is None else msgspec.convert(tuple(given), GivenTrial)
+                )
         elif "at" in said:
             number, token, step = said["at"]
             self._here.setdefault((number, token, step), set()).add(int(said["rank"]))

@@ -33,6 +33,7 @@ MOST_GRID_TRIALS = 1_000_000
 _MOST_PARAMETERS = 500
 _MOST_CHOICES = 10_000
 _MOST_GRID_VALUES = 10_000
+_MOST_STEPS = 2**53  # beyond, a float no longer tells one from the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,10 @@ class Uniform:
         """Those of a grid.
 
         Raises:
-            SchemaValidationError: They are without end.
+            SchemaValidationError: They are without end, or too many.
         """
         if self.step is not None and self.count is None:
+            _check_grid_values(name, self._count_steps(), "quark.uniform")
             return [self.low + self.step * place for place in range(self._count_steps())]
         if self.count is None:
             raise SchemaValidationError(
@@ -106,13 +108,8 @@ class Integers:
         if self.count is not None:
             spread = _spread(self.low, self.high, self.count, log=self.log)
             return list(dict.fromkeys(round(value) for value in spread))
-        values = range(self.low, self.high + 1, self.step)
-        if len(values) > _MOST_GRID_VALUES:
-            raise SchemaValidationError(
-                f"space[{name!r}] has {len(values):,} values, and a grid tries them all: say how "
-                "many with quark.integers(…, count=5), or list them"
-            )
-        return list(values)
+        _check_grid_values(name, (self.high - self.low) // self.step + 1, "quark.integers")
+        return list(range(self.low, self.high + 1, self.step))
 
     def to_dict(self) -> dict[str, Any]:
         """As a definition has it."""
@@ -169,6 +166,8 @@ def uniform(
             raise SchemaValidationError("step and log cannot be combined: leave one of them out")
         if step <= 0:
             raise SchemaValidationError(f"step must be more than 0, got {step}")
+        if (ends[1] - ends[0]) / step >= _MOST_STEPS:
+            raise SchemaValidationError(f"step is too small for {low} to {high}: got {step}")
     return Uniform(*ends, bool(log), step, _check_count(count))
 
 
@@ -339,6 +338,14 @@ def _spread(low: float, high: float, count: int, *, log: bool) -> list[float]:
     return [low, *middle, high]
 
 
+def _check_grid_values(name: str, count: int, maker: str) -> None:
+    if count > _MOST_GRID_VALUES:
+        raise SchemaValidationError(
+            f"space[{name!r}] has {count:,} values, and a grid tries them all: say how many with "
+            f"{maker}(…, count=5), or list them"
+        )
+
+
 def _describe(kind: str, values: Uniform | Integers) -> dict[str, Any]:
     said: dict[str, Any] = {"type": kind, "low": values.low, "high": values.high}
     if values.log:
@@ -352,11 +359,15 @@ def _describe(kind: str, values: Uniform | Integers) -> dict[str, Any]:
 
 def _check_number(value: object, argument: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):  # type: ignore[arg-type]
+    try:
+        number = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise SchemaValidationError(
             f"{argument} must be a finite number, got {describe_argument(value)}"
         )
-    return float(value)  # type: ignore[arg-type]
+    return number
 
 
 def _check_ends(low: float, high: float, *, log: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import inspect
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -532,6 +533,11 @@ def _takes_session(train: Callable[..., Any]) -> bool:
         and each.default is each.empty
     ]
     return len(wanted) > 1
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    # What a process holds is not its children's to give back.
+    os.register_at_fork(after_in_child=_held.clear)
 
 
 def _let_go() -> None:

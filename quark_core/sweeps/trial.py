@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ STOPPED_BY = "quark sweep"
 """Who asks a training to stop, where its sweep does."""
 
 _DECISION_S = 5.0
+# How long nobody is asked after a question that had no answer; twice as long each time.
+_FIRST_SILENCE_S, _LONGEST_SILENCE_S = 30.0, 600.0
 _told_missing: set[str] = set()
 _MOST_REASON = 1_000
 
@@ -115,6 +118,7 @@ class Trial:
         self._has_ended = False
         self._has_settled = False
         self._has_warned = False
+        self._silent_s, self._silent_until = 0.0, -math.inf
         definition = sweep.definition
         keys = [goal.key for goal in definition.goals]
         keys += [each.key for each in definition.constraints if each.key not in keys]
@@ -432,6 +436,8 @@ class Trial:
             reason: Why.
             state: `suspended`, or `waiting` where that counts as a failure.
         """
+        if self._sweep.link.is_forked:
+            return  # its parent's, which goes on with it
         result = self._told
         if result is None:
             result = TrialResult(state=state, reason=self._clean(reason))
@@ -578,13 +584,17 @@ class Trial:
         search = self._sweep.search
         if search is None or self._sweep.link.is_forked:
             return False
+        if time.monotonic() < self._silent_until:
+            return False  # a store that is out of reach must not cost so much at each rung
         goals = len(self._sweep.definition.goals)
         answers: list[bool] = []
+        failed: list[Exception] = []
 
         def work() -> None:
             try:
                 answers.append(bool(search.report(self._stored, values[:goals], step)))
             except Exception as error:  # noqa: BLE001 - the training goes on
+                failed.append(error)
                 answers.append(False)
                 self._warn(f"nobody decides at step {step}: {error}")
 
@@ -594,6 +604,11 @@ class Trial:
         except RuntimeError:
             return False
         thread.join(_DECISION_S)
+        if not answers or failed:
+            self._silent_s = min(max(self._silent_s * 2, _FIRST_SILENCE_S), _LONGEST_SILENCE_S)
+            self._silent_until = time.monotonic() + self._silent_s
+        else:
+            self._silent_s = 0.0
         if not answers:
             self._warn(f"the store has not answered at step {step} within {_DECISION_S:g} s")
         return bool(answers) and answers[0]

@@ -147,8 +147,9 @@ class CoordinationConformance(SweepKit):
         }
         other: Any = open_backend()
         assert other.add_trials(sweep_id, [NewTrial(parameters={"x": 1})], key="a") == added
-        good, bad = NewTrial(parameters={"x": 1}), NewTrial(parameters={"": 1})
-        for trials in ([good, bad], []):
+        good = NewTrial(parameters={"x": 1})
+        bad = [NewTrial(parameters={"x": [float("nan")]}), NewTrial(parameters={"": 1})]
+        for trials in ([good, bad[0]], [good, bad[1]], []):
             with pytest.raises(SchemaValidationError):
                 other.add_trials(sweep_id, trials, key="b")
         more = other.add_trials(sweep_id, [good], key="c")
@@ -396,6 +397,22 @@ class CoordinationConformance(SweepKit):
             assert (now.state, now.failures, now.token) == ("waiting", 1, 1)
         store.write(maker.lifecycle(("status", {"status": "failed"})))
         assert self._find(store, trial).failures == 1
+
+    def test_a_score_that_comes_after_the_end_of_the_run_is_taken(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """Once, by the newest token, of a trial that has completed without one."""
+        store = self._open_store(definition, open_backend)
+        sweep_id = self._make_sweep(store, 1)
+        trial = self._hold(store, sweep_id)
+        maker = begin_run(store, trial)
+        store.write(maker.lifecycle(("status", {"status": "completed"})))
+        assert self._find(store, trial).values is None
+        for token, value in ((2, 3.0), (1, 1.0), (1, 2.0)):
+            told = TrialResult(state="completed", values=(value,))
+            store.settle_trial(sweep_id, 0, token, told, lease_s=_LONG_S)
+        now = self._find(store, trial)
+        assert (now.state, now.token, now.values) == ("completed", 1, (1.0,))
 
     def test_a_trial_whose_runs_fail_is_broken(
         self, definition: BackendDefinition, open_backend: Opener

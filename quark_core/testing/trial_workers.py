@@ -187,6 +187,8 @@ class TrialWorkers:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, "PYTHONPATH": path},
+                # What has come must not lie in a buffer where `select` does not see it.
+                bufsize=0,
             )
         self.pids: dict[str, int] = {}
         self._ended: dict[str, int] = {}
@@ -210,6 +212,10 @@ class TrialWorkers:
         while select.select([self._process.stdout], [], [], 0)[0]:
             self._hear()
         return name in self._ended
+
+    def find_status(self, name: str) -> int | None:
+        """With what a worker has ended; minus the signal that killed it, None if it has not."""
+        return self._ended[name] if self.is_over(name) else None
 
     def wait(self, *names: str, killed: bool = False) -> None:
         """Wait until workers have ended, all by default. A failure of theirs is the test's."""
@@ -320,7 +326,8 @@ def _fork(
         os.close(0)
         if definition.remote:
             _shift_clock(task.clock_shift_s)
-        backend: Any = check_capabilities(definition, definition.open(config))
+        opened = when_reached(lambda: definition.open(config))
+        backend: Any = check_capabilities(definition, opened)
         _Worker(folder, backend, config, task).do()
         backend.close()
         status = 0

@@ -19,6 +19,7 @@ from quark_core.backends.coordination import (
     AppendedEntries,
     check_entries,
     check_new_trials,
+    lacks_values,
     settle_state,
     unknown_sweep,
     unknown_trial,
@@ -326,7 +327,14 @@ class SoundStore:
                     self.settle(db, trial, result)
                 elif trial["state"] == "running":
                     self.renew(db, trial, lease_s, now_us())
+            elif result is not None and trial["token"] == token:
+                self.fill_in(db, trial, result)
             return trial.to_record()
+
+    def fill_in(self, db, trial, result):
+        if lacks_values(trial.to_record(), result):
+            trial["values"] = result.values
+            self._store(db, trial)
 
     def list_sweeps(self, project=None):
         with self.transaction() as db:
@@ -717,6 +725,12 @@ class AppliesAStatusAgain(SoundStore):
 
     def may_tell(self, trial, token):
         return trial["token"] == token and not trial.to_record().is_final
+
+
+@weakness
+class DropsLateScores(SoundStore):
+    def fill_in(self, db, trial, result):
+        pass
 
 
 @weakness

@@ -77,6 +77,7 @@ CAUGHT_BY = {
     "TriesFailedTrialsForEver": ["a_trial_whose_runs_fail_is_broken"],
     "AppliesAStatusAgain": ["the_end_of_a_run_settles_its_trial[failed]"],
     "CountsAFailureAsOftenAsItIsTold": ["a_failure_that_is_told_again_is_counted_once"],
+    "DropsLateScores": ["a_score_that_comes_after_the_end_of_the_run_is_taken"],
     "GivesTrialsOfPausedSweeps": ["paused_and_cancelled_sweeps_give_nothing"],
     "CancelsRunningTrials": ["paused_and_cancelled_sweeps_give_nothing"],
     "TakesAnyDefinition": ["a_sweep_is_the_same_for_all_who_open_it"],

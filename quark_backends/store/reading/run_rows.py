@@ -121,8 +121,12 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         ),
         progress=_read_progress(of.progress),
         trial=trial,
-        superseded=trial is not None and trial.token < (of.newest_token or 0),
+        superseded=trial is not None and _is_newer(of.newest_token, trial.token),
     )
+
+
+def _is_newer(newest: object, token: int) -> bool:
+    return isinstance(newest, int) and newest > token
 
 
 def _read_claim(of: _Row) -> TrialClaim | None:

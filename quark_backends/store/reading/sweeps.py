@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.reading.run_rows import read_mapping
 from quark_core.backends.coordination import MOST_READ_CHARACTERS, unknown_sweep
+from quark_core.errors import SchemaValidationError
 from quark_core.records import format_time
-from quark_core.records.json_object import JsonObject
+from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.sweeps import TRIAL_STATES, StoredSweep, StoredTrial
 
 __all__ = [
@@ -56,20 +57,35 @@ class _Row(NamedTuple):
     settled_us: int | None
 
 
+class _SweepRow(NamedTuple):
+    """A row of `_SWEEP_COLUMNS`."""
+
+    id: str
+    project: str
+    name: str
+    definition: str
+    state: str
+    created_us: int
+    updated_us: int
+
+
+_AnyRow = TypeVar("_AnyRow", _Row, _SweepRow)
+
+
 def to_stored_trial(row: Sequence[Any]) -> StoredTrial:
     """The trial that a row of `TRIAL_COLUMNS` is."""
-    of = _Row(*row)
-    worker = read_mapping(of.worker)
+    of = _check_row(row, _Row, "a trial")
+    worker = _read_object(of.worker)
     return StoredTrial(
         sweep_id=of.sweep_id,
         number=of.number,
-        parameters=JsonObject(read_mapping(of.parameters)),
-        origin=JsonObject(read_mapping(of.origin)),
+        parameters=_read_object(of.parameters),
+        origin=_read_object(of.origin),
         state=of.state,
         token=of.token,
         failures=of.failures,
         losses=of.losses,
-        worker=JsonObject(worker) if worker else None,
+        worker=worker or None,
         claimed_at=_format(of.claimed_us),
         lease_until=_format(of.lease_us),
         run_id=of.run_id,
@@ -160,21 +176,47 @@ def _count(
 
 
 def _to_stored_sweep(row: Sequence[Any], counts: dict[str, int]) -> StoredSweep:
-    sweep_id, project, name, definition, state, created_us, updated_us = row
+    of = _check_row(row, _SweepRow, "a sweep")
     return StoredSweep(
-        id=sweep_id,
-        project=project,
-        name=name,
-        definition=JsonObject(read_mapping(definition)),
-        state=state,
+        id=of.id,
+        project=of.project,
+        name=of.name,
+        definition=_read_object(of.definition),
+        state=of.state,
         counts=JsonObject((str(s), counts[s]) for s in TRIAL_STATES if s in counts),
-        created_at=format_time(created_us),
-        updated_at=format_time(updated_us),
+        created_at=_format(of.created_us) or format_time(0),
+        updated_at=_format(of.updated_us) or format_time(0),
     )
 
 
+def _check_row(row: Sequence[Any], kind: type[_AnyRow], what: str) -> _AnyRow:
+    """A row with its types; a column of SQLite may hold anything.
+
+    Raises:
+        SchemaValidationError: No Quark has written it; it will be no other one by waiting.
+    """
+    try:
+        return msgspec.convert(tuple(row), kind)
+    except msgspec.ValidationError as error:
+        raise SchemaValidationError(
+            f"the store has {what} that no Quark has written ({error}): restore it from a backup, "
+            "or take another store"
+        ) from None
+
+
 def _format(time_us: int | None) -> str | None:
-    return None if time_us is None else format_time(time_us)
+    try:
+        return None if time_us is None else format_time(time_us)
+    except OverflowError:
+        return None  # no Quark has written it
+
+
+def _read_object(stored: str | None) -> JsonObject:
+    """An object of a column; empty where no Quark has written what is there."""
+    try:
+        return normalize_object(read_mapping(stored), "a column") or JsonObject()
+    except (SchemaValidationError, RecursionError):
+        return JsonObject()
 
 
 def _read_numbers(stored: str | None) -> tuple[float, ...] | None:

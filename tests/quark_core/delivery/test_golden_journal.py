@@ -36,6 +36,9 @@ def make_batches():
     data = dict(records[0].data)
     data["process"] = {"host": "golden", "pid": 1, "started": "1"}
     records[0] = msgspec.structs.replace(records[0], data=JsonObject(data))
+    # What a configuration has been told with since then.
+    config = {name: value for name, value in records[1].data.items() if name != "origins"}
+    records[1] = msgspec.structs.replace(records[1], data=JsonObject(config))
     from quark_core.records.codec import encode_records
 
     return [

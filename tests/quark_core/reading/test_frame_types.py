@@ -20,6 +20,7 @@ from quark_core.records.columns import Columns
 from quark_core.records.dataframes import table_fields
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import Query
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 LIBRARIES = ("arrow", "pandas", "polars")
@@ -120,7 +121,8 @@ def test_columns_that_are_all_none_keep_their_types():
 def test_types_of_metrics(all_records):
     columns = Columns.from_records("metric", [r for r in all_records if r.KIND == "metric"])
     schema = columns.to_arrow().schema
-    assert schema.metadata == {b"quark.kind": b"metric", b"quark.schema_version": b"5"}
+    version = str(CURRENT_SCHEMA_VERSION).encode()
+    assert schema.metadata == {b"quark.kind": b"metric", b"quark.schema_version": version}
     text = pa.dictionary(pa.int32(), pa.string())
     assert schema.field("metric_key") == pa.field("metric_key", text, nullable=False)
     assert schema.field("timestamp").type == pa.timestamp("us", tz="UTC")

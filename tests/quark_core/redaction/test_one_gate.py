@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # What hands over rows of numbers, and what stands between a channel and its queue.
 MAY_APPEND = {
     "quark_core/delivery/stream.py",
+    "quark_core/sweeps/metric_watch.py",
     "quark_core/writers/base.py",
     "quark_core/writers/metrics.py",
 }

@@ -52,7 +52,31 @@ def test_rungs_are_about_the_first_metric(root):
         ("latency", 1.0, {"step": 5}),
         ({"val/acc": 0.5, "latency": 2.0}, None, {"step": 5}),
     )
-    assert told == [[(2, (0.5, 1.0))]]
+    # What one call logs is of one moment, in whichever order.
+    assert told == [[(2, (0.5, 2.0))]]
+
+
+def test_rows_have_their_metrics_in_any_order_and_company(root):
+    watch = MetricWatch(["val/acc", "latency"], None)
+    shapes = [
+        {"latency": 1.0, "val/acc": 0.1},
+        {"val/acc": 0.2, "latency": 2.0},
+        {"loss": 9.0},
+        {"a": 0.0, "val/acc": 0.3, "b": 0.0, "latency": 3.0},
+    ]
+    steps = [(shape, None, {"step": step}) for step, shape in enumerate(shapes * 2)]
+    log(root, watch, *steps)
+    figures = [(0.1, 1.0), (0.2, 2.0), (0.3, 3.0)] * 2
+    assert [*watch.waiting] == list(zip((0, 1, 3, 4, 5, 7), figures, strict=True))
+
+
+def test_more_shapes_of_rows_than_are_remembered(root):
+    watch = MetricWatch(["val/acc"], None)
+    rows = [
+        ({f"m{step}": 0.0, "val/acc": float(step)}, None, {"step": step}) for step in range(1_500)
+    ]
+    log(root, watch, *rows)
+    assert [*watch.waiting] == [(step, (float(step),)) for step in range(1_500)]
 
 
 def test_other_loggers_and_epochs_count_too(root):
