@@ -188,5 +188,5 @@ def test_a_search_that_does_not_fit_is_refused_before_there_is_a_sweep(
 ):
     with pytest.raises(SchemaValidationError, match=message):
         open_sweep(space=SPACE, **changes)
-    with pytest.raises(SchemaValidationError, match="no such sweep"):
+    with pytest.raises(SchemaValidationError, match="there is no sweep"):
         open_sweep(space=None)
