@@ -7,7 +7,7 @@ what the search has noted of where a trial comes from, `trial.state` is a field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from quark_core.records.expression import (
     Or,
     Place,
     Value,
+    find_fields,
 )
 from quark_core.records.json_object import flatten_json
 from quark_core.records.sweeps import TRIAL_STATES, StoredTrial
@@ -93,8 +94,8 @@ def check_trial_where(where: str, parameters: Sequence[str]) -> None:
     Raises:
         SchemaValidationError: It is malformed, or has such a name; the message shows the place.
     """
-    for field in _list_fields(parse_with(where, "where", _make_builder)):
-        if field.scope != "config":
+    for field in find_fields(parse_with(where, "where", _make_builder)):
+        if field.scope != "config" or field.place is None:
             continue
         if not any(field.name == name or field.name.startswith(f"{name}.") for name in parameters):
             raise point_at(
@@ -102,17 +103,6 @@ def check_trial_where(where: str, parameters: Sequence[str]) -> None:
                 f"no trial has {field.name!r}; there are the parameters {', '.join(parameters)} "
                 f"and the fields {', '.join(TRIAL_FIELDS)}",
             )
-
-
-def _list_fields(expression: Expression) -> Iterator[Field]:
-    match expression:
-        case And(operands) | Or(operands):
-            for operand in operands:
-                yield from _list_fields(operand)
-        case Not(operand):
-            yield from _list_fields(operand)
-        case IsNull(field) | Comparison(field, _, _) | Membership(field, _) | Contains(field, _):
-            yield field
 
 
 def _make_builder(place: Place) -> Transformer_NonRecursive[Token, Any]:

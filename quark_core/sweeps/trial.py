@@ -406,8 +406,8 @@ class Trial:
         wanted = () if result.values is not None else definition.goals
         limits = () if result.constraints is not None else definition.constraints
         newest = dict(zip(self._keys, self._watch.newest, strict=True))
-        named = [*wanted, *limits]
-        missing = list(dict.fromkeys(e.metric for e in named if newest[e.key] is None))
+        named = [*((g.metric, g.key) for g in wanted), *((c.metric, c.key) for c in limits)]
+        missing = list(dict.fromkeys(metric for metric, key in named if newest[key] is None))
         if not missing or self._sweep.sweep_id in _told_missing:
             return
         _told_missing.add(self._sweep.sweep_id)
