@@ -46,6 +46,7 @@ class StoreLink:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._store: SupportsPrimary | None = None
+        self._when_dropped: weakref.finalize[..., StoreLink] | None = None
         self.is_forked = False
         _links.add(self)
 
@@ -69,12 +70,17 @@ class StoreLink:
         with self._lock:
             if self._store is None:
                 self._store = self._open()
+                # Nobody need close a sweep that is let go of.
+                self._when_dropped = weakref.finalize(self, _close_quietly, self._store)
+                self._when_dropped.atexit = False
             return self._store
 
     def close(self) -> None:
         """Close the store; the next call opens it again."""
         with self._lock:
             store, self._store = self._store, None
+            if self._when_dropped is not None:
+                self._when_dropped.detach()
         if store is not None and not self.is_forked:
             store.close()
 
@@ -117,6 +123,8 @@ class StoreLink:
         """Leave the parent's store alone: this process was forked."""
         _parents.append(self._store)
         self._store = None
+        if self._when_dropped is not None:
+            self._when_dropped.detach()
         self._lock = threading.Lock()
         self.is_forked = True
 
@@ -124,10 +132,14 @@ class StoreLink:
 def close_links() -> None:
     """Close what is open still, as the process ends."""
     for link in list(_links):
-        try:
-            link.close()
-        except QuarkError as error:
-            _log.debug("the store of a sweep is not closed: %s", error)
+        _close_quietly(link)
+
+
+def _close_quietly(opened: Any) -> None:
+    try:
+        opened.close()
+    except QuarkError as error:
+        _log.debug("the store of a sweep is not closed: %s", error)
 
 
 def _become_child() -> None:

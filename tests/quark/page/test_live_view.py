@@ -84,7 +84,9 @@ def test_a_run_is_live_while_a_cell_trains_and_a_card_when_it_has_ended(kernel, 
     steps = int(kernel.read_output(asked).split()[-1])
     kernel.run("session.end_run(); None")
     card, emptied = kernel.wait(
-        lambda: [each for each in [kernel.read_displays()] if "iframe" in each[0]["text/html"]]
+        lambda: [
+            shown for shown in [kernel.read_displays()] if "iframe" in shown[0].get("text/html", "")
+        ]
     )[0]
     assert WIDGET not in card
     assert emptied["text/html"] == ""

@@ -23,7 +23,7 @@ from quark_core.backends.contract import BackendConfig
 # Before MLflow is imported: it would send usage statistics from its tests' users.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-START_TIMEOUT_S = 200
+START_TIMEOUT_S = 200  # on a busy machine it imports for a minute
 # A client of another version may be tested against this Python's MLflow.
 SERVER_PYTHON = os.environ.get("QUARK_TEST_MLFLOW_SERVER_PYTHON", sys.executable)
 LIFETIME_S = 3 * 3600

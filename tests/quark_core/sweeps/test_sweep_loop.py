@@ -1,6 +1,10 @@
 """`for trial in sweep`, `sweep.run` and `sweep.claim` in one process, with real runs."""
 
+import gc
 import logging
+import os
+import sys
+from pathlib import Path
 
 import pytest
 from sweep_training import SPACE, train
@@ -439,3 +443,23 @@ def test_runs_without_a_trial_pay_nothing(root):
         channel = session.open_run.stream.channel("metric")
         assert "MetricWatch" not in repr(channel.append)
         assert session.trial is None
+
+
+def list_open_files(folder):
+    """What of a folder this process has open."""
+    links = Path("/proc/self/fd").iterdir()
+    named = [os.readlink(link) for link in links if link.is_symlink()]
+    return [name for name in named if name.startswith(str(folder))]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_sweep_that_is_let_go_of_leaves_nothing_open(tmp_path):
+    sweep = quark.sweep(
+        "s", project="p", space=SPACE, metric="val/acc", mode="max", trials=2, storage_dir=tmp_path
+    )
+    trial = sweep.claim()
+    assert list_open_files(tmp_path)
+    trial.suspend("enough")
+    del sweep, trial
+    gc.collect()
+    assert not list_open_files(tmp_path)
