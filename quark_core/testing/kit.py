@@ -34,6 +34,8 @@ __all__ = [
     "bound_time",
 ]
 
+_LONG_TIMES = 4
+
 
 @contextmanager
 def bound_time(limit_s: float, what: str) -> Iterator[None]:
@@ -105,7 +107,7 @@ class BackendKit:
     """Tests that the backend cannot pass, by name, each with the reason. A test with
     parameters is named with or without them: `test_a_kind_is_read_back[layer]`."""
     TIME_LIMIT_S: ClassVar[float] = 60.0
-    """How long one test may take, its processes included."""
+    """How long one test may take, its processes included; those called `[long]` four times as long."""
     CLOSE_LIMIT_S: ClassVar[float] = 10.0
     """How long `close` may take with nothing left to send."""
 
@@ -151,7 +153,9 @@ class BackendKit:
 
     @pytest.fixture(autouse=True)
     def _time_bound(self, request: pytest.FixtureRequest) -> Iterator[None]:
-        with bound_time(self.TIME_LIMIT_S, request.node.name):
+        is_long = request.node.name.endswith("[long]")
+        limit_s = self.TIME_LIMIT_S * (_LONG_TIMES if is_long else 1)
+        with bound_time(limit_s, request.node.name):
             yield
 
     @pytest.fixture

@@ -64,7 +64,7 @@ class WorkersConformance(SweepKit):
         size: str,
     ) -> None:
         """Also where every call comes twice, as after a lost reply."""
-        trials = 36 if size == "short" else 400
+        trials = 36 if size == "short" else 200
         store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, trials)
         for index in range(_WORKERS):
@@ -213,7 +213,7 @@ class WorkersConformance(SweepKit):
         size: str,
     ) -> None:
         """A dozen append, each call's entries together; readers look on all the while."""
-        turns = 6 if size == "short" else 60
+        turns = 6 if size == "short" else 25
         store = self._open_store(definition, open_backend)
         log = f"{self._make_sweep(store, 0)}/reports"
         total = _WORKERS * sum(1 + turn % 3 for turn in range(turns))
