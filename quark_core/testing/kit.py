@@ -107,7 +107,7 @@ class BackendKit:
     """Tests that the backend cannot pass, by name, each with the reason. A test with
     parameters is named with or without them: `test_a_kind_is_read_back[layer]`."""
     TIME_LIMIT_S: ClassVar[float] = 60.0
-    """How long one test may take, its processes included; those called `[long]` four times as long."""
+    """How long one test may take, its processes included; one called `[long]` four times that."""
     CLOSE_LIMIT_S: ClassVar[float] = 10.0
     """How long `close` may take with nothing left to send."""
 
