@@ -10,14 +10,14 @@ from typing import Any
 from quark_core.backends.coordination import MOST_TRIALS, NewTrial
 from quark_core.records.sweeps import StoredTrial
 from quark_core.sweeps.definition import SweepDefinition
-from quark_core.sweeps.search import Proposal, count_new
+from quark_core.sweeps.search import Proposal, Search, count_new
 
 __all__ = ["GridSearch"]
 
 _SOURCE = "grid"
 
 
-class GridSearch:
+class GridSearch(Search):
     """Tries all combinations, the last parameter changing first.
 
     Args:
@@ -41,22 +41,6 @@ class GridSearch:
         stop = min(added + MOST_TRIALS, end)
         chosen = [self._make(*each) for each in islice(self._iterate(), added, stop)]
         return [Proposal(f"{_SOURCE}-{added}", chosen)]
-
-    def list_rungs(self, trial: StoredTrial) -> tuple[int, ...] | None:  # noqa: ARG002
-        """None at which a trial is stopped."""
-        return ()
-
-    def report(
-        self,
-        trial: StoredTrial,  # noqa: ARG002
-        values: tuple[float | None, ...],  # noqa: ARG002
-        step: int,  # noqa: ARG002
-    ) -> bool:
-        """Stops nothing."""
-        return False
-
-    def close(self) -> None:
-        """Holds nothing."""
 
     def _iterate(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Place and parameters of each, in the order in which they are tried."""

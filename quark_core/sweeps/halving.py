@@ -14,7 +14,7 @@ from quark_core.backends.coordination import MOST_TRIALS, NewTrial
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import StoredTrial
 from quark_core.sweeps.definition import SweepDefinition
-from quark_core.sweeps.search import Proposal, choose_better
+from quark_core.sweeps.search import Proposal, Search, choose_better
 from quark_core.sweeps.search_options import read_options
 
 __all__ = ["HalvingSearch"]
@@ -22,7 +22,7 @@ __all__ = ["HalvingSearch"]
 _SOURCE = "halving"
 
 
-class HalvingSearch:
+class HalvingSearch(Search):
     """One bracket of successive halving.
 
     Args:
@@ -73,22 +73,6 @@ class HalvingSearch:
             return None
         promoted = [self._promote(trial, newest + 1) for trial in survivors]
         return [Proposal(f"rung-{newest + 1}", promoted)]
-
-    def list_rungs(self, trial: StoredTrial) -> tuple[int, ...] | None:  # noqa: ARG002
-        """None: it ends by itself where its budget does."""
-        return ()
-
-    def report(
-        self,
-        trial: StoredTrial,  # noqa: ARG002
-        values: tuple[float | None, ...],  # noqa: ARG002
-        step: int,  # noqa: ARG002
-    ) -> bool:
-        """Stops nothing: what is not good enough is not gone on with."""
-        return False
-
-    def close(self) -> None:
-        """Holds nothing."""
 
     def find_budget(self, rung: int) -> int | None:
         """The steps that a trial of a rung has; None where there is no budget."""

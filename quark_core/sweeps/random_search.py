@@ -8,12 +8,12 @@ from typing import Any
 from quark_core.backends.coordination import MOST_TRIALS, NewTrial
 from quark_core.records.sweeps import StoredTrial
 from quark_core.sweeps.definition import SweepDefinition
-from quark_core.sweeps.search import Proposal, count_new
+from quark_core.sweeps.search import Proposal, Search, count_new
 
 __all__ = ["RandomSearch"]
 
 
-class RandomSearch:
+class RandomSearch(Search):
     """Draws trials at random.
 
     Args:
@@ -34,22 +34,6 @@ class RandomSearch:
         places = range(drawn, drawn + count)
         # As long as the key is the same, so is what stands behind it, up to how much of it.
         return [Proposal(f"{self._source}-{drawn}", [self._draw(place) for place in places])]
-
-    def list_rungs(self, trial: StoredTrial) -> tuple[int, ...] | None:  # noqa: ARG002
-        """None at which a trial is stopped."""
-        return ()
-
-    def report(
-        self,
-        trial: StoredTrial,  # noqa: ARG002
-        values: tuple[float | None, ...],  # noqa: ARG002
-        step: int,  # noqa: ARG002
-    ) -> bool:
-        """Stops nothing."""
-        return False
-
-    def close(self) -> None:
-        """Holds nothing."""
 
     def _draw(self, place: int) -> NewTrial:
         origin: dict[str, Any] = {"source": self._source, "place": place}

@@ -34,7 +34,8 @@ class Search(Protocol):
 
     Called by one worker from one thread at a time; other workers have one each. What it raises
     ends no training: a `propose` that raises ends the loop over the sweep, and a `report` that
-    raises is told once and lets the trial go on.
+    raises is told once and lets the trial go on. One that says nothing else stops no trial early,
+    and holds nothing open.
     """
 
     def propose(self, trials: Sequence[StoredTrial]) -> list[Proposal] | None:
@@ -49,13 +50,19 @@ class Search(Protocol):
             have ended; None where there will be nothing more.
         """
 
-    def list_rungs(self, trial: StoredTrial) -> tuple[int, ...] | None:
+    def list_rungs(self, trial: StoredTrial) -> tuple[int, ...] | None:  # noqa: ARG002
         """At which steps `report` is to be called for a trial, rising; None for each step.
 
         Empty where it stops no trial early.
         """
+        return ()
 
-    def report(self, trial: StoredTrial, values: tuple[float | None, ...], step: int) -> bool:
+    def report(
+        self,
+        trial: StoredTrial,  # noqa: ARG002
+        values: tuple[float | None, ...],  # noqa: ARG002
+        step: int,  # noqa: ARG002
+    ) -> bool:
         """Take note of how far a trial has come; returns whether it shall stop there.
 
         Args:
@@ -65,9 +72,11 @@ class Search(Protocol):
             step: The rung, or the step where each one is reported. Where a training logs only
                 now and then, the figures may be of a later step than the rung.
         """
+        return False
 
     def close(self) -> None:
         """Let go of what it holds open."""
+        return
 
 
 def choose_better(mode: str, value: float | None) -> float:
