@@ -583,7 +583,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         exc_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> bool:
+    ) -> bool | None:  # not bool: type checkers would think that each block may go on behind it
         ends_here = self._run.trial is not None and self._run.trial.ends_by(error)
         if self not in open_runs.sessions:
             return ends_here

@@ -302,3 +302,8 @@ def test_the_context_of_an_opened_run_reads_it_and_refuses_to_write(tmp_path, st
     if status is None:
         open_runs.add(session)
         session.end_run()
+
+
+def test_type_checkers_know_that_a_block_of_a_run_hides_no_exception():
+    # Where it were `bool`, mypy would miss a `return` behind each `with` that returns.
+    assert quark.TrainingSession.__exit__.__annotations__["return"] == "bool | None"
