@@ -22,7 +22,6 @@ from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 
-from quark_core.config.layering.parsers import parse_arguments
 from quark_core.config.origins.finding import find_chains
 from quark_core.config.origins.keeping import keep_chains
 from quark_core.config.redaction import REDACTED, cut_text, is_secret_key, redact_values
@@ -75,6 +74,8 @@ def snapshot_config(config: object) -> ConfigSnapshot:
         return ConfigSnapshot(JsonObject())
     parsed = None
     if isinstance(config, ArgumentParser):
+        from quark_core.config.layering.parsers import parse_arguments
+
         parsed = parse_arguments(config)
         config = parsed.values
     chains = find_chains(config, parsed)

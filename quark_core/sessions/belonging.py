@@ -15,7 +15,6 @@ from quark_core.records import format_time
 from quark_core.records.json_object import JsonObject, flatten_json
 from quark_core.records.runs import RunContext
 from quark_core.records.times import now_us
-from quark_core.runs.field_exchange import exchange_run_field
 from quark_core.runs.open_run import OpenRun
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.terminal_text import clean_line
@@ -126,6 +125,9 @@ class Belonging:
             RunNotFoundError: The store has no such run, or has it in the trash.
             SessionStoreError: The store cannot be written, or can compare nothing.
         """
+        # Late: few runs need it, and each start would wait for the import.
+        from quark_core.runs.field_exchange import exchange_run_field
+
         run = self._run
         if run.refusal is None:
             run.flush()
