@@ -22,13 +22,14 @@ from quark_backends.store.databases.sqlite import (
     no_database,
     remake_store,
 )
+from quark_backends.store.databases.turns import SqliteTurns
 from quark_backends.store.reading.generations import write_generation
 from quark_backends.store.reading.reader_pool import ReaderPool
 from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
 from quark_backends.store.upkeep.trash import RunTrash
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_backends.store.writing.payloads import KeepsPayloads
-from quark_backends.store.writing.sweeps import KeepsSweeps, SqliteTurns
+from quark_backends.store.writing.sweeps import KeepsSweeps
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.errors import BackendUnavailable, SessionStoreError
 

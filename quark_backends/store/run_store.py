@@ -9,13 +9,14 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from quark_backends.store.databases.turns import SqliteTurns
 from quark_backends.store.reading.generations import store_generation, write_generation
 from quark_backends.store.reading.reader_pool import ReaderPool
 from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
 from quark_backends.store.writing.belonging import store_group_edit, store_project_edit
 from quark_backends.store.writing.edits import editing, store_edit, store_stop
 from quark_backends.store.writing.ingest import BatchIngest
-from quark_backends.store.writing.sweeps import KeepsSweeps, SqliteTurns
+from quark_backends.store.writing.sweeps import KeepsSweeps
 from quark_core.errors import BackendUnavailable, SessionStoreError
 
 if TYPE_CHECKING:

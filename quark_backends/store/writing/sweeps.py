@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import random
-import sqlite3
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quark_backends.store.databases.connection import (
-    SqliteConnection,
-    StoreConnection,
-    close_with,
-    is_busy,
-)
-from quark_backends.store.databases.layout import StoreLayout
-from quark_backends.store.databases.open_files import OpenFiles
-from quark_backends.store.databases.sqlite import connect
-from quark_backends.store.databases.turnstile import Turnstile
-from quark_core.errors import SessionStoreError
+from quark_backends.store.databases.connection import StoreConnection
 
 if TYPE_CHECKING:
     from quark_backends.store.reading.reader_pool import ReaderPool
@@ -30,15 +15,12 @@ if TYPE_CHECKING:
     from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
     from quark_core.system.process import ProcessIdentity
 
-__all__ = ["KeepsSweeps", "SqliteTurns"]
+__all__ = ["KeepsSweeps"]
 
 _log = logging.getLogger("quark")
 
 T = TypeVar("T")
 
-# Where the database is busy though nobody writes: somebody mends or empties its log.
-_PAUSE_S = (0.001, 0.01)
-_PATIENCE_S = 10.0
 _MOST_ENTRIES = 10_000
 
 
@@ -179,86 +161,3 @@ class KeepsSweeps(ABC):
         """See `SupportsCoordination`."""
         with self._readers.take() as reader:
             return reader.list_trials(sweep_id, start, limit)
-
-
-class SqliteTurns:
-    """One connection by which the threads of a process take turns with other processes.
-
-    Opened when it is first needed, and kept: a claim takes less time than to open one.
-
-    Args:
-        layout: The store.
-    """
-
-    def __init__(self, layout: StoreLayout) -> None:
-        self._layout = layout
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._connection: SqliteConnection | None = None
-        self._close: Callable[[], object] | None = None
-        self._files: OpenFiles | None = None
-        self._turnstile: Turnstile | None = None
-
-    def run(self, apply: Callable[[StoreConnection], T]) -> T:
-        """Run a function that is one transaction; again and again while others write.
-
-        Raises:
-            SessionStoreError: The store is busy for longer than 10 s, full or out of reach.
-        """
-        if self._pid != os.getpid():
-            # A fork's connection is its parent's, which must not be closed from here.
-            _of_parents.append(self._connection)
-            self._begin_anew()
-        with self._lock:
-            try:
-                return self._run(apply)
-            except sqlite3.Error as error:
-                self._drop()
-                raise SessionStoreError(f"the store cannot be written: {error}") from error
-
-    def _run(self, apply: Callable[[StoreConnection], T]) -> T:
-        connection = self._open()
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                done = apply(connection)
-            except sqlite3.OperationalError as error:
-                if not is_busy(error) or time.monotonic() >= deadline:
-                    raise
-            else:
-                assert self._files is not None
-                self._files.note()
-                return done
-            time.sleep(random.uniform(*_PAUSE_S))
-
-    def close(self) -> None:
-        """Give the connection up; a later call opens another."""
-        if self._pid == os.getpid():
-            with self._lock:
-                self._drop()
-
-    def _open(self) -> SqliteConnection:
-        if self._files is not None and self._files.find_lost():
-            self._drop()
-        if self._connection is None:
-            self._connection = connect(self._layout)
-            self._close = close_with(self, self._connection.close)
-            self._connection.execute("PRAGMA busy_timeout=0")
-            self._turnstile = Turnstile(self._layout.marker)
-            self._connection.turnstile = self._turnstile
-            self._files = OpenFiles(self._layout)
-        return self._connection
-
-    def _drop(self) -> None:
-        if self._close is not None:
-            self._close()
-        if self._turnstile is not None:
-            self._turnstile.close()
-        self._connection = self._close = self._files = self._turnstile = None
-
-
-# Connections of the processes that this one was forked from.
-_of_parents: list[SqliteConnection | None] = []

@@ -46,7 +46,9 @@ def test_many_threads_have_each_trial_once(run_store, sweep):
 def test_one_request_at_the_same_moment_is_one_claim(run_store, sweep):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: claim(run_store, sweep, "same"), range(16)))
-    assert {(trial.number, trial.token) for trial in found} == {(0, 1)}
+    # Over PostgreSQL several take one each at first, and it is not always the first that stays.
+    (given,) = {(trial.number, trial.token) for trial in found}
+    assert given in [(number, 1) for number in range(8)]
     assert run_store.load_sweep(sweep.id).counts == {"waiting": 59, "running": 1}
 
 

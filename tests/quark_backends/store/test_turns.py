@@ -1,0 +1,185 @@
+"""What is answered for a claim has been synced before, though nobody holds the database for it."""
+
+import errno
+import os
+import shutil
+import sqlite3
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from quark_backends.store.databases import turns
+from quark_backends.store.databases.sqlite import ensure_store
+from quark_backends.store.writing import trials
+from quark_core.backends.coordination import NewTrial
+from quark_core.errors import SessionStoreError
+from quark_core.system.process import current_process
+
+pytestmark = pytest.mark.skipif(
+    not turns._SYNCS_APART, reason="there SQLite syncs by itself, with the database held"
+)
+
+
+class Disk:
+    """What a power loss would leave of a store: what its files held as they were synced last."""
+
+    def __init__(self, layout, folder):
+        self.layout = layout
+        self.folder = folder
+        self.syncs = 0
+        self._lock = threading.Lock()
+
+    def sync(self, file):
+        assert os.path.samestat(
+            os.fstat(file), self.layout.db_path.with_name("quark.db-wal").stat()
+        )
+        with self._lock:
+            self.syncs += 1
+            for suffix in ("", "-wal"):
+                kept = self.layout.db_path.with_name(f"quark.db{suffix}")
+                shutil.copy(kept, self.folder / kept.name)
+
+    def read(self, sql):
+        with self._lock:
+            left = self.folder / "left"
+            left.mkdir(exist_ok=True)
+            (left / "quark.db-shm").unlink(missing_ok=True)
+            for suffix in ("", "-wal"):
+                shutil.copy(self.folder / f"quark.db{suffix}", left)
+            connection = sqlite3.connect(left / "quark.db")
+            try:
+                return connection.execute(sql).fetchall()
+            finally:
+                connection.close()
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return ensure_store(tmp_path / "runs")
+
+
+@pytest.fixture
+def disk(layout, tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    made = Disk(layout, tmp_path / "disk")
+    monkeypatch.setattr(turns.os, "fsync", made.sync)
+    return made
+
+
+@pytest.fixture
+def taking_turns(layout):
+    opened = turns.SqliteTurns(layout)
+    yield opened
+    opened.close()
+
+
+def open_sweep(taking_turns, count):
+    made = taking_turns.run(lambda c: trials.open_sweep(c, "p", "lr", {"metric": "loss"}, 3))
+    added = [NewTrial(parameters={"n": n}) for n in range(count)]
+    taking_turns.run(lambda c: trials.add_trials(c, made.id, added, "all"))
+    return made.id
+
+
+def claim(taking_turns, sweep, request):
+    worker = current_process()
+    return taking_turns.run(lambda c: trials.claim_trial(c, sweep, request, worker, 60.0, None))
+
+
+def test_each_answer_is_on_the_disk_before_it_is_given(taking_turns, disk):
+    sweep = open_sweep(taking_turns, 24)
+
+    def ask(n):
+        given = claim(taking_turns, sweep, f"r{n}")
+        kept = disk.read(f"SELECT token, request_id FROM trial WHERE number = {given.number}")
+        return kept == [(given.token, f"r{n}")]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(ask, range(24)))
+
+
+def test_who_is_given_nothing_waits_for_no_disk(taking_turns, disk):
+    sweep = open_sweep(taking_turns, 1)
+    assert claim(taking_turns, sweep, "r") is not None
+    before = disk.syncs
+    assert claim(taking_turns, sweep, "s") is None
+    assert disk.syncs == before
+
+
+def test_others_write_while_one_waits_for_the_disk(layout, taking_turns, monkeypatch):
+    sweep = open_sweep(taking_turns, 2)
+    is_syncing, may_end = threading.Event(), threading.Event()
+
+    def wait(_file):
+        is_syncing.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(turns.os, "fsync", wait)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(claim, taking_turns, sweep, "r")
+        assert is_syncing.wait(30)
+        monkeypatch.setattr(turns.os, "fsync", lambda _file: None)
+        other = turns.SqliteTurns(layout)
+        assert claim(other, sweep, "s").number == 1
+        assert claim(taking_turns, sweep, "t") is None
+        assert not slow.done()
+        other.close()
+        may_end.set()
+        assert slow.result().number == 0
+
+
+def test_what_could_not_be_synced_is_brought_into_the_database(layout, taking_turns, monkeypatch):
+    sweep = open_sweep(taking_turns, 1)
+
+    def fail(_file):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(turns.os, "fsync", fail)
+    given = claim(taking_turns, sweep, "r")
+    assert layout.db_path.with_name("quark.db-wal").stat().st_size == 0
+    connection = sqlite3.connect(f"file:{layout.db_path}?immutable=1", uri=True)
+    assert connection.execute("SELECT token FROM trial").fetchall() == [(given.token,)]
+    connection.close()
+
+
+def test_where_that_cannot_be_done_either_it_is_told_and_asking_again_gives_the_same(
+    layout, taking_turns, monkeypatch
+):
+    sweep = open_sweep(taking_turns, 2)
+
+    def fail(_file):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(turns.os, "fsync", fail)
+        broken.setattr(turns, "empty_log", lambda _connection: False)
+        with pytest.raises(
+            SessionStoreError, match=r"log of the store .*quark\.db.* synced.*Errno 5"
+        ):
+            claim(taking_turns, sweep, "r")
+    assert (claim(taking_turns, sweep, "r").number, claim(taking_turns, sweep, "s").number) == (
+        0,
+        1,
+    )
+
+
+def test_a_log_that_cannot_be_opened_is_emptied_each_time(layout, taking_turns, monkeypatch):
+    def refuse(_layout):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(turns, "_OpenLog", refuse)
+    sweep = open_sweep(taking_turns, 1)
+    assert claim(taking_turns, sweep, "r").number == 0
+    assert layout.db_path.with_name("quark.db-wal").stat().st_size == 0
+
+
+def test_the_file_of_the_log_is_closed_with_the_last_who_syncs_it(taking_turns):
+    open_sweep(taking_turns, 1)
+    log = weakref.ref(taking_turns._log)
+    file, known = log()._file, os.fstat(log()._file)
+    taking_turns.close()
+    assert log() is None
+    with suppress(OSError):  # another thread may have got its number
+        assert not os.path.samestat(os.fstat(file), known)
