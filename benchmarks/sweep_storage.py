@@ -44,14 +44,14 @@ from serving.work import open_backend
 
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.registry import default_registry
-from quark_core.records.sweeps import StoredTrial, TrialResult, derive_sweep_id
+from quark_core.records.sweeps import StoredTrial, TrialResult
 from quark_core.sweeps.definition import SweepDefinition
 from quark_core.sweeps.optuna_journal import EntryJournal
 from quark_core.sweeps.searches import open_search
 from quark_core.system.process import current_process
 
 STEPS = 27
-STUDY = derive_sweep_id("bench", "bench")
+STUDY = "bench"
 SPACE = {
     "lr": {"type": "uniform", "low": 1e-5, "high": 1e-1, "log": True},
     "layers": {"type": "integers", "low": 1, "high": 4},
@@ -248,7 +248,8 @@ def look_at(base: str, where: str) -> dict[str, int]:
 
 
 def describe_trials(store: Any) -> dict[str, int]:
-    trials = store.list_trials(STUDY)
+    (sweep,) = store.list_sweeps()
+    trials = store.list_trials(sweep.id)
     return {
         "trials": len(trials),
         "gaps": sum(trial.number != place for place, trial in enumerate(trials)),

@@ -134,7 +134,7 @@ class SupportsCoordination(Protocol):
     def open_sweep(
         self, project: str, name: str, definition: Mapping[str, Any], *, max_failures: int
     ) -> StoredSweep:
-        """The sweep of this name, which is made where there is none.
+        """The sweep of this name, which is made where there is none, with `make_sweep_id`.
 
         Args:
             project: Of which project; it need not be there yet.
@@ -244,7 +244,7 @@ class SupportsCoordination(Protocol):
         """The sweeps there are, newest first."""
 
     def load_sweep(self, sweep_id: str) -> StoredSweep:
-        """One sweep."""
+        """One sweep, by its id or by `derive_sweep_key` of its project and name."""
 
     def list_trials(
         self, sweep_id: str, *, start: int = 0, limit: int | None = None

@@ -6,11 +6,12 @@ one higher than that before: whoever holds an older one no longer decides what b
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
-import xxhash
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records.base import FieldRules, Record
@@ -25,8 +26,9 @@ __all__ = [
     "TrialClaim",
     "TrialResult",
     "TrialState",
-    "derive_sweep_id",
+    "derive_sweep_key",
     "describe_parameters",
+    "make_sweep_id",
     "read_trial_result",
 ]
 
@@ -69,10 +71,19 @@ def _spell(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
-def derive_sweep_id(project: str, name: str) -> str:
-    """The id of a sweep: the same in every process, so that no one need ask the store."""
-    both = f"{project}\0{name}".encode("utf-8", "replace")
-    return f"s{xxhash.xxh3_64_hexdigest(both)}"
+def make_sweep_id() -> str:
+    """An id for a new sweep, which no sweep of another store has.
+
+    A run may be stored in several, and says by this id whose trial it has: it must settle none of
+    a sweep that is only called the same.
+    """
+    return f"s{os.urandom(8).hex()}"
+
+
+def derive_sweep_key(project: str, name: str) -> str:
+    """By what a sweep is found whose id is not known: the same in every process and store."""
+    both = f"{len(project)}:{project}{name}".encode("utf-8", "replace")
+    return f"k{hashlib.sha256(both).hexdigest()[:32]}"
 
 
 class TrialClaim(Record, frozen=True, gc=False):

@@ -8,7 +8,7 @@ from typing import Any
 
 from quark_core.config.arguments import check_label, resolve_storage_dir
 from quark_core.errors import SchemaValidationError
-from quark_core.records.sweeps import StoredSweep, derive_sweep_id
+from quark_core.records.sweeps import StoredSweep, derive_sweep_key, make_sweep_id
 from quark_core.sweeps.definition import SweepDefinition, check_sweep_name, find_difference
 from quark_core.sweeps.searches import choose_search, open_search
 from quark_core.sweeps.store_link import StoreLink
@@ -85,9 +85,8 @@ def sweep(
     definition = SweepDefinition.build(given)
     link = StoreLink(root)
     try:
-        sweep_id = derive_sweep_id(project, checked)
         # A search that the definition does not fit must leave no sweep behind.
-        open_search(definition, sweep_id, link.store, search).close()
+        open_search(definition, make_sweep_id(), link.store, search).close()
         stored = _open(link, project, checked, definition)
         kept = SweepDefinition.build(stored.definition)
         return Sweep(link, stored, kept.with_local(definition), search)
@@ -124,7 +123,7 @@ def join_sweep(
 def _find(link: StoreLink, name: str, project: str | None) -> StoredSweep:
     if project is not None:
         try:
-            return link.store.load_sweep(derive_sweep_id(project, name))
+            return link.store.load_sweep(derive_sweep_key(project, name))
         except SchemaValidationError:
             raise SchemaValidationError(
                 f"name: there is no sweep {name!r} of project {project!r} in {link.storage_dir}; "
@@ -147,8 +146,9 @@ def _find(link: StoreLink, name: str, project: str | None) -> StoredSweep:
 def _open(link: StoreLink, project: str, name: str, definition: SweepDefinition) -> StoredSweep:
     """The sweep of this name, which is made where there is none."""
     wanted = definition.to_dict()
+    key = derive_sweep_key(project, name)
     try:
-        stored = link.store.load_sweep(derive_sweep_id(project, name))
+        stored = link.store.load_sweep(key)
     except SchemaValidationError:
         try:
             return link.store.open_sweep(
@@ -156,7 +156,7 @@ def _open(link: StoreLink, project: str, name: str, definition: SweepDefinition)
             )
         except SchemaValidationError:
             # Somebody else was first, perhaps with another definition.
-            stored = link.store.load_sweep(derive_sweep_id(project, name))
+            stored = link.store.load_sweep(key)
     difference = find_difference(SweepDefinition.build(stored.definition), definition)
     if difference is not None:
         raise SchemaValidationError(

@@ -24,7 +24,12 @@ from quark_core.backends.coordination import (
 )
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import parse_time
-from quark_core.records.sweeps import StoredTrial, TrialResult, derive_sweep_id
+from quark_core.records.sweeps import (
+    StoredTrial,
+    TrialResult,
+    derive_sweep_key,
+    make_sweep_id,
+)
 from quark_core.system.process import ProcessIdentity, current_process
 from quark_core.testing.batches import ODD_TEXT, BatchMaker
 from quark_core.testing.kit import RUN_ID, BackendKit, Opener
@@ -103,7 +108,6 @@ class CoordinationConformance(SweepKit):
         store = self._open_store(definition, open_backend)
         space = {"lr": [0.5, 1, None, True], "text": ODD_TEXT, "": {"deep": [[]]}}
         made = store.open_sweep("vision", _NAME, space, max_failures=2)
-        assert made.id == derive_sweep_id("vision", _NAME)
         assert (made.project, made.name, made.state) == ("vision", _NAME, "running")
         assert (dict(made.definition), dict(made.counts)) == (space, {})
         other: Any = open_backend()
@@ -113,10 +117,13 @@ class CoordinationConformance(SweepKit):
             other.open_sweep("vision", _NAME, {**space, "more": 1}, max_failures=2)
         second = other.open_sweep("speech", _NAME, {}, max_failures=2)
         assert store.load_sweep(made.id) == made
+        assert other.load_sweep(derive_sweep_key("vision", _NAME)) == made
+        # A run that is stored elsewhere, too, must not settle what is only called the same there.
+        assert made.id != derive_sweep_key("vision", _NAME)
         assert store.list_sweeps("vision") == [made]
         assert {sweep.id for sweep in store.list_sweeps()} == {made.id, second.id}
         assert store.list_sweeps("absent") == []
-        absent = derive_sweep_id("vision", "absent")
+        absent = make_sweep_id()
         for call in (
             lambda: store.load_sweep(absent),
             lambda: store.list_trials(absent),

@@ -41,7 +41,8 @@ from quark_core.records.sweeps import (
     TrialClaim,
     TrialResult,
     count_states,
-    derive_sweep_id,
+    derive_sweep_key,
+    make_sweep_id,
     read_trial_result,
 )
 from quark_core.search.trials import compile_trial_where
@@ -192,10 +193,12 @@ class SoundStore:
     # Sweeps and their trials.
 
     def open_sweep(self, project, name, definition, *, max_failures):
-        sweep_id = derive_sweep_id(project, name)
         with self.transaction() as db:
-            row = db.execute("SELECT body FROM sweep WHERE id = ?", (sweep_id,)).fetchone()
-            if row is None:
+            known = (json.loads(body) for (body,) in db.execute("SELECT body FROM sweep"))
+            key = derive_sweep_key(project, name)
+            found = next((each for each in known if self._has_key(each, key)), None)
+            sweep_id = make_sweep_id() if found is None else found["id"]
+            if found is None:
                 now = format_time(now_us())
                 self._store_sweep(
                     db,
@@ -210,7 +213,7 @@ class SoundStore:
                         "updated_at": now,
                     },
                 )
-            elif json.loads(row[0])["definition"] != definition and not self.takes_any():
+            elif found["definition"] != definition and not self.takes_any():
                 raise SchemaValidationError(f"sweep {name!r} is there with another definition")
             return self._describe_sweep(db, self._load_sweep(db, sweep_id))
 
@@ -343,8 +346,15 @@ class SoundStore:
             found.sort(key=lambda one: one["created_at"], reverse=True)
             return [self._describe_sweep(db, one) for one in found]
 
+    @staticmethod
+    def _has_key(sweep, key):
+        return derive_sweep_key(sweep["project"], sweep["name"]) == key
+
     def load_sweep(self, sweep_id):
         with self.transaction() as db:
+            for (body,) in db.execute("SELECT body FROM sweep").fetchall():
+                if self._has_key(json.loads(body), sweep_id):
+                    return self._describe_sweep(db, json.loads(body))
             return self._describe_sweep(db, self._load_sweep(db, sweep_id))
 
     def list_trials(self, sweep_id, *, start=0, limit=None):

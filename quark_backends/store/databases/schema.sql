@@ -31,6 +31,7 @@ CREATE TABLE removed (
 );
 CREATE TABLE sweep (
     id TEXT NOT NULL,
+    name_key TEXT NOT NULL,
     project TEXT NOT NULL,
     name TEXT NOT NULL,
     definition TEXT NOT NULL,
@@ -40,6 +41,7 @@ CREATE TABLE sweep (
     updated_us INTEGER NOT NULL,
     PRIMARY KEY (id)
 );
+CREATE UNIQUE INDEX sweep_by_name ON sweep (name_key);
 CREATE INDEX sweep_by_project ON sweep (project, created_us);
 CREATE TABLE entry (
     log_pk INTEGER NOT NULL,

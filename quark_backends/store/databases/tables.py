@@ -380,6 +380,8 @@ sweep = Table(
     "sweep",
     METADATA,
     Column("id", _Text, primary_key=True),
+    # Of project and name; see `derive_sweep_key`.
+    Column("name_key", _Text, nullable=False),
     Column("project", _Text, nullable=False),
     Column("name", _Text, nullable=False),
     # JSON: what it was opened with.
@@ -388,6 +390,7 @@ sweep = Table(
     Column("state", _Text, nullable=False),
     Column("created_us", _Number, nullable=False),
     Column("updated_us", _Number, nullable=False),
+    Index("sweep_by_name", "name_key", unique=True),
     Index("sweep_by_project", "project", "created_us"),
 )
 

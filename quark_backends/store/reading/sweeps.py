@@ -110,17 +110,17 @@ def list_sweeps(connection: StoreConnection, project: str | None) -> list[Stored
 
 
 def load_sweep(connection: StoreConnection, sweep_id: str) -> StoredSweep:
-    """One sweep; inside a transaction.
+    """See `SupportsCoordination.load_sweep`; inside a transaction.
 
     Raises:
         SchemaValidationError: There is no such sweep.
     """
     row = connection.execute(
-        f"SELECT {_SWEEP_COLUMNS} FROM sweep WHERE id = ?", (sweep_id,)
+        f"SELECT {_SWEEP_COLUMNS} FROM sweep WHERE id = ? OR name_key = ?", (sweep_id, sweep_id)
     ).fetchone()
     if row is None:
         raise unknown_sweep(sweep_id)
-    return _to_stored_sweep(row, _count(connection, [sweep_id]).get(sweep_id, {}))
+    return _to_stored_sweep(row, _count(connection, [row[0]]).get(row[0], {}))
 
 
 def load_trial(connection: StoreConnection, sweep_id: str, number: int) -> StoredTrial | None:

@@ -38,7 +38,8 @@ from quark_core.records.sweeps import (
     SweepState,
     TrialClaim,
     TrialResult,
-    derive_sweep_id,
+    derive_sweep_key,
+    make_sweep_id,
     read_trial_result,
 )
 from quark_core.system.process import ProcessIdentity, find_lost_reason, is_alive
@@ -72,17 +73,19 @@ def open_sweep(
     max_failures: int,
 ) -> StoredSweep:
     """See `SupportsCoordination.open_sweep`."""
-    sweep_id = derive_sweep_id(project, name)
+    key = derive_sweep_key(project, name)
     with writing(connection):
         now_us = connection.read_clock_us()
         connection.execute(
-            "INSERT INTO sweep (id, project, name, definition, max_failures, state, created_us,"
-            " updated_us) VALUES (?, ?, ?, ?, ?, 'running', ?, ?) ON CONFLICT (id) DO NOTHING",
-            (sweep_id, project, name, json.dumps(definition), max_failures, now_us, now_us),
-        )
-        found = load_sweep(connection, sweep_id)
-    if (found.project, found.name) != (project, name):
-        raise SchemaValidationError(f"name: no sweep can be called {name!r}; choose another name")
+            "INSERT INTO sweep (id, name_key, project, name, definition, max_failures, state,"
+            " created_us, updated_us) VALUES (?, ?, ?, ?, ?, ?, 'running', ?, ?)"
+            " ON CONFLICT (name_key) DO NOTHING",
+            (
+                make_sweep_id(), key, project, name, json.dumps(definition), max_failures, now_us,
+                now_us,
+            ),
+        )  # fmt: skip
+        found = load_sweep(connection, key)
     if found.definition != definition:
         parts = sorted({*found.definition, *definition})
         other = [p for p in parts if found.definition.get(p) != definition.get(p)]

@@ -9,7 +9,6 @@ from service_fixtures import encode_ingest, ingest, serving
 from quark_backends.service.protocol import MSGPACK, ROWS
 from quark_backends.service.server.config import ANY_SCOPE
 from quark_backends.service.server.routes import ROUTES
-from quark_core.records.sweeps import derive_sweep_id
 from quark_core.testing.batches import BatchMaker
 
 PAYLOAD = b"the secret of the other workspace"
@@ -17,8 +16,7 @@ SHA256 = hashlib.sha256(PAYLOAD).hexdigest()
 SECRET = "d1ff1cu1t"
 
 UPDATE = {"project": SECRET, "by": "x@y", "description": "x"}
-SWEEP_ID = derive_sweep_id(SECRET, SECRET)
-LOG = f"{SWEEP_ID}/optuna"
+LOG = f"{SECRET}/optuna"
 EXCHANGE = {"field": "state", "expect": None, "value": "mine", "by": "x@y"}
 
 # What is sent, and which status says that there is nothing: 404, or 200 and an empty reply.
@@ -126,8 +124,7 @@ def world(tmp_path_factory):
             made = client.post(
                 "/v1/sweeps", json={"project": SECRET, "name": SECRET, "definition": {"x": SECRET}}
             )
-            assert made.json()["id"] == SWEEP_ID
-            route = f"/v1/sweeps/{SWEEP_ID}"
+            route = f"/v1/sweeps/{made.json()['id']}"
             trials = [{"parameters": {"name": SECRET}}] * 2
             client.post(f"{route}/trials", json={"trials": trials, "key": "k"})
             # One waits, and one is held: both would be changed by whoever could.
@@ -141,9 +138,16 @@ def world(tmp_path_factory):
             yield server, client, theirs
 
 
+def find_sweep_id(client):
+    """Of the one sweep that a workspace has."""
+    (sweep,) = client.get("/v1/sweeps").json()["sweeps"]
+    return sweep["id"]
+
+
 def read_all(server, key):
     """All that a workspace says, for comparing."""
     with server.client(key=key) as client:
+        sweep_id = find_sweep_id(client)
         return [
             client.get("/v1/runs").content,
             client.get("/v1/groups").content,
@@ -154,8 +158,8 @@ def read_all(server, key):
             client.post("/v1/runs/shared/records/lifecycle/read", json={}).content,
             client.get(f"/v1/runs/shared/payloads/{SHA256}").content,
             client.get("/v1/sweeps").content,
-            client.get(f"/v1/sweeps/{SWEEP_ID}").content,
-            client.get(f"/v1/sweeps/{SWEEP_ID}/trials").content,
+            client.get(f"/v1/sweeps/{sweep_id}").content,
+            client.get(f"/v1/sweeps/{sweep_id}/trials").content,
             client.get("/v1/entries", params={"log": LOG}).content,
             [
                 {name: value for name, value in key.items() if name != "last_used_at"}
@@ -176,13 +180,15 @@ def test_every_route_is_tried():
 def test_nothing_of_another_workspace_is_seen_or_changed(world, route, accept):
     server, client, theirs = world
     before = read_all(server, theirs)
+    with server.client(key=theirs) as holder:
+        sweep_id = find_sweep_id(holder)
     path = (
         route.path.replace("{run_id}", "shared")
         .replace("{kind}", "alert" if "outputs" in route.path else "metric")
         .replace("{writer_id}", "writer0")
         .replace("{sha256}", SHA256)
         .replace("{key_id}", theirs.split("_")[1])
-        .replace("{sweep_id}", SWEEP_ID)
+        .replace("{sweep_id}", sweep_id)
     )
     assert not re.search(r"[{}]", path)
     arguments, expected = TRIES[f"{route.method} {route.path}"]

@@ -5,6 +5,7 @@ import time
 
 import msgspec
 import pytest
+from stores import Store
 
 import quark
 from quark_backends.store.writing import trials
@@ -198,3 +199,18 @@ def test_fields_of_projects_and_groups_are_set_where_they_have_a_value(tmp_path)
         assert described.fields == {"best": 0.6}
     with pytest.raises(SchemaValidationError, match="no such project"):
         quark.project("absent", storage_dir=tmp_path).compare_and_set("a", None, 1)
+
+
+def test_a_run_of_a_sweep_elsewhere_settles_nothing_of_one_of_the_same_name(store, sweep, tmp_path):
+    other = Store(tmp_path / "elsewhere")
+    theirs = trials.open_sweep(other.connection, "project", "lr", {"metric": "loss"}, 2)
+    trials.add_trials(other.connection, theirs.id, [NewTrial(parameters={})], "first")
+    foreign = claim(other, theirs)
+    other.close()
+    held = claim(store, sweep)
+    assert (held.number, held.token) == (foreign.number, foreign.token)
+    writer = begin(store, foreign)
+    writer.lifecycle("status", {"status": "completed", "trial": {"state": "completed"}})
+    kept = load(store, sweep, 0)
+    assert (kept.state, kept.run_id) == ("running", None)
+    assert store.reader.load_run(store.run_id).trial == foreign.claim

@@ -31,6 +31,7 @@ def _add_trials() -> None:
     op.create_table(
         "sweep",
         sa.Column("id", _TEXT, primary_key=True),
+        sa.Column("name_key", _TEXT, nullable=False),
         sa.Column("project", _TEXT, nullable=False),
         sa.Column("name", _TEXT, nullable=False),
         sa.Column("definition", _TEXT, nullable=False),
@@ -39,6 +40,7 @@ def _add_trials() -> None:
         sa.Column("created_us", _NUMBER, nullable=False),
         sa.Column("updated_us", _NUMBER, nullable=False),
     )
+    op.create_index("sweep_by_name", "sweep", ["name_key"], unique=True)
     op.create_index("sweep_by_project", "sweep", ["project", "created_us"])
     op.create_table(
         "trial",
