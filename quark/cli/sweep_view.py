@@ -76,10 +76,7 @@ def make_sweeps_table(sweeps: Sequence[StoredSweep], width: int) -> Table:
 
 def _describe_state(sweep: StoredSweep) -> Text:
     """running, paused, cancelled, or done where all that it was to try has ended."""
-    total, counts = sweep.definition.get("trials"), sweep.counts
-    tried = sum(count for count in counts.values() if isinstance(count, int))
-    is_open = any(counts.get(state) for state in ("waiting", "running", "suspended"))
-    if sweep.state == "running" and not is_open and isinstance(total, int) and tried >= total:
+    if sweep.is_done:
         return Text("done", "green")
     return Text(sweep.state, STATE_STYLES.get(sweep.state, ""))
 

@@ -1,8 +1,8 @@
 """Which parameters of a sweep matter: how much of what its trials reach each explains.
 
-Optuna's PED-ANOVA tells where Optuna is there; it asks what parts the best tenth from the rest.
-What needs no library is told by its name, `ranks`: the ranks of the metric as a sum of a curve of
-each parameter's ranks. What parameters do together is seen by neither.
+By default `ranks`, which needs no library: the ranks of the metric as a sum of a curve of each
+parameter's ranks. Optuna's PED-ANOVA, where Optuna is there, asks what parts the best tenth from
+the rest. What parameters do together is seen by neither.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ class Importances(Record, frozen=True, gc=False):
 
 
 def measure_importances(
-    sweep: StoredSweep, trials: Sequence[StoredTrial], method: str | None = None
+    sweep: StoredSweep, trials: Sequence[StoredTrial], method: str = "ranks"
 ) -> tuple[Importances, ...]:
     """The importances of a sweep's parameters, for each of its metrics.
 
     Args:
         sweep: The sweep.
         trials: Its trials, of which those that are completed with the whole budget tell.
-        method: `ped_anova` or `ranks`; by default the first where Optuna is installed.
+        method: `ranks`, which says what chance alone would give; or `ped_anova`, where Optuna is
+            installed.
 
     Raises:
         SchemaValidationError: `method` is another one, or Optuna is asked for and not there.
     """
-    if method not in (None, "ped_anova", "ranks"):
+    if method not in ("ped_anova", "ranks"):
         raise SchemaValidationError(f"method must be 'ped_anova' or 'ranks', got {method!r:.60}")
-    has_optuna = find_spec("optuna") is not None
-    if method == "ped_anova" and not has_optuna:
+    if method == "ped_anova" and find_spec("optuna") is None:
         raise SchemaValidationError(
             "method 'ped_anova' is Optuna's: pip install 'quark-tracker[sweep]', or take 'ranks'"
         )
-    wished: ImportanceMethod = "ranks" if method == "ranks" or not has_optuna else "ped_anova"
+    wished: ImportanceMethod = "ped_anova" if method == "ped_anova" else "ranks"
     compared = pick_comparable(sweep, trials, least=_LEAST_TRIALS)
     return tuple(
         _measure(sweep, compared, place, metric, mode, wished)

@@ -123,11 +123,12 @@ class _Configuration:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """The configurations from the best to the worst, as arrays."""
+    """The configurations from the best to the worst, as arrays, of so many completed trials."""
 
     configurations: Sequence[_Configuration]
     means: Floats
     counts: Floats
+    completed: int
 
 
 def judge_sweep(
@@ -147,16 +148,17 @@ def judge_sweep(
     aside = ""
     if compared and top is not None and top not in compared:
         aside = f" Trial {top.number} alone came further: it was chosen among these."
+    completed = sum(trial.state == "completed" for trial in trials)
     verdicts = []
     for place, (metric, mode) in enumerate(list_objectives(sweep.definition)):
-        field = _gather(compared, place, 1.0 if mode == "max" else -1.0)
+        field = _gather(compared, place, 1.0 if mode == "max" else -1.0, completed)
         ask = None if reader is None else _ProjectNoise(reader, sweep.project, metric, mode)
         verdict = _judge(field, metric, mode, ask)
         verdicts.append(msgspec.structs.replace(verdict, reason=verdict.reason + aside))
     return tuple(verdicts)
 
 
-def _gather(trials: Sequence[StoredTrial], place: int, sign: float) -> _Field:
+def _gather(trials: Sequence[StoredTrial], place: int, sign: float, completed: int) -> _Field:
     groups: dict[str, list[StoredTrial]] = defaultdict(list)
     for trial in trials:
         values = trial.values or ()
@@ -174,6 +176,7 @@ def _gather(trials: Sequence[StoredTrial], place: int, sign: float) -> _Field:
         found,
         np.array([each.mean for each in found]),
         np.array([float(len(each.values)) for each in found]),
+        completed,
     )
 
 
@@ -284,8 +287,11 @@ def _judge(
 
 def _judge_few(field: _Field, metric: str, mode: ObjectiveMode) -> SweepVerdict:
     if not field.configurations:
+        headline = "No trial is completed yet"
+        if field.completed:
+            headline = "No completed trial has the metric"
         return SweepVerdict(
-            metric, mode, "cannot_tell", "No trial is completed yet",
+            metric, mode, "cannot_tell", headline,
             f"There is no completed trial with a finite value of {metric}.", "",
         )  # fmt: skip
     (only,) = field.configurations

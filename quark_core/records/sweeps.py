@@ -178,6 +178,18 @@ class StoredSweep(Record, frozen=True, gc=False):
 
     RULES: ClassVar[FieldRules] = FieldRules(words={"state": get_args(SweepState)})
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all the trials that it was opened for have ended; more may be asked for."""
+        total = self.definition.get("trials")
+        counts = {state: n for state, n in self.counts.items() if isinstance(n, int)}
+        if self.state != "running" or not isinstance(total, int):
+            return False
+        is_open = any(
+            counts.get(state) for state in TRIAL_STATES if state not in FINAL_TRIAL_STATES
+        )
+        return not is_open and sum(counts.values()) >= total
+
 
 class StoredTrial(Record, frozen=True, gc=False):
     """A trial as its store knows it. Times are ISO 8601 text in UTC, of the store's clock.

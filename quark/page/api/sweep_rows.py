@@ -69,6 +69,7 @@ def describe_sweep(sweep: StoredSweep) -> dict[str, Any]:
         "project": sweep.project,
         "name": sweep.name,
         "state": sweep.state,
+        "is_done": sweep.is_done,
         "search": _show(definition.get("search")),
         "metrics": [_describe_metric(*each) for each in list_objectives(definition)],
         "counts": counts,

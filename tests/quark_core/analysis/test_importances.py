@@ -141,3 +141,8 @@ def test_without_optuna_ours_tells(monkeypatch):
     assert found.method == "ranks"
     with pytest.raises(SchemaValidationError, match="sweep"):
         measure_importances(make_sweep(), trials, "ped_anova")
+
+
+def test_the_same_is_told_with_optuna_and_without():
+    (found,) = measure_importances(make_sweep(), draw(40, measure_bowl))
+    assert (found.method, found.chance is not None) == ("ranks", True)

@@ -251,7 +251,7 @@ def test_of_a_halving_the_rung_is_compared_that_the_last_one_was_chosen_in():
 
 def test_nothing_and_one_are_told():
     assert judge([]).headline == "No trial is completed yet"
-    assert judge([({"lr": 1}, [math.inf])]).headline == "No trial is completed yet"
+    assert judge([({"lr": 1}, [math.inf])]).headline == "No completed trial has the metric"
     only = judge([({"lr": 1, "seed": s}, [0.5 + s]) for s in range(3)])
     assert (only.verdict, only.compared, only.best) == ("cannot_tell", 1, 2)
 

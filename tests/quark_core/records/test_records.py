@@ -14,6 +14,7 @@ from record_samples import ALL, CONFIG, EVENT, LIFECYCLE, METRIC, TIME
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord, format_time, parse_time
 from quark_core.records.json_object import JsonObject
+from quark_core.records.sweeps import StoredSweep
 from quark_core.records.times import check_timestamp
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -172,3 +173,29 @@ def test_a_timestamp_that_no_record_could_show_is_refused(timestamp):
 )
 def test_a_time_is_read_with_its_offset_and_without_one_as_utc(text):
     assert format_time(parse_time(text)) == TIME
+
+
+@pytest.mark.parametrize(
+    ("state", "trials", "counts", "is_done"),
+    [
+        ("running", 3, {"completed": 2, "broken": 1}, True),
+        ("running", 3, {"completed": 2, "suspended": 1}, False),
+        ("running", 4, {"completed": 3}, False),
+        ("running", None, {"completed": 3}, False),
+        ("paused", 3, {"completed": 3}, False),
+        ("running", 3, {"completed": "3"}, False),
+    ],
+)
+def test_a_sweep_is_done_when_all_it_was_opened_for_have_ended(state, trials, counts, is_done):
+    moment = "2026-01-01T00:00:00.000000Z"
+    sweep = StoredSweep(
+        id="s1",
+        project="p",
+        name="n",
+        definition=JsonObject({"trials": trials}),
+        state=state,
+        counts=JsonObject(counts),
+        created_at=moment,
+        updated_at=moment,
+    )
+    assert sweep.is_done is is_done

@@ -85,10 +85,11 @@ function makeNumeric(column, numbers) {
   let [low, high] = findBounds(column, numbers);
   if (isNumber(range?.low) && isNumber(range?.high)) [low, high] = [Math.min(low, range.low), Math.max(high, range.high)];
   if (!(low < high)) [low, high] = Number.isFinite(low) ? [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1] : [0, 1];
+  const areWhole = range?.type === "integers";
   const isLog = low > 0 && (range ? range.log === true : high / low >= LOG_FROM);
   /** @param {number} value */
   const scale = (value) => isLog ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low);
-  const places = isLog ? placeDecades(low, high, MOST_TICKS) : placeTicks(low, high, MOST_TICKS);
+  const places = isLog ? placeDecades(low, high, MOST_TICKS) : placeTicks(low, high, MOST_TICKS, areWhole ? 1 : 0);
   const texts = isLog ? places.map(labelDecade) : labelTicks(places);
   return {
     column, names: null, low, high, isLog,

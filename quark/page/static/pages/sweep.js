@@ -134,7 +134,7 @@ function Sweep({ data, trials, place, edited }) {
       <a href=${makeLink([], { project: sweep.project })}>${sweep.project}</a> <a href=${makeLink(["sweeps"], { project: sweep.project })}>Sweeps</a>
       <span class="actions"><${SweepButtons} sweep=${sweep} changed=${edited} /><${Account} /></span></header>
     <main id="main">
-      <div class="title"><h1>${sweep.name}</h1><${StateBadge} state=${sweep.state} /><${Facts} sweep=${sweep} /></div>
+      <div class="title"><h1>${sweep.name}</h1><${StateBadge} state=${sweep.is_done && sweep.state === "running" ? "done" : sweep.state} /><${Facts} sweep=${sweep} /></div>
       <p><${Counts} counts=${sweep.counts} />${sweep.total === 0 && html`<span class="quiet">No trial yet: the first worker that comes draws some, such as <code>quark sweep run ${sweep.name}</code>.</span>`}</p>
       ${sweep.state === "paused" && html`<p class="notice-line" role="status">The sweep is paused: trials that run go on, and no more are given to workers.</p>`}
       ${data.left_out > 0 && html`<p class="notice-line">The first ${writeStep(trials.length)} trials are shown; ${writeStep(data.left_out)} more are not.</p>`}

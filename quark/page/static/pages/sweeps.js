@@ -63,7 +63,7 @@ function Row({ sweep, project }) {
   const all = Math.max(sweep.total, sweep.planned ?? 0);
   const metric = sweep.metrics[0];
   return html`<tr data-sweep=${sweep.id}><th scope="row"><a href=${makeLink(["sweep", sweep.id])}>${sweep.name}</a>${!project && html` <small>${sweep.project}</small>`}</th>
-    <td><${StateBadge} state=${sweep.state} /></td><td><${Counts} counts=${sweep.counts} /></td>
+    <td><${StateBadge} state=${sweep.is_done && sweep.state === "running" ? "done" : sweep.state} /></td><td><${Counts} counts=${sweep.counts} /></td>
     <td>${all > 0 && html`<progress max=${all} value=${ended} aria-label=${`${ended} of ${all} trials have ended`}></progress> <small>${writeStep(ended)}/${writeStep(all)}</small>`}</td>
     <td class="number">${sweep.best && html`${sweep.best.run_id ? html`<a href=${makeLink(["run", sweep.best.run_id])}>${writeNumber(sweep.best.value)}</a>` : writeNumber(sweep.best.value)} <small>${metric?.name} ${metric?.mode === "max" ? "↑" : "↓"}</small>`}
       ${sweep.metrics.length > 1 && html`<small>${writeStep(sweep.metrics.length)} metrics</small>`}</td>

@@ -12,7 +12,7 @@ export const GLYPHS = new Map([
   ["healthy", "●"], ["watch", "▲"], ["degraded", "◆"], ["critical", "■"], ["unknown", "○"],
   ["info", "i"], ["warning", "▲"], ["error", "◆"],
   ["running", "▶"], ["completed", "✓"], ["failed", "✗"], ["interrupted", "‖"], ["lost", "?"],
-  ["waiting", "○"], ["suspended", "‖"], ["pruned", "✂"], ["broken", "✗"], ["cancelled", "⊘"], ["paused", "‖"],
+  ["waiting", "○"], ["suspended", "‖"], ["pruned", "✂"], ["broken", "✗"], ["cancelled", "⊘"], ["paused", "‖"], ["done", "✓"],
 ]);
 
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

@@ -38,6 +38,12 @@ Deno.test("an axis of factors is logarithmic, one of names has them in their ord
   equal(optimizer.read(0.6), "sgd");
 });
 
+Deno.test("an axis of whole numbers has no tick between them", () => {
+  const column = { ...find("p:lr"), range: { type: "integers", low: 1, high: 3 } };
+  const axis = makeAxis(column, make([[[1], null], [[3], null], [[2], null]]));
+  equal(axis.ticks.map((tick) => tick.text), ["1", "2", "3"]);
+});
+
 Deno.test("choices that are numbers stand evenly and in their order, other values by their text", () => {
   const column = { ...find("p:lr"), range: { type: "choices" } };
   equal(makeAxis(column, make([[[128], null], [[16], null], [[32], null]])).names, ["16", "32", "128"]);
