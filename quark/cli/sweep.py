@@ -28,6 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SHOWN_TRIALS = 20
 _MOST_WORKERS = 256
+_MOST_NAMED = 10
 _NEAR = 3
 
 
@@ -353,6 +354,39 @@ def pause(name: str, project: str | None, storage_dir: Path | None) -> None:
 def resume(name: str, project: str | None, storage_dir: Path | None) -> None:
     """Go on with the sweep NAME after a pause."""
     _change(name, project, storage_dir, "running", "goes on")
+
+
+@sweep.command()
+@click.argument("name", shell_complete=complete_sweeps)
+@_project_option
+@click.option(
+    "-t",
+    "--trial",
+    "numbers",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Only this one, which may also have failed; may be given several times.",
+)
+@storage_option
+def retry(
+    name: str, project: str | None, numbers: tuple[int, ...], storage_dir: Path | None
+) -> None:
+    """Try the broken trials of the sweep NAME again, as new ones with the same parameters.
+
+    A trial is broken when it has failed as often as the sweep allows: mend the training first.
+    """
+    with _refusing():
+        joined = _join(name, project, storage_dir)
+        try:
+            added = joined.retry(*numbers)
+        finally:
+            joined.close()
+    if not added:
+        _say(f"The sweep {joined.name} has no broken trial that is not tried again already.")
+        return
+    pairs = ", ".join(f"{each.origin['retry_of']} as {each.number}" for each in added[:_MOST_NAMED])
+    more = len(added) - _MOST_NAMED
+    _say(f"Tried again: {pairs}{f' and {more} more' if more > 0 else ''}.")
 
 
 @sweep.command()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import inspect
 import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -229,7 +230,48 @@ class Sweep:
         trials = [
             NewTrial(parameters=dict(given), origin={"source": "added"}) for given in parameters
         ]
-        key = f"added-{uuid.uuid4().hex}"
+        return self._add_new(trials, f"added-{uuid.uuid4().hex}")
+
+    def retry(self, *numbers: int) -> list[StoredTrial]:
+        """Try broken trials again, as new ones with the same parameters; returns these.
+
+        Each has in its origin which one it repeats (`retry_of`). What is tried again already is
+        not added once more, whoever asks.
+
+        Args:
+            numbers: Which, among them also failed ones; all that are broken by default.
+
+        Raises:
+            SchemaValidationError: One of them is not there, is neither broken nor failed, or is
+                tried again already; or the sweep is cancelled.
+            SessionStoreError: The store cannot take them.
+        """
+        trials = self.store.list_trials(self.id)
+        repeated = {trial.origin.get("retry_of"): trial.number for trial in trials}
+        if numbers:
+            chosen = [
+                _find_retryable(trials, number, repeated) for number in dict.fromkeys(numbers)
+            ]
+        else:
+            chosen = [t for t in trials if t.state == "broken" and t.number not in repeated]
+        if not chosen:
+            return []
+        new = [
+            NewTrial(
+                parameters=dict(trial.parameters),
+                origin={
+                    "source": "added",
+                    "retry_of": trial.number,
+                    **({"budget": trial.origin["budget"]} if "budget" in trial.origin else {}),
+                },
+            )
+            for trial in chosen
+        ]
+        # Several who ask for the same at once add it once.
+        asked = ",".join(str(trial.number) for trial in chosen)
+        return self._add_new(new, f"retry-{hashlib.sha256(asked.encode()).hexdigest()}")
+
+    def _add_new(self, trials: list[NewTrial], key: str) -> list[StoredTrial]:
         return self._link.insist(
             lambda store: store.add_trials(self.id, trials, key=key), f"sweep {self.name}"
         )
@@ -512,6 +554,27 @@ def _holding(trial: Trial, *, keeps: bool = True) -> Iterator[None]:
     finally:
         current_trial.set(None)
         _held.discard(trial)
+
+
+def _find_retryable(
+    trials: Sequence[StoredTrial], number: object, repeated: Mapping[Any, int]
+) -> StoredTrial:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise SchemaValidationError(f"numbers must be int, got {number!r:.60}")
+    trial = trials[number] if 0 <= number < len(trials) else None
+    if trial is None:
+        raise SchemaValidationError(
+            f"numbers: there is no trial {number} among the {len(trials)} of the sweep"
+        )
+    if trial.state not in ("broken", "failed"):
+        raise SchemaValidationError(
+            f"numbers: trial {number} is {trial.state}; what is broken or failed can be tried again"
+        )
+    if number in repeated:
+        raise SchemaValidationError(
+            f"numbers: trial {number} is tried again already, as trial {repeated[number]}"
+        )
+    return trial
 
 
 def _follows(agreement: RankAgreement | None) -> bool:

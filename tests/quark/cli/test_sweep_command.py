@@ -329,6 +329,26 @@ def test_pause_resume_and_cancel(new, invoke, work, train, list_trials, tmp_path
     assert "cancelled" in again.output
 
 
+def test_broken_trials_are_tried_again_when_the_script_is_mended(
+    new, invoke, work, train, list_trials, tmp_path
+):
+    good = train.read_text()
+    train.write_text(good.replace("    for step", "    raise OSError('no disk')\n    for step"))
+    name = new("lr-search", "--max-failures", "1")
+    work(name, "--", sys.executable, train)
+    assert [trial.state for trial in list_trials()] == ["broken"] * 2
+    train.write_text(good)
+    said = invoke("sweep", "retry", name, "-d", tmp_path)
+    assert (said.exit_code, said.output) == (0, "Tried again: 0 as 2, 1 as 3.\n")
+    work(name, "--", sys.executable, train)
+    assert [trial.state for trial in list_trials()] == ["broken"] * 2 + ["completed"] * 2
+    said = invoke("sweep", "retry", name, "-d", tmp_path)
+    assert "no broken trial that is not tried again already" in said.output
+    said = invoke("sweep", "retry", name, "-d", tmp_path, "--trial", "3")
+    assert said.exit_code == 2
+    assert "trial 3 is completed" in said.output
+
+
 def test_the_limit_and_what_is_left(new, work, train, list_trials):
     new(trials=3)
     status, _, stderr = work("lr-search", "-n", 1, "--", sys.executable, train)

@@ -463,3 +463,36 @@ def test_a_sweep_that_is_let_go_of_leaves_nothing_open(tmp_path):
     del sweep, trial
     gc.collect()
     assert not list_open_files(tmp_path)
+
+
+def test_what_is_broken_is_tried_again_once_whoever_asks(open_sweep):
+    sweep = open_sweep(trials=3, max_failures=1)
+    for trial in sweep:
+        if trial.number == 0:
+            with pytest.raises(ZeroDivisionError), trial.start_run():
+                raise ZeroDivisionError
+        elif trial.number == 1:
+            trial.fail("its parameters do not go together")
+        else:
+            train(trial)
+    assert list_states(sweep) == ["broken", "failed", "completed"]
+    (again,) = sweep.retry()
+    assert (again.number, again.parameters, again.state) == (
+        3,
+        sweep.trials()[0].parameters,
+        "waiting",
+    )
+    assert again.origin["retry_of"] == 0
+    assert sweep.retry() == []
+    with pytest.raises(SchemaValidationError, match="trial 0 is tried again already, as trial 3"):
+        sweep.retry(0)
+    for number, said in ((2, "trial 2 is completed"), (9, "no trial 9"), (-1, "no trial -1")):
+        with pytest.raises(SchemaValidationError, match=said):
+            sweep.retry(number)
+    with pytest.raises(SchemaValidationError, match="numbers must be int, got '1'"):
+        sweep.retry("1")
+    assert [trial.origin["retry_of"] for trial in sweep.retry(1)] == [1]
+    for trial in sweep:
+        train(trial)
+    assert list_states(sweep)[3:] == ["completed"] * 2
+    assert sweep.is_over
