@@ -78,6 +78,8 @@ class OptunaSearch:
         self._limit = definition.trials
         self._methods = methods
         self._sweep_id = sweep_id
+        # Hyperband draws a trial's bracket from it: with one seed the same in every store.
+        self._study_name = f"seed-{definition.seed}"
         self._journal_of = (store, f"{sweep_id}/optuna")
         self._patience_s = patience_s
         # A report that was not waited for to its end may still go on when the next call comes.
@@ -139,11 +141,11 @@ class OptunaSearch:
         if self._opened is None:
             journal = EntryJournal(*self._journal_of)
             storage = JournalStorage(journal)
-            if self._sweep_id not in {study.study_name for study in storage.get_all_studies()}:
+            if self._study_name not in {study.study_name for study in storage.get_all_studies()}:
                 with suppress(DuplicatedStudyError):
-                    storage.create_new_study(self._directions, self._sweep_id)
+                    storage.create_new_study(self._directions, self._study_name)
             study = _SweepStudy(
-                study_name=self._sweep_id,
+                study_name=self._study_name,
                 storage=storage,
                 sampler=self._methods.sampler,
                 pruner=self._methods.pruner,
@@ -182,7 +184,7 @@ class OptunaSearch:
     def _find_trial_id(self, number: int) -> int:
         if number not in self._trial_ids:
             _, storage, _ = self._open()
-            study_id = storage.get_study_id_from_name(self._sweep_id)
+            study_id = storage.get_study_id_from_name(self._study_name)
             found = storage.get_trial_id_from_study_id_trial_number(study_id, number)
             self._trial_ids[number] = found
         return self._trial_ids[number]

@@ -227,7 +227,7 @@ def test_a_trial_whose_worker_died_before_it_was_added_is_added_by_another(make)
 def test_a_trial_whose_worker_died_while_it_was_asked_for_is_completed(make):
     bench = make(trials=1)
     storage = bench.open()._open()[1]
-    study_id = storage.get_study_id_from_name(bench.id)
+    study_id = storage.get_study_id_from_name("seed-0")
     trial_id = storage.create_new_trial(study_id)
     lr = optuna.distributions.FloatDistribution(1e-4, 1.0, log=True)
     storage.set_trial_param(trial_id, "lr", 0.125, lr)
@@ -473,13 +473,28 @@ def test_a_plugin_has_samplers_of_its_own(make, monkeypatch):
             make(search=name).open()
 
 
-def test_a_sweep_by_optuna_runs_as_any_other(open_sweep):
-    sweep = open_sweep(search="hyperband", budget=9, trials=6, stop=True)
+def train_all(sweep):
     for trial in sweep:
         with trial.start_run() as session:
             metrics = quark.MetricsLogger(session)
             for step in range(1, 10):
                 metrics.log("val/acc", trial["lr"] * step, step=step)
+
+
+def test_one_seed_is_one_search_in_every_store(open_sweep, tmp_path):
+    found = []
+    for place in ("here", "there"):
+        sweep = open_sweep(
+            search="hyperband", budget=9, trials=12, stop=True, storage_dir=tmp_path / place
+        )
+        train_all(sweep)
+        found.append([(t.parameters, t.state, t.values, t.step) for t in sweep.trials()])
+    assert found[0] == found[1]
+
+
+def test_a_sweep_by_optuna_runs_as_any_other(open_sweep):
+    sweep = open_sweep(search="hyperband", budget=9, trials=6, stop=True)
+    train_all(sweep)
     trials = sweep.trials()
     assert {trial.state for trial in trials} <= {"completed", "pruned"}
     assert [trial.number for trial in trials] == list(range(6))
