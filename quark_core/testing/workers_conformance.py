@@ -64,7 +64,7 @@ class WorkersConformance(SweepKit):
         size: str,
     ) -> None:
         """Also where every call comes twice, as after a lost reply."""
-        trials = 36 if size == "short" else 200
+        trials = 36 if size == "short" else 400
         store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, trials)
         for index in range(_WORKERS):
@@ -93,7 +93,7 @@ class WorkersConformance(SweepKit):
         size: str,
     ) -> None:
         """SIGKILL at any moment, SIGSTOP for longer than a lease: each trial is finished once."""
-        trials, faults = (24, 5) if size == "short" else (200, 40)
+        trials, faults = (24, 5) if size == "short" else (400, 40)
         store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, trials)
         chance = random.Random(trials)
@@ -213,7 +213,7 @@ class WorkersConformance(SweepKit):
         size: str,
     ) -> None:
         """A dozen append, each call's entries together; readers look on all the while."""
-        turns = 6 if size == "short" else 25
+        turns = 6 if size == "short" else 60
         store = self._open_store(definition, open_backend)
         log = f"{self._make_sweep(store, 0)}/reports"
         total = _WORKERS * sum(1 + turn % 3 for turn in range(turns))

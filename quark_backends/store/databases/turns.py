@@ -129,7 +129,7 @@ class SqliteTurns:
 
     def _settle_log(self, error: OSError | None = None) -> None:
         """Have what is in the log on the disk, in the database; the lock is held."""
-        if self._connection is not None and not empty_log(self._connection):
+        if self._connection is None or not empty_log(self._connection):
             self._drop()
             raise SessionStoreError(
                 f"the log of the store {self._layout.db_path} cannot be synced"
