@@ -7,6 +7,7 @@ of what is kept of them, for the newest ones, and only where equal ones are too 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,13 +15,13 @@ from typing import Any, Literal, get_args
 from quark_core.backends.contract import StoredRun, SupportsPrimary
 from quark_core.backends.run_summary import RunSummary
 from quark_core.config.arguments import check_run_id, describe_argument, resolve_storage_dir
-from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.errors import QuarkError, RunNotFoundError, SchemaValidationError
 from quark_core.records.query import check_index
 from quark_core.records.run_digests import is_seed
 from quark_core.records.runs import RunContext
 from quark_core.runs.composition import open_reader
 from quark_core.runs.run_ids import find_run
-from quark_core.runs.searching import build_search, find_runs
+from quark_core.runs.searching import build_search, find_runs, summarize_run
 
 __all__ = ["SimilarBy", "SimilarRun", "find_similar_runs"]
 
@@ -150,13 +151,20 @@ def _find_near(
     parts = describe(own)
     if not parts:
         return []
-    newest = find_runs(reader, build_search(project=project, limit=_MOST_COMPARED))
-    others = [each for each in newest if each.run_id not in known]
-    measured = [
-        (_measure(parts, describe(each.stored)), place) for place, each in enumerate(others)
+    # Without their metrics, which are half of the work: only what is near is summed up.
+    others = [
+        each
+        for each in reader.list_runs(project=project, limit=_MOST_COMPARED)
+        if each.run.archived_at is None and each.run.id not in known
     ]
-    near = sorted(each for each in measured if each[0] < 1.0)[:most]
-    return [SimilarRun(others[place], distance, by) for distance, place in near]
+    measured = [(_measure(parts, describe(each)), place) for place, each in enumerate(others)]
+    near = sorted(each for each in measured if each[0] < 1.0)
+    nearest = []
+    for distance, place in near[:most]:
+        with suppress(RunNotFoundError):  # removed meanwhile
+            summary = summarize_run(reader, str(others[place].run.id))
+            nearest.append(SimilarRun(summary, distance, by))
+    return nearest
 
 
 def _measure(one: frozenset[Hashable], other: frozenset[Hashable]) -> float:
