@@ -6,9 +6,9 @@ import pytest
 
 import quark
 from quark_core.errors import SchemaValidationError
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 
 
-@pytest.mark.long
 def test_a_resumed_run_goes_on_where_its_checkpoint_is(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
@@ -17,7 +17,12 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_is(tmp_path):
             if step == 5:
                 state = json.loads(json.dumps(session.state_dict(step=step)))
         session.end_run("interrupted")
-    assert state == {"run_id": session.run_id, "attempt": 0, "step": 5, "schema_version": 5}
+    assert state == {
+        "run_id": session.run_id,
+        "attempt": 0,
+        "step": 5,
+        "schema_version": CURRENT_SCHEMA_VERSION,
+    }
     with quark.resume_run(run_id=state["run_id"], storage_dir=tmp_path, state=state) as resumed:
         metrics = quark.MetricsLogger(resumed)
         metrics.log("loss", 60.0, step=6)
