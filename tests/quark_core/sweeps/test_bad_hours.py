@@ -149,3 +149,21 @@ for trial in sweep:
         assert "given back" not in done.stderr
         assert [(trial.state, trial.losses) for trial in sweep.trials()] == [("completed", 0)] * 2
     assert not sweep_module._held
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        ({"lr": [0.1], "api_key": ["sk-one", "sk-two"]}, r"space\['api_key'\]"),
+        ({"lr": [0.1], "password": "hunter2hunter2"}, r"space\['password'\]"),
+        ({"token": quark.uniform(0, 1)}, r"space\['token'\]"),
+        ({"model": ["ghp_abcdefghijklmnopqrstuvwxyz0123456789", "b"]}, r"space\['model'\]"),
+    ],
+)
+def test_a_space_with_a_secret_is_refused_since_trials_would_have_something_else(
+    tmp_path, space, named
+):
+    with pytest.raises(SchemaValidationError, match=f"^{named} looks like a secret") as refused:
+        quark.sweep("s", project="p", space=space, metric="loss", mode="min", storage_dir=tmp_path)
+    assert "ghp_" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
