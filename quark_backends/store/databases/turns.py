@@ -64,6 +64,7 @@ class SqliteTurns:
         self._files: OpenFiles | None = None
         self._turnstile: Turnstile | None = None
         self._log: _OpenLog | None = None
+        self._is_unsynced = False
 
     def run(self, apply: Callable[[StoreConnection], T]) -> T:
         """Run a function that is one transaction, on the disk when this returns.
@@ -91,6 +92,9 @@ class SqliteTurns:
 
     def _run(self, apply: Callable[[StoreConnection], T]) -> tuple[T, _OpenLog | None]:
         """The function's result, and the log that is to be synced, if any."""
+        if self._is_unsynced:
+            # Asked again, it may find what it wrote, and would write nothing that is synced.
+            self._settle_log()
         connection = self._open()
         before = connection.total_changes
         deadline = time.monotonic() + _PATIENCE_S
@@ -112,7 +116,6 @@ class SqliteTurns:
         if self._log is None and _SYNCS_APART:
             with suppress(OSError):
                 self._log = _OpenLog(self._layout)
-            assert self._connection is not None
             if self._log is None:
                 # Not to be opened: what is in it is brought into the database.
                 self._settle_log()
@@ -125,16 +128,25 @@ class SqliteTurns:
             # The system may have let go of what it could not write, and forget that: a later sync
             # would not tell. So it is written anew, from the log into the database.
             with self._lock:
-                self._settle_log(error)
+                try:
+                    self._settle_log(error)
+                except sqlite3.Error as failure:
+                    self._drop()
+                    raise SessionStoreError(f"the store cannot be written: {failure}") from failure
 
     def _settle_log(self, error: OSError | None = None) -> None:
-        """Have what is in the log on the disk, in the database; the lock is held."""
-        if self._connection is not None and not empty_log(self._connection):
+        """Have what is in the log on the disk, in the database; the lock is held.
+
+        It is opened anew where somebody has closed it meanwhile.
+        """
+        self._is_unsynced = True
+        if not empty_log(self._open()):
             self._drop()
             raise SessionStoreError(
                 f"the log of the store {self._layout.db_path} cannot be synced"
                 f"{'' if error is None else f': {error}'}"
             ) from error
+        self._is_unsynced = False
 
     def close(self) -> None:
         """Give the connection up; a later call opens another."""
