@@ -9,7 +9,7 @@ import pytest
 
 import quark
 from quark.cli.sweep_children import TrialProcess
-from quark_core.backends.coordination import clean_result
+from quark_core.backends.coordination import NewTrial, check_new_trials, clean_result
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.sweeps import TrialClaim, TrialResult
 from quark_core.sweeps import sweep as sweep_module
@@ -167,3 +167,11 @@ def test_a_space_with_a_secret_is_refused_since_trials_would_have_something_else
         quark.sweep("s", project="p", space=space, metric="loss", mode="min", storage_dir=tmp_path)
     assert "ghp_" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_origin_of_a_trial_is_kept_without_secrets():
+    origin = {"source": "mine", "rung": 0, "password": "hunter2", "note": "api_key=hunter2"}
+    (kept,) = check_new_trials([NewTrial(parameters={"lr": 0.1}, origin=origin)])
+    assert kept.origin == {
+        "source": "mine", "rung": 0, "password": "[redacted]", "note": "api_key=[redacted]"
+    }  # fmt: skip
