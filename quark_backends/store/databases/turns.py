@@ -96,7 +96,7 @@ class SqliteTurns:
             # Asked again, it may find what it wrote, and would write nothing that is synced.
             self._settle_log()
         connection = self._open()
-        before = connection.total_changes
+        before = connection.written
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -107,7 +107,8 @@ class SqliteTurns:
             else:
                 assert self._files is not None
                 self._files.note()
-                is_written = connection.total_changes != before
+                # It may have found what another has written, who is syncing that still.
+                is_written = connection.written != before
                 return done, self._find_log() if is_written else None
             time.sleep(random.uniform(*_PAUSE_S))
 

@@ -131,6 +131,37 @@ def test_others_write_while_one_waits_for_the_disk(layout, taking_turns, monkeyp
         assert slow.result().number == 0
 
 
+def test_who_finds_what_another_is_syncing_waits_for_the_disk_too(
+    layout, taking_turns, monkeypatch
+):
+    sweep = open_sweep(taking_turns, 1)
+    given = claim(taking_turns, sweep, "r")
+    is_syncing, may_end = threading.Event(), threading.Event()
+    told, syncs = TrialResult(state="completed"), []
+
+    def settle(by):
+        return by.run(lambda c: trials.settle_trial(c, given.claim, told, 60.0)).state
+
+    def wait(_file):
+        is_syncing.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(turns.os, "fsync", wait)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(settle, taking_turns)
+        assert is_syncing.wait(30)
+        monkeypatch.setattr(turns.os, "fsync", syncs.append)
+        # Its reply was lost, and it is told again, here and by another process.
+        other = turns.SqliteTurns(layout)
+        for by in (taking_turns, other):
+            before = len(syncs)
+            assert settle(by) == "completed"
+            assert len(syncs) == before + 1
+        other.close()
+        may_end.set()
+        assert first.result() == "completed"
+
+
 def test_what_could_not_be_synced_is_brought_into_the_database(layout, taking_turns, monkeypatch):
     sweep = open_sweep(taking_turns, 1)
 
