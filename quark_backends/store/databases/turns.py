@@ -129,6 +129,8 @@ class SqliteTurns:
             # The system may have let go of what it could not write, and forget that: a later sync
             # would not tell. So it is written anew, from the log into the database.
             with self._lock:
+                if self._log is log:
+                    self._log = None
                 try:
                     self._settle_log(error)
                 except sqlite3.Error as failure:
@@ -188,6 +190,7 @@ class _OpenLog:
     """
 
     def __init__(self, layout: StoreLayout) -> None:
+        self._failure: OSError | None = None
         self._file = os.open(find_log(layout.db_path), os.O_RDONLY)
         close_with(self, partial(os.close, self._file))
 
@@ -197,7 +200,14 @@ class _OpenLog:
         Raises:
             OSError: It may not be.
         """
-        os.fsync(self._file)
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self._failure = error
+            raise
+        # The system says once that it could not: to whichever thread asks first.
+        if self._failure is not None:
+            raise OSError(*self._failure.args)
 
 
 # Connections of the processes that this one was forked from.

@@ -260,6 +260,31 @@ def test_a_sync_that_fails_after_others_have_closed_the_store_is_told(
     reader.close()
 
 
+def test_a_failed_sync_which_the_system_tells_one_thread_is_that_of_all_who_sync(
+    layout, taking_turns, monkeypatch
+):
+    sweep = open_sweep(taking_turns, 2)
+    both_sync, has_failed, emptied = threading.Barrier(2), threading.Event(), []
+    empty_log = turns.empty_log
+
+    def fail_once(_file):
+        if both_sync.wait(30) == 0:
+            fail_to_sync(_file)
+        assert has_failed.wait(30)
+
+    def note(connection):
+        has_failed.set()
+        emptied.append(threading.get_ident())
+        return empty_log(connection)
+
+    monkeypatch.setattr(turns.os, "fsync", fail_once)
+    monkeypatch.setattr(turns, "empty_log", note)
+    with ThreadPoolExecutor(2) as pool:
+        given = pool.map(lambda request: claim(taking_turns, sweep, request).number, "rs")
+        assert sorted(given) == [0, 1]
+    assert len(set(emptied)) == 2
+
+
 def test_a_log_that_cannot_be_opened_is_emptied_each_time(layout, taking_turns, monkeypatch):
     def refuse(_layout):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
