@@ -384,7 +384,9 @@ def retry(
     if not added:
         _say(f"The sweep {joined.name} has no broken trial that is not tried again already.")
         return
-    pairs = ", ".join(f"{each.origin['retry_of']} as {each.number}" for each in added[:_MOST_NAMED])
+    pairs = ", ".join(
+        f"{each.origin.get('retry_of')} as {each.number}" for each in added[:_MOST_NAMED]
+    )
     more = len(added) - _MOST_NAMED
     _say(f"Tried again: {pairs}{f' and {more} more' if more > 0 else ''}.")
 

@@ -253,7 +253,7 @@ class SupportsCoordination(Protocol):
 
 
 def check_new_trials(trials: Sequence[NewTrial]) -> list[NewTrial]:
-    """Trials as they are kept: plain JSON values.
+    """Trials as they are kept: plain JSON values, their origins without secrets.
 
     Raises:
         SchemaValidationError: None, too many, or one that cannot be kept: a parameter without a
@@ -288,7 +288,7 @@ def _check_new_trial(trial: NewTrial, where: str) -> NewTrial:
             "as they are, so give secrets by the environment"
         )
     origin = normalize_object(trial.origin, f"{where}.origin") or JsonObject()
-    return NewTrial(parameters=parameters, origin=origin)
+    return NewTrial(parameters=parameters, origin=redact_values(origin))
 
 
 def _is_finite(value: Any) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_core.config.arguments import check_label, resolve_storage_dir
+from quark_core.config.redaction import redact_text, redact_values
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import StoredSweep, derive_sweep_key, make_sweep_id
 from quark_core.sweeps.definition import SweepDefinition, check_sweep_name, find_difference
@@ -64,8 +65,8 @@ def sweep(
         storage_dir: Storage root, as of `start_run`.
 
     Raises:
-        SchemaValidationError: A bad argument, a sweep of this name that is another one, or none
-            that could be joined.
+        SchemaValidationError: A bad argument, one that looks like a secret, a sweep of this name
+            that is another one, or none that could be joined.
         SessionStoreError: The store cannot be opened, or gives no trials to workers.
     """
     checked = check_sweep_name(name)
@@ -83,6 +84,7 @@ def sweep(
         "lease_s": 60.0 if lease_s is None else lease_s,
     }  # fmt: skip
     definition = SweepDefinition.build(given)
+    _refuse_secrets(definition)
     link = StoreLink(root)
     try:
         # A search that the definition does not fit must leave no sweep behind.
@@ -93,6 +95,27 @@ def sweep(
     except BaseException:
         link.close()
         raise
+
+
+def _refuse_secrets(definition: SweepDefinition) -> None:
+    """See that all of a definition is kept as it is: trials are drawn from what is kept.
+
+    Raises:
+        SchemaValidationError: Something of it looks like a secret; the message says what.
+    """
+    wanted = definition.to_dict()
+    kept = redact_values(wanted)
+    part = next((part for part in wanted if kept.get(part) != wanted[part]), None)
+    if part is None:
+        return
+    if part == "space":
+        space = kept.get("space", {})
+        name = next((n for n, each in wanted[part].items() if space.get(n) != each), "")
+        part = f"space[{redact_text(name)!r}]"
+    raise SchemaValidationError(
+        f"{part} looks like a secret: a sweep is kept as it is, for all who work on it, so give "
+        "secrets by the environment, or choose another name for what is none"
+    )
 
 
 def join_sweep(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import inspect
 import logging
 import os
@@ -247,29 +246,23 @@ class Sweep:
             SessionStoreError: The store cannot take them.
         """
         trials = self.store.list_trials(self.id)
-        repeated = {trial.origin.get("retry_of"): trial.number for trial in trials}
+        repeated = {
+            of: trial.number
+            for trial in trials
+            if isinstance(of := trial.origin.get("retry_of"), int)
+        }
         if numbers:
             chosen = [
                 _find_retryable(trials, number, repeated) for number in dict.fromkeys(numbers)
             ]
         else:
             chosen = [t for t in trials if t.state == "broken" and t.number not in repeated]
-        if not chosen:
-            return []
-        new = [
-            NewTrial(
-                parameters=dict(trial.parameters),
-                origin={
-                    "source": "added",
-                    "retry_of": trial.number,
-                    **({"budget": trial.origin["budget"]} if "budget" in trial.origin else {}),
-                },
-            )
+        # Each by a call of its own: of several who ask for it at once, the first adds it.
+        return [
+            added
             for trial in chosen
+            for added in self._add_new([_repeat(trial)], f"retry-{trial.number}")
         ]
-        # Several who ask for the same at once add it once.
-        asked = ",".join(str(trial.number) for trial in chosen)
-        return self._add_new(new, f"retry-{hashlib.sha256(asked.encode()).hexdigest()}")
 
     def _add_new(self, trials: list[NewTrial], key: str) -> list[StoredTrial]:
         return self._link.insist(
@@ -556,8 +549,16 @@ def _holding(trial: Trial, *, keeps: bool = True) -> Iterator[None]:
         _held.discard(trial)
 
 
+def _repeat(trial: StoredTrial) -> NewTrial:
+    """A new trial with what an earlier one has tried, as far as it was to go."""
+    origin = {"source": "added", "retry_of": trial.number}
+    if "budget" in trial.origin:
+        origin["budget"] = trial.origin["budget"]
+    return NewTrial(parameters=dict(trial.parameters), origin=origin)
+
+
 def _find_retryable(
-    trials: Sequence[StoredTrial], number: object, repeated: Mapping[Any, int]
+    trials: Sequence[StoredTrial], number: object, repeated: Mapping[int, int]
 ) -> StoredTrial:
     if isinstance(number, bool) or not isinstance(number, int):
         raise SchemaValidationError(f"numbers must be int, got {number!r:.60}")

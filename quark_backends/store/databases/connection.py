@@ -168,6 +168,8 @@ class SqliteConnection(sqlite3.Connection):
     skip_locked = ""
     turnstile: Turnstile | None = None
     """Where it waits for its turn to write; None where it waits as SQLite does."""
+    written = 0
+    """How many transactions that write have been committed."""
     _is_writing = False
 
     def insert(self, sql: str, args: Sequence[Any], /) -> int:
@@ -213,6 +215,7 @@ class SqliteConnection(sqlite3.Connection):
     def commit(self) -> None:
         """See `StoreConnection`."""
         self.execute("COMMIT")
+        self.written += self._is_writing
         self._end_writing()
 
     def rollback(self) -> None:

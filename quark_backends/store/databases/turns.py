@@ -64,6 +64,7 @@ class SqliteTurns:
         self._files: OpenFiles | None = None
         self._turnstile: Turnstile | None = None
         self._log: _OpenLog | None = None
+        self._is_unsynced = False
 
     def run(self, apply: Callable[[StoreConnection], T]) -> T:
         """Run a function that is one transaction, on the disk when this returns.
@@ -91,8 +92,11 @@ class SqliteTurns:
 
     def _run(self, apply: Callable[[StoreConnection], T]) -> tuple[T, _OpenLog | None]:
         """The function's result, and the log that is to be synced, if any."""
+        if self._is_unsynced:
+            # Asked again, it may find what it wrote, and would write nothing that is synced.
+            self._settle_log()
         connection = self._open()
-        before = connection.total_changes
+        before = connection.written
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -103,7 +107,8 @@ class SqliteTurns:
             else:
                 assert self._files is not None
                 self._files.note()
-                is_written = connection.total_changes != before
+                # It may have found what another has written, who is syncing that still.
+                is_written = connection.written != before
                 return done, self._find_log() if is_written else None
             time.sleep(random.uniform(*_PAUSE_S))
 
@@ -112,7 +117,6 @@ class SqliteTurns:
         if self._log is None and _SYNCS_APART:
             with suppress(OSError):
                 self._log = _OpenLog(self._layout)
-            assert self._connection is not None
             if self._log is None:
                 # Not to be opened: what is in it is brought into the database.
                 self._settle_log()
@@ -125,16 +129,27 @@ class SqliteTurns:
             # The system may have let go of what it could not write, and forget that: a later sync
             # would not tell. So it is written anew, from the log into the database.
             with self._lock:
-                self._settle_log(error)
+                if self._log is log:
+                    self._log = None
+                try:
+                    self._settle_log(error)
+                except sqlite3.Error as failure:
+                    self._drop()
+                    raise SessionStoreError(f"the store cannot be written: {failure}") from failure
 
     def _settle_log(self, error: OSError | None = None) -> None:
-        """Have what is in the log on the disk, in the database; the lock is held."""
-        if self._connection is None or not empty_log(self._connection):
+        """Have what is in the log on the disk, in the database; the lock is held.
+
+        It is opened anew where somebody has closed it meanwhile.
+        """
+        self._is_unsynced = True
+        if not empty_log(self._open()):
             self._drop()
             raise SessionStoreError(
                 f"the log of the store {self._layout.db_path} cannot be synced"
                 f"{'' if error is None else f': {error}'}"
             ) from error
+        self._is_unsynced = False
 
     def close(self) -> None:
         """Give the connection up; a later call opens another."""
@@ -175,6 +190,7 @@ class _OpenLog:
     """
 
     def __init__(self, layout: StoreLayout) -> None:
+        self._failure: OSError | None = None
         self._file = os.open(find_log(layout.db_path), os.O_RDONLY)
         close_with(self, partial(os.close, self._file))
 
@@ -184,7 +200,14 @@ class _OpenLog:
         Raises:
             OSError: It may not be.
         """
-        os.fsync(self._file)
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            self._failure = error
+            raise
+        # The system says once that it could not: to whichever thread asks first.
+        if self._failure is not None:
+            raise OSError(*self._failure.args)
 
 
 # Connections of the processes that this one was forked from.

@@ -16,6 +16,7 @@ from quark_backends.store.databases.sqlite import ensure_store
 from quark_backends.store.writing import trials
 from quark_core.backends.coordination import NewTrial
 from quark_core.errors import SessionStoreError
+from quark_core.records.sweeps import TrialResult
 from quark_core.system.process import current_process
 
 pytestmark = pytest.mark.skipif(
@@ -130,6 +131,37 @@ def test_others_write_while_one_waits_for_the_disk(layout, taking_turns, monkeyp
         assert slow.result().number == 0
 
 
+def test_who_finds_what_another_is_syncing_waits_for_the_disk_too(
+    layout, taking_turns, monkeypatch
+):
+    sweep = open_sweep(taking_turns, 1)
+    given = claim(taking_turns, sweep, "r")
+    is_syncing, may_end = threading.Event(), threading.Event()
+    told, syncs = TrialResult(state="completed"), []
+
+    def settle(by):
+        return by.run(lambda c: trials.settle_trial(c, given.claim, told, 60.0)).state
+
+    def wait(_file):
+        is_syncing.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(turns.os, "fsync", wait)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(settle, taking_turns)
+        assert is_syncing.wait(30)
+        monkeypatch.setattr(turns.os, "fsync", syncs.append)
+        # Its reply was lost, and it is told again, here and by another process.
+        other = turns.SqliteTurns(layout)
+        for by in (taking_turns, other):
+            before = len(syncs)
+            assert settle(by) == "completed"
+            assert len(syncs) == before + 1
+        other.close()
+        may_end.set()
+        assert first.result() == "completed"
+
+
 def test_what_could_not_be_synced_is_brought_into_the_database(layout, taking_turns, monkeypatch):
     sweep = open_sweep(taking_turns, 1)
 
@@ -163,6 +195,94 @@ def test_where_that_cannot_be_done_either_it_is_told_and_asking_again_gives_the_
         0,
         1,
     )
+
+
+def read_file(layout, sql):
+    """What the database file has without its log."""
+    connection = sqlite3.connect(f"file:{layout.db_path}?immutable=1", uri=True)
+    try:
+        return connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+
+
+def fail_to_sync(_file):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_what_is_told_again_after_a_failed_sync_is_not_answered_before_it_is_on_the_disk(
+    layout, taking_turns, monkeypatch
+):
+    sweep = open_sweep(taking_turns, 1)
+    given = claim(taking_turns, sweep, "r")
+    told = TrialResult(state="completed")
+
+    def settle():
+        return taking_turns.run(lambda c: trials.settle_trial(c, given.claim, told, 60.0))
+
+    reader = sqlite3.connect(layout.db_path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM trial").fetchall()  # what comes after cannot leave the log
+    with monkeypatch.context() as broken:
+        broken.setattr(turns.os, "fsync", fail_to_sync)
+        with pytest.raises(SessionStoreError, match="cannot be synced"):
+            settle()
+        # It was written: to tell it again changes nothing.
+        with pytest.raises(SessionStoreError, match="cannot be synced"):
+            settle()
+    reader.close()
+    assert settle().state == "completed"
+    assert read_file(layout, "SELECT state FROM trial") == [("completed",)]
+
+
+def test_a_sync_that_fails_after_others_have_closed_the_store_is_told(
+    layout, taking_turns, monkeypatch
+):
+    sweep = open_sweep(taking_turns, 1)
+    is_syncing, may_end = threading.Event(), threading.Event()
+
+    def fail_late(file):
+        is_syncing.set()
+        assert may_end.wait(30)
+        fail_to_sync(file)
+
+    reader = sqlite3.connect(layout.db_path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM trial").fetchall()
+    monkeypatch.setattr(turns.os, "fsync", fail_late)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(claim, taking_turns, sweep, "r")
+        assert is_syncing.wait(30)
+        taking_turns.close()
+        may_end.set()
+        with pytest.raises(SessionStoreError, match=r"cannot be synced.*Errno 5"):
+            asked.result()
+    reader.close()
+
+
+def test_a_failed_sync_which_the_system_tells_one_thread_is_that_of_all_who_sync(
+    layout, taking_turns, monkeypatch
+):
+    sweep = open_sweep(taking_turns, 2)
+    both_sync, has_failed, emptied = threading.Barrier(2), threading.Event(), []
+    empty_log = turns.empty_log
+
+    def fail_once(_file):
+        if both_sync.wait(30) == 0:
+            fail_to_sync(_file)
+        assert has_failed.wait(30)
+
+    def note(connection):
+        has_failed.set()
+        emptied.append(threading.get_ident())
+        return empty_log(connection)
+
+    monkeypatch.setattr(turns.os, "fsync", fail_once)
+    monkeypatch.setattr(turns, "empty_log", note)
+    with ThreadPoolExecutor(2) as pool:
+        given = pool.map(lambda request: claim(taking_turns, sweep, request).number, "rs")
+        assert sorted(given) == [0, 1]
+    assert len(set(emptied)) == 2
 
 
 def test_a_log_that_cannot_be_opened_is_emptied_each_time(layout, taking_turns, monkeypatch):

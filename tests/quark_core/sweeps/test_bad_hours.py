@@ -9,7 +9,7 @@ import pytest
 
 import quark
 from quark.cli.sweep_children import TrialProcess
-from quark_core.backends.coordination import clean_result
+from quark_core.backends.coordination import NewTrial, check_new_trials, clean_result
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.sweeps import TrialClaim, TrialResult
 from quark_core.sweeps import sweep as sweep_module
@@ -149,3 +149,29 @@ for trial in sweep:
         assert "given back" not in done.stderr
         assert [(trial.state, trial.losses) for trial in sweep.trials()] == [("completed", 0)] * 2
     assert not sweep_module._held
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        ({"lr": [0.1], "api_key": ["sk-one", "sk-two"]}, r"space\['api_key'\]"),
+        ({"lr": [0.1], "password": "hunter2hunter2"}, r"space\['password'\]"),
+        ({"token": quark.uniform(0, 1)}, r"space\['token'\]"),
+        ({"model": ["ghp_abcdefghijklmnopqrstuvwxyz0123456789", "b"]}, r"space\['model'\]"),
+    ],
+)
+def test_a_space_with_a_secret_is_refused_since_trials_would_have_something_else(
+    tmp_path, space, named
+):
+    with pytest.raises(SchemaValidationError, match=f"^{named} looks like a secret") as refused:
+        quark.sweep("s", project="p", space=space, metric="loss", mode="min", storage_dir=tmp_path)
+    assert "ghp_" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_origin_of_a_trial_is_kept_without_secrets():
+    origin = {"source": "mine", "rung": 0, "password": "hunter2", "note": "api_key=hunter2"}
+    (kept,) = check_new_trials([NewTrial(parameters={"lr": 0.1}, origin=origin)])
+    assert kept.origin == {
+        "source": "mine", "rung": 0, "password": "[redacted]", "note": "api_key=[redacted]"
+    }  # fmt: skip

@@ -4,13 +4,18 @@ import gc
 import logging
 import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 from sweep_training import SPACE, train
 
 import quark
+from quark_core.backends.coordination import NewTrial
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
+from quark_core.records.sweeps import TrialResult
 from quark_core.runs.composition import open_reader
 
 
@@ -496,3 +501,44 @@ def test_what_is_broken_is_tried_again_once_whoever_asks(open_sweep):
         train(trial)
     assert list_states(sweep)[3:] == ["completed"] * 2
     assert sweep.is_over
+
+
+def break_trials(sweep, count):
+    for _ in range(count):
+        claim = sweep.claim().claim
+        broken = TrialResult(state="waiting")
+        sweep.store.settle_trial(*msgspec.structs.astuple(claim), broken, lease_s=60.0)
+    assert list_states(sweep) == ["broken"] * count
+
+
+def test_two_who_ask_at_once_for_overlapping_trials_have_each_tried_again_once(
+    open_sweep, monkeypatch
+):
+    sweep, other = (open_sweep(trials=3, max_failures=1) for _ in range(2))
+    break_trials(sweep, 3)
+    have_looked = threading.Barrier(2)
+    look = type(sweep.store).list_trials
+
+    def look_both(store, *args, **kwargs):
+        found = look(store, *args, **kwargs)
+        have_looked.wait(30)
+        return found
+
+    with monkeypatch.context() as raced, ThreadPoolExecutor(2) as pool:
+        raced.setattr(type(sweep.store), "list_trials", look_both)
+        asked = [pool.submit(sweep.retry), pool.submit(other.retry, 1, 2)]
+        of = [[trial.origin["retry_of"] for trial in each.result()] for each in asked]
+    assert of == [[0, 1, 2], [1, 2]]
+    assert sorted(trial.origin["retry_of"] for trial in sweep.trials()[3:]) == [0, 1, 2]
+
+
+def test_an_origin_of_anybody_keeps_nobody_from_trying_again(open_sweep):
+    sweep = open_sweep(trials=1, max_failures=1)
+    break_trials(sweep, 1)
+    odd = [
+        NewTrial(parameters={"lr": 0.1}, origin={"retry_of": value})
+        for value in ([0], {"a": 0}, "0", 0.5, None)
+    ]
+    sweep.store.add_trials(sweep.id, odd, key="odd")
+    (again,) = sweep.retry()
+    assert again.origin["retry_of"] == 0
