@@ -238,7 +238,8 @@ def test_the_transformer_example_watches_ten_million_parameters(run_python):
     assert "10.9 million parameters" in done.stdout
     (run,) = quark.search_runs(storage_dir=run_python.folder)
     session = quark.open_run(run.run_id, storage_dir=run_python.folder)
-    assert quark.SystemTelemetry(session).read()[0].step == 0
+    # The first is measured while the model is made.
+    assert quark.SystemTelemetry(session).read()[0].step in (None, 0)
 
 
 @pytest.mark.long

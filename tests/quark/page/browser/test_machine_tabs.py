@@ -93,5 +93,5 @@ def test_images_share_a_slider_and_texts_are_text(visit, serve_shared, machines)
     tabs = visitor.evaluate(
         "[...document.querySelectorAll('[role=tab]')].map(tab => tab.innerText)"
     )
-    assert tabs == ["Charts", "Events and logs", "Artifacts", "Config", "Delivery"]
+    assert tabs == ["Charts", "Events and logs", "Artifacts", "Code", "Config", "Delivery"]
     visitor.check_axe()
