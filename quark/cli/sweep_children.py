@@ -112,7 +112,7 @@ class TrialProcess:
         # Launchers give each of their workers a session, which no signal to the group reaches.
         others = _list_descendants(self._process.pid)
         with suppress(OSError):
-            if hasattr(os, "killpg"):
+            if sys.platform != "win32":
                 os.killpg(self._process.pid, signal.SIGKILL)
             else:
                 self._process.kill()
@@ -195,10 +195,11 @@ class _Output:
             os.close(self.fd)
 
     def _read(self) -> bytes:
-        if hasattr(os, "pread"):
+        if sys.platform != "win32":
             return os.pread(self.fd, _CHUNK_BYTES, self._read_bytes)
-        self._file.seek(self._read_bytes)
-        return bytes(self._file.read(_CHUNK_BYTES))
+        else:  # noqa: RET505 - without it this would be unreachable elsewhere
+            self._file.seek(self._read_bytes)
+            return bytes(self._file.read(_CHUNK_BYTES))
 
     def _write(self, chunk: bytes) -> None:
         if self._label:
@@ -238,10 +239,10 @@ def _find_break() -> int:
 
 def _append_always(fd: int) -> bool:
     """Have what is written to a file go to its end, wherever that is; whether that can be."""
-    try:
-        import fcntl
-    except ImportError:
+    if sys.platform == "win32":
         return False
+    import fcntl
+
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     return True
 

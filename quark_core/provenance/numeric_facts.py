@@ -74,6 +74,8 @@ def _find_cpu() -> str:
 
 
 def _find_libc() -> str | None:
+    if sys.platform == "win32":
+        return None
     names = getattr(os, "confstr_names", {})
     return os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in names else None
 

@@ -265,6 +265,8 @@ class TrialWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError("workers are forked, which Windows cannot")
         for name in self.pids:
             if name not in self._ended:
                 self.send(name, signal.SIGCONT)
@@ -279,6 +281,8 @@ class TrialWorkers:
 
 def main() -> None:
     """Fork a worker for each line of the input, until it ends."""
+    if sys.platform == "win32":
+        raise NotImplementedError("workers are forked, which Windows cannot")
     folder = Path(sys.argv[1])
     # The plan is a file that the test itself has just written.
     loaded: Any = pickle.loads((folder / "plan").read_bytes())  # noqa: S301
@@ -308,6 +312,8 @@ def main() -> None:
 
 
 def _reap(names: dict[int, str]) -> Iterator[tuple[int, int]]:
+    if sys.platform == "win32":
+        raise NotImplementedError("workers are forked, which Windows cannot")
     for pid in list(names):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -317,6 +323,8 @@ def _reap(names: dict[int, str]) -> Iterator[tuple[int, int]]:
 def _fork(
     folder: Path, definition: BackendDefinition, config: BackendConfig, task: WorkerTask
 ) -> int:
+    if sys.platform == "win32":
+        raise NotImplementedError("workers are forked, which Windows cannot")
     pid = os.fork()
     if pid:
         os.write(1, f"began {task.name} {pid}\n".encode())

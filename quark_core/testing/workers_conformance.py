@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,6 +52,8 @@ class WorkersConformance(SweepKit):
         tmp_path: Path,
     ) -> Iterator[TrialWorkers]:
         """Other processes, which open the backend for themselves."""
+        if sys.platform == "win32":
+            pytest.skip("workers are forked, which Windows cannot")
         self._open_store(definition, open_backend).close()
         with TrialWorkers(tmp_path / "workers", definition, config) as workers:
             yield workers
@@ -93,6 +96,8 @@ class WorkersConformance(SweepKit):
         size: str,
     ) -> None:
         """SIGKILL at any moment, SIGSTOP for longer than a lease: each trial is finished once."""
+        if sys.platform == "win32":
+            raise NotImplementedError("workers are forked, which Windows cannot")
         trials, faults = (24, 5) if size == "short" else (400, 40)
         store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, trials)
@@ -173,6 +178,8 @@ class WorkersConformance(SweepKit):
         when: str,
     ) -> None:
         """Beyond its lease somebody else has the trial, whose result is the one that counts."""
+        if sys.platform == "win32":
+            raise NotImplementedError("workers are forked, which Windows cannot")
         store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         task = WorkerTask(name="late", what="hold", sweep_id=sweep_id, lease_s=_LEASE_S / 4)
@@ -311,6 +318,8 @@ def _gather(notes: Mapping[str, Iterable[Note]], what: str) -> list[tuple[int, i
 
 def _let_go(workers: TrialWorkers, stopped: dict[str, float]) -> None:
     """Let those go on whose time is over."""
+    if sys.platform == "win32":
+        raise NotImplementedError("workers are forked, which Windows cannot")
     for name, until in list(stopped.items()):
         if time.monotonic() >= until:
             workers.send(name, signal.SIGCONT)
