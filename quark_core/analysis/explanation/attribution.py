@@ -35,6 +35,7 @@ LEAST_HISTORY = 20
 """Runs below which a regression stays silent."""
 
 _SHOWN_DIGITS = 8
+_ABSENT_TEXT = encode_value(ABSENT)
 _LEVEL = 0.95
 _RESAMPLES = 100
 _MOST_COLUMNS = 300
@@ -73,7 +74,7 @@ def measure_pairs(
     for run in history:
         if not run.is_whole or run.value is None:
             continue
-        own = encode_value(run.traits.values.get(difference.key, ABSENT))
+        own = run.texts.get(difference.key, _ABSENT_TEXT)
         if own in values:
             rest = run.sign_rest(difference.key)
             groups[rest][values.index(own)].append(run.value)
@@ -381,8 +382,7 @@ class _Table:
             if place in wanted or tells_runs_apart(place)
         }
         self._texts = {
-            place: [encode_value(value) for value in values]
-            for place, values in self._values.items()
+            place: [run.texts.get(place, _ABSENT_TEXT) for run in runs] for place in self._values
         }
 
     def knows(self, difference: Difference) -> bool:
@@ -421,7 +421,12 @@ class _Table:
             if not is_wanted and pattern in seen:
                 continue
             seen.add(pattern)
-            blocks.append(np.array([coder.code(value) for value in self._values[place]]))
+            texts = self._texts[place]
+            coded = {
+                text: coder.code(value)
+                for text, value in dict(zip(texts, self._values[place], strict=True)).items()
+            }
+            blocks.append(np.array([coded[text] for text in texts]))
             coders[place] = slice(used, used + coder.width), coder
             used += coder.width
         return _Design(np.concatenate(blocks, axis=1), coders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from quark_core.analysis.explanation.traits import (
@@ -27,7 +28,7 @@ _MOST_RUNS = 2_000
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PastRun:
     """One run of the project.
 
@@ -63,12 +64,24 @@ class PastRun:
 
         Runs of one text differ in that trait alone, as far as anything was recorded.
         """
-        rest = [
-            (kind, name, encode_value(value))
-            for (kind, name), value in self.traits.values.items()
-            if (kind, name) != place and tells_runs_apart((kind, name))
-        ]
-        return repr(sorted(rest)).encode()
+        text, lines = self._signed
+        line = None if place is None else lines.get(place)
+        return text if line is None else text[: line.start] + text[line.stop :]
+
+    @cached_property
+    def texts(self) -> dict[Place, bytes]:
+        """Each trait's value as `encode_value` has it."""
+        return {place: encode_value(value) for place, value in self.traits.values.items()}
+
+    @cached_property
+    def _signed(self) -> tuple[bytes, dict[Place, slice]]:
+        """The text of all, and where in it the line of each trait is; each difference asks anew."""
+        text, lines = bytearray(), {}
+        for place in sorted(filter(tells_runs_apart, self.traits.values)):
+            begin = len(text)
+            text += repr((*place, self.texts[place])).encode() + b"\n"
+            lines[place] = slice(begin, len(text))
+        return bytes(text), lines
 
 
 def load_history(

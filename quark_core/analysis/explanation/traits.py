@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -181,6 +182,7 @@ def is_incidental(place: Place) -> bool:
     return kind in ("config", "launch") and _INCIDENTAL.search(name) is not None
 
 
+@lru_cache(maxsize=4096)
 def tells_runs_apart(place: Place) -> bool:
     """Whether runs that differ in this are not runs of one kind, as seeds of one are.
 
