@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 from serving.servers import PostgresService, Service
 from serving.training import open_proxy
 
@@ -59,6 +60,16 @@ class ClaimedStore:
         """The backend, for this process."""
         return self.definition.open(self.config)
 
+    def measure_processor_s(self) -> dict[str, float]:
+        """How long the processor has worked for the server, and for its PostgreSQL."""
+        if self._service is None:
+            return {}
+        database = getattr(self._service, "database", None)
+        pids = {"server": self._service.pid}
+        if database is not None:
+            pids["database"] = database.pid
+        return {name: _measure_tree_s(psutil.Process(pid)) for name, pid in pids.items()}
+
     def kill_server(self, away_s: float) -> None:
         """SIGKILL to the server and, where it has one, every second time to its PostgreSQL."""
         assert self._service is not None
@@ -72,6 +83,16 @@ class ClaimedStore:
         self._service.kill()
         time.sleep(away_s)
         self._service.start()
+
+
+def _measure_tree_s(process: psutil.Process) -> float:
+    """Of a process and those that it has started."""
+    used_s = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            used_s += times.user + times.system
+    return used_s
 
 
 @contextlib.contextmanager

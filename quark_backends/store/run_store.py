@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from quark_backends.store.databases.turns import SqliteTurns
 from quark_backends.store.reading.generations import store_generation, write_generation
@@ -76,6 +76,9 @@ class _Writing(Protocol):
 
     def coordinate(self, apply: Callable[[StoreConnection], T], /) -> T:
         """As `change`, of what is done often and quickly."""
+
+    def coordinate_together(self, calls: Sequence[Callable[[], Any]], /) -> list[Any]:
+        """See `RunStore.coordinate_together`."""
 
     def close(self) -> None:
         """Give up what is open."""
@@ -255,6 +258,17 @@ class RunStore(KeepsSweeps):
     def _coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
         return self._writing.coordinate(apply)
 
+    def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Make calls of `SupportsCoordination` one after the other; in SQLite one sync is for all.
+
+        Args:
+            calls: Each calls a method of this store.
+
+        Returns:
+            Of each what it returned or raised; none of them may be answered sooner.
+        """
+        return self._writing.coordinate_together(calls)
+
     def find_stop(self, run_id: str) -> StopRequest | None:
         """See `SupportsEdits`."""
         with self._readers.take() as reader:
@@ -390,6 +404,14 @@ class RunStore(KeepsSweeps):
             return self._finder
 
 
+def _call(call: Callable[[], Any]) -> Any:
+    """What a call returns, or the error that it raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - handed to whoever asked
+        return error
+
+
 class _NoWriting:
     """Refuses what is to be written."""
 
@@ -413,6 +435,9 @@ class _NoWriting:
 
     def coordinate(self, _apply: Callable[[StoreConnection], T], /) -> T:
         raise BackendUnavailable("the store was opened for reading only")
+
+    def coordinate_together(self, calls: Sequence[Callable[[], Any]], /) -> list[Any]:
+        return [_call(each) for each in calls]
 
     def close(self) -> None:
         """Nothing is open."""
@@ -454,8 +479,16 @@ class _SqliteWriting:
             apply(connection)
 
     def coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
-        with self._gate.write():
+        # Nobody has to wait for the disk's sync, but who is answered.
+        with self._turns.syncing(), self._gate.write():
             return self._turns.run(apply)
+
+    def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        try:
+            with self._turns.syncing():
+                return [_call(each) for each in calls]
+        except SessionStoreError as error:
+            return [error] * len(calls)
 
     def close(self) -> None:
         self._turns.close()
@@ -493,6 +526,9 @@ class _PostgresWriting:
 
     def coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
         return self._database.run(apply)
+
+    def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        return [_call(each) for each in calls]
 
     def _write(self, connection: StoreConnection, batches: Sequence[Batch]) -> None:
         ingest = BatchIngest(connection, self._database.known_names, self.let_go)

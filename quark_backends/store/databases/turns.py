@@ -14,8 +14,8 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -65,11 +65,13 @@ class SqliteTurns:
         self._turnstile: Turnstile | None = None
         self._log: _OpenLog | None = None
         self._is_unsynced = False
+        self._put_off = _PutOff()
 
     def run(self, apply: Callable[[StoreConnection], T]) -> T:
         """Run a function that is one transaction, on the disk when this returns.
 
-        It is run again and again while others write.
+        It is run again and again while others write. Inside of `syncing` it is on the disk when
+        that block ends.
 
         Raises:
             SessionStoreError: The store is busy for longer than 10 s, full or out of reach. Where
@@ -86,9 +88,33 @@ class SqliteTurns:
             except sqlite3.Error as error:
                 self._drop()
                 raise SessionStoreError(f"the store cannot be written: {error}") from error
-        if log is not None:
+        if log is None:
+            return done
+        if self._put_off.logs is None:
             self._sync(log)
+        elif log not in self._put_off.logs:
+            self._put_off.logs.append(log)
         return done
+
+    @contextmanager
+    def syncing(self) -> Iterator[None]:
+        """Put off what this thread would sync meanwhile to the end of the block: one sync for all.
+
+        Nobody is told before what was run inside. Of a block in another one the outer one syncs.
+
+        Raises:
+            SessionStoreError: As `run`, of everything that was run.
+        """
+        if self._put_off.logs is not None:
+            yield
+            return
+        logs = self._put_off.logs = []
+        try:
+            yield
+        finally:
+            self._put_off.logs = None
+        for log in logs:
+            self._sync(log)
 
     def _run(self, apply: Callable[[StoreConnection], T]) -> tuple[T, _OpenLog | None]:
         """The function's result, and the log that is to be synced, if any."""
@@ -177,6 +203,12 @@ class SqliteTurns:
         if self._turnstile is not None:
             self._turnstile.close()
         self._connection = self._close = self._files = self._turnstile = self._log = None
+
+
+class _PutOff(threading.local):
+    """What a thread is to sync at the end of a block; None outside of one."""
+
+    logs: list[_OpenLog] | None = None
 
 
 class _OpenLog:

@@ -208,7 +208,16 @@ def _make_filter(wish: TrialWish | None) -> Callable[[StoredTrial], bool] | None
 
 
 def _may_claim(connection: StoreConnection, asked: _Asked) -> bool:
-    """Whether a claim may find something; reads only."""
+    """Whether a claim may find something; reads only, of SQLite."""
+    if asked.is_any:
+        # What most claims find, in one statement.
+        row = connection.execute(
+            "SELECT 1 FROM sweep WHERE id = ? AND state = 'running' AND EXISTS (SELECT 1 FROM trial"
+            " INDEXED BY trial_by_state WHERE sweep_id = ? AND state IN ('waiting', 'suspended'))",
+            (asked.sweep_id, asked.sweep_id),
+        ).fetchone()
+        if row is not None:
+            return True
     state, _ = _find_sweep(connection, asked.sweep_id)
     if _find_request(connection, asked) is not None or state == "cancelled":
         return True
@@ -416,9 +425,9 @@ def settle_trial(
         if result is None:
             _find_sweep(connection, claim.sweep_id)
             _renew(connection, claim, lease_s, connection.read_clock_us())
+            found = load_trial(connection, claim.sweep_id, claim.number)
         else:
-            _settle(connection, claim, result)
-        found = load_trial(connection, claim.sweep_id, claim.number)
+            found = _settle(connection, claim, result)
     if found is None:
         raise unknown_trial(claim.sweep_id, claim.number)
     return found
@@ -432,30 +441,35 @@ def _renew(connection: StoreConnection, claim: TrialClaim, lease_s: float, now_u
     )
 
 
-def _settle(connection: StoreConnection, claim: TrialClaim, result: TrialResult) -> None:
-    """Take what the holder of a trial says of it, where it still is the newest one."""
+def _settle(
+    connection: StoreConnection, claim: TrialClaim, result: TrialResult
+) -> StoredTrial | None:
+    """Take what the holder of a trial says of it, where it still is the newest one.
+
+    Returns:
+        The trial as it is then, or None where there is none.
+    """
     row = connection.execute(
         f"SELECT {TRIAL_COLUMNS} FROM trial WHERE sweep_id = ? AND number = ?"
         f"{connection.for_update}",
         (claim.sweep_id, claim.number),
     ).fetchone()
     if row is None:
-        return
+        return None
     trial = to_stored_trial(row)
     if trial.token == claim.token and lacks_values(trial, result):
         # What a training returns is known after its run has ended.
-        _put(connection, trial, clean_result(result), connection.read_clock_us())
-        return
+        return _put(connection, trial, clean_result(result), connection.read_clock_us())
     if trial.token != claim.token or trial.is_final or result.state == "running":
-        return
+        return trial
     if trial.state in _OPEN and result.state in _OPEN:
-        return  # told before, by the same holder in another way, or with a lost reply
+        return trial  # told before, by the same holder in another way, or with a lost reply
     state, max_failures = _find_sweep(connection, claim.sweep_id)
     told = settle_state(trial, clean_result(result), max_failures)
     if state == "cancelled" and told.state in _OPEN:
         told = msgspec.structs.replace(told, state="cancelled")
     failed = result.state in ("waiting", "failed", "broken")
-    _put(
+    return _put(
         connection,
         trial,
         told,
@@ -472,25 +486,38 @@ def _put(
     *,
     failures: int | None = None,
     losses: int | None = None,
-) -> None:
-    """Write what became of a trial."""
+) -> StoredTrial:
+    """Write what became of a trial; returns it as it is then."""
+    is_final = result.state in FINAL_TRIAL_STATES
+    then = msgspec.structs.replace(
+        trial,
+        state=result.state,
+        failures=trial.failures if failures is None else failures,
+        losses=trial.losses if losses is None else losses,
+        values=None if result.values is None else tuple(map(float, result.values)),
+        constraints=None if result.constraints is None else tuple(map(float, result.constraints)),
+        step=result.step,
+        reason=result.reason,
+        settled_at=format_time(now_us) if is_final else None,
+    )
     connection.execute(
         "UPDATE trial SET state = ?, failures = ?, losses = ?, objective_values = ?,"
         " constraint_values = ?, step = ?, reason = ?, settled_us = ?"
         " WHERE sweep_id = ? AND number = ?",
         (
-            result.state,
-            trial.failures if failures is None else failures,
-            trial.losses if losses is None else losses,
+            then.state,
+            then.failures,
+            then.losses,
             None if result.values is None else json.dumps(result.values),
             None if result.constraints is None else json.dumps(result.constraints),
-            result.step,
-            result.reason,
-            now_us if result.state in FINAL_TRIAL_STATES else None,
+            then.step,
+            then.reason,
+            now_us if is_final else None,
             trial.sweep_id,
             trial.number,
         ),
     )
+    return then
 
 
 def read_claim(data: Mapping[str, Any]) -> TrialClaim | None:

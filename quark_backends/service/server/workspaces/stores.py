@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.http.replies import ServiceFailure
@@ -41,7 +41,10 @@ __all__ = ["OpenStore", "WorkspaceStore", "WorkspaceStores"]
 
 _log = logging.getLogger("quark.service")
 
+T = TypeVar("T")
+
 _GROUP_BATCHES = 256
+_GROUP_CALLS = 64
 _GROUP_BYTES = 16 * 2**20
 _WAITING_BYTES = 128 * 2**20
 _RETRY_AFTER_S = 1.0
@@ -57,6 +60,9 @@ class WorkspaceStore(SupportsCoordination, Protocol):
     @property
     def let_go(self) -> set[str]:
         """Removed runs whose late batches were acknowledged, and not stored."""
+
+    def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Make calls of `SupportsCoordination`; of each what it returned or raised."""
 
     def write_group(self, batches: Sequence[Batch]) -> None:
         """Store batches in one transaction: all of them or, when it raises, none."""
@@ -271,6 +277,68 @@ class _GroupCommit:
         return outcomes
 
 
+class _CallGroup:
+    """Makes the calls of many requests on one thread, one group after the other; of one event loop.
+
+    What comes while a group is called is called by the next. In SQLite, where one writes at a
+    time anyway, each group then takes one hand-over to a thread and one sync of the disk.
+
+    Args:
+        call_together: Makes calls, and returns of each what it returned or raised.
+        threads: Where it is called.
+    """
+
+    def __init__(
+        self,
+        call_together: Callable[[Sequence[Callable[[], Any]]], list[Any]],
+        threads: WorkThreads,
+    ) -> None:
+        self._call_together = call_together
+        self._threads = threads
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._caller: asyncio.Task[None] | None = None
+
+    async def call(self, call: Callable[[], T]) -> T:
+        """What a call returns, once all of its group are on the disk.
+
+        Raises:
+            Exception: As the call.
+        """
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((call, done))
+        if self._caller is None:
+            self._caller = asyncio.create_task(self._call_waiting())
+        return await done
+
+    async def finish(self) -> None:
+        """Wait until all calls are made."""
+        if self._caller is not None:
+            await self._caller
+
+    async def _call_waiting(self) -> None:
+        try:
+            while self._waiting:
+                group = [
+                    self._waiting.popleft() for _ in range(min(_GROUP_CALLS, len(self._waiting)))
+                ]
+                found = await self._call_group([call for call, _ in group])
+                for (_, done), outcome in zip(group, found, strict=True):
+                    if done.done():
+                        continue  # whoever asked is gone
+                    if isinstance(outcome, Exception):
+                        done.set_exception(outcome)
+                    else:
+                        done.set_result(outcome)
+        finally:
+            self._caller = None
+
+    async def _call_group(self, calls: list[Callable[[], Any]]) -> list[Any]:
+        try:
+            return await self._threads.write(self._call_together, calls)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            return [error] * len(calls)
+
+
 class OpenStore:
     """An open store, with its writer.
 
@@ -283,6 +351,7 @@ class OpenStore:
         self.store = store
         self._threads = threads
         self._commits = _GroupCommit(store.write_group, threads) if groups else None
+        self._calls = _CallGroup(store.coordinate_together, threads) if groups else None
         self.leases = 0
 
     async def write(self, batches: Sequence[Batch]) -> None:
@@ -297,10 +366,18 @@ class OpenStore:
         else:
             await self._commits.write(batches)
 
+    async def coordinate(self, call: Callable[[], T]) -> T:
+        """What a call of a method of `SupportsCoordination` that changes something returns."""
+        if self._calls is None:
+            return await self._threads.write(call)
+        return await self._calls.call(call)
+
     async def close(self) -> None:
         """Finish what is being written and close the store."""
         if self._commits is not None:
             await self._commits.finish()
+        if self._calls is not None:
+            await self._calls.finish()
         await self._threads.write(self.store.close)
 
 

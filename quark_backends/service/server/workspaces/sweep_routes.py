@@ -12,6 +12,7 @@ makes no difference: workers of several machines have several.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -267,7 +268,7 @@ def _read_comparison(call: Call, request: CompareRequest) -> tuple[str, Any, Any
 async def _change(call: Call, method: str, *args: Any, **kwargs: Any) -> Any:
     """What a method of the workspace's store returns that changes something."""
     async with call.store() as opened:
-        return await call.service.threads.write(getattr(opened.store, method), *args, **kwargs)
+        return await opened.coordinate(partial(getattr(opened.store, method), *args, **kwargs))
 
 
 def _check_name(text: str, field: str) -> str:
