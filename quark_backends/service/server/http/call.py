@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quark_backends.service.server.service import Service
     from quark_backends.service.server.workspaces.stores import OpenStore
 
-__all__ = ["Call", "Parameter", "ServiceRoute"]
+__all__ = ["Call", "Parameter", "ServiceRoute", "check_text"]
 
 T = TypeVar("T")
 
@@ -238,8 +238,18 @@ class Call:
                 f"{self.service.config.limits.key_bytes} (limit key_bytes)",
                 field=name,
             )
-        if "\x00" in text or any("\ud800" <= character <= "\udfff" for character in text):
-            raise ServiceFailure(
-                ErrorCode.INVALID_ARGUMENT, f"{name} holds what no text may hold", field=name
-            )
-        return text
+        return check_text(text, name)
+
+
+def check_text(text: str, name: str) -> str:
+    """A text that a database can hold.
+
+    Raises:
+        ServiceFailure: There is a NUL in it, or half of a surrogate pair.
+    """
+    is_whole = text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+    if "\x00" in text or not is_whole:
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT, f"{name} holds what no text may hold", field=name
+        )
+    return text

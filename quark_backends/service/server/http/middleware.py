@@ -11,9 +11,11 @@ import asyncio
 import ipaddress
 import logging
 import os
+import random
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
@@ -35,6 +37,8 @@ __all__ = ["ANY_HOST", "HostCheck", "RequestMiddleware", "UNROUTED", "find_own_n
 ANY_HOST = "*"
 """Among the allowed hosts: any name, which leaves the check to whatever stands before."""
 
+_HOSTS = 64
+
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -44,7 +48,13 @@ class HostCheck:
     Args:
         bound: What the server listens on: a name or an address.
         allowed: Further names and addresses; `*` for any.
+
+    Attributes:
+        allows: Tells whether the server answers for a host, as a request has it, that came to
+            an address of this machine.
     """
+
+    allows: Callable[[str, str | None], bool]
 
     def __init__(self, bound: str, allowed: Iterable[str]) -> None:
         names = {_without_port(name) for name in (find_own_name(bound), bound, *allowed)}
@@ -52,14 +62,10 @@ class HostCheck:
         found = {name: _find_address(name) for name in (*names, "localhost")}
         self._names = {name for name, address in found.items() if address is None}
         self._addresses = {address for address in found.values() if address is not None}
+        # Most requests are for one host; what somebody makes up pushes out no more than this.
+        self.allows = lru_cache(maxsize=_HOSTS)(self._allows)
 
-    def allows(self, host: str, reached_at: str | None) -> bool:
-        """Whether the server answers for a host.
-
-        Args:
-            host: As the request has it, with its port or without.
-            reached_at: The address of this machine that the request came to.
-        """
+    def _allows(self, host: str, reached_at: str | None) -> bool:
         if self._is_open:
             return True
         name = _without_port(host)
@@ -100,6 +106,9 @@ UNROUTED = "none"
 _log = logging.getLogger("quark.service")
 
 _PATH_BYTES = 4096
+_REPLY_HEAD = (b"quark-protocol", str(PROTOCOL_VERSION).encode())
+# Ids tell requests apart, and are no secret: the system need not be asked for each.
+_chance = random.Random(os.urandom(16))
 _DRAIN_S = 5.0
 _DRAIN_BYTES = 64 * 2**20
 _BUSY_RETRY_S = 1.0
@@ -253,7 +262,7 @@ class _Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        self.request_id = os.urandom(8).hex()
+        self.request_id = f"{_chance.getrandbits(64):016x}"
         scope.setdefault("state", {})["request_id"] = self.request_id
         self._receive = receive
         self._send = send
@@ -282,7 +291,7 @@ class _Exchange:
             self.status = message["status"]
             message["headers"] = [
                 *message.get("headers", ()),
-                (b"quark-protocol", str(PROTOCOL_VERSION).encode()),
+                _REPLY_HEAD,
                 (b"quark-request-id", self.request_id.encode()),
             ]
         else:

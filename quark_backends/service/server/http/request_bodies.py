@@ -8,7 +8,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import msgspec
@@ -158,25 +158,28 @@ async def hold_body(
     if declared is not None and declared > limits.body_bytes:
         raise _too_large(limits.body_bytes, "body_bytes")
     owner = principal.workspace
-    async with AsyncExitStack() as held:
-        async with AsyncExitStack() as arriving:
-            arriving.enter_context(room.arrive(principal.key_id))
-            pieces = _Pieces(request, limits)
-            if not await pieces.read(_FREE_BYTES):
-                size_bytes = limits.body_bytes if declared is None else declared
-                await arriving.enter_async_context(room.arriving.hold(owner, size_bytes))
+    with room.arrive(principal.key_id):
+        pieces = _Pieces(request, limits)
+        is_whole = await pieces.read(_FREE_BYTES)
+        size_bytes = limits.body_bytes if declared is None else declared
+        async with nullcontext() if is_whole else room.arriving.hold(owner, size_bytes):
+            if not is_whole:
                 await pieces.read(limits.body_bytes + 1)
             data = pieces.join()
             decoded_bytes = 0
             if encoding != "identity":
                 decoded_bytes = _bound_decoded(data, encoding, limits.decoded_bytes)
-            await held.enter_async_context(room.working.hold(owner, len(data) + decoded_bytes))
+            held_bytes = len(data) + decoded_bytes
+            await room.working.take(owner, held_bytes)
+    try:
         if encoding != "identity":
             if decoded_bytes <= _SMALL_BYTES:
                 data = decode_content(data, encoding, limits.decoded_bytes)
             else:
                 data = await threads.write(decode_content, data, encoding, limits.decoded_bytes)
         yield RequestBody(data, media)
+    finally:
+        room.working.give_back(owner, held_bytes)
 
 
 def decode_content(data: bytes, encoding: str, limit_bytes: int) -> bytes:

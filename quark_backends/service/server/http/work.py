@@ -102,16 +102,40 @@ class FairBudget:
         Raises:
             ServiceFailure: It does not become free in time.
         """
+        await self.take(owner, amount)
+        try:
+            yield
+        finally:
+            self.give_back(owner, amount)
+
+    async def take(self, owner: str, amount: int) -> None:
+        """Have some of it, once it is free, until it is given back.
+
+        Raises:
+            ServiceFailure: It does not become free in time.
+        """
         wanted = min(amount, self._share)
+        if not self._waiting and wanted <= min(self._free, self._share - self._held[owner]):
+            self._lend(owner, wanted)
+            return
         future = asyncio.get_running_loop().create_future()
         self._waiting[future] = owner, wanted
         self._let_in()
         if not future.done():
             await self._wait(future, owner, wanted)
-        try:
-            yield
-        finally:
-            self._give_back(owner, wanted)
+
+    def give_back(self, owner: str, amount: int) -> None:
+        """Give back what was taken."""
+        wanted = min(amount, self._share)
+        self._free += wanted
+        self._held[owner] -= wanted
+        if not self._held[owner]:
+            del self._held[owner]
+        self._let_in()
+
+    def _lend(self, owner: str, amount: int) -> None:
+        self._free -= amount
+        self._held[owner] += amount
 
     async def _wait(self, future: asyncio.Future[None], owner: str, wanted: int) -> None:
         try:
@@ -119,7 +143,7 @@ class FairBudget:
                 await future
         except BaseException as error:
             if self._waiting.pop(future, None) is None:
-                self._give_back(owner, wanted)
+                self.give_back(owner, wanted)
             else:
                 self._let_in()
             if isinstance(error, TimeoutError):
@@ -128,14 +152,9 @@ class FairBudget:
                 ) from None
             raise
 
-    def _give_back(self, owner: str, amount: int) -> None:
-        self._free += amount
-        self._held[owner] -= amount
-        if not self._held[owner]:
-            del self._held[owner]
-        self._let_in()
-
     def _let_in(self) -> None:
+        if not self._waiting:
+            return
         served = set()
         for future, (owner, wanted) in list(self._waiting.items()):
             if owner in served or self._held[owner] + wanted > self._share:
@@ -145,8 +164,7 @@ class FairBudget:
             if wanted > self._free:
                 return
             del self._waiting[future]
-            self._free -= wanted
-            self._held[owner] += wanted
+            self._lend(owner, wanted)
             if not future.done():
                 future.set_result(None)
 

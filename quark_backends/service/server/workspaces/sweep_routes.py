@@ -33,10 +33,9 @@ from quark_backends.service.coordination import (
     SweepList,
     SweepStateRequest,
     TrialList,
-    TrialReply,
 )
 from quark_backends.service.protocol import ErrorCode
-from quark_backends.service.server.http.call import Call
+from quark_backends.service.server.http.call import Call, check_text
 from quark_backends.service.server.http.replies import ServiceFailure
 from quark_backends.service.server.http.request_bodies import check_nesting
 from quark_backends.service.server.workspaces.stores import WorkspaceStore
@@ -47,6 +46,7 @@ from quark_core.backends.coordination import (
 )
 from quark_core.config.belonging import check_group_path
 from quark_core.records.names import check_name
+from quark_core.records.sweeps import StoredTrial
 from quark_core.system.process import ProcessIdentity
 
 __all__ = [
@@ -168,7 +168,7 @@ async def claim_trial(call: Call) -> ASGIApp:
         lease_s=request.lease_s,
         wish=request.wish,
     )
-    return call.reply(TrialReply(None if found is None else found.to_dict()))
+    return _reply_with(call, found)
 
 
 async def settle_trial(call: Call) -> ASGIApp:
@@ -183,7 +183,12 @@ async def settle_trial(call: Call) -> ASGIApp:
         request.result,
         lease_s=request.lease_s,
     )
-    return call.reply(TrialReply(found.to_dict()))
+    return _reply_with(call, found)
+
+
+def _reply_with(call: Call, trial: StoredTrial | None) -> ASGIApp:
+    """What a `TrialReply` is once it is encoded; a record need not be made a dict for that."""
+    return call.reply({"trial": trial})
 
 
 async def append_entries(call: Call) -> ASGIApp:
@@ -278,15 +283,7 @@ def _check_name(text: str, field: str) -> str:
         SchemaValidationError: It is empty, or too long.
         ServiceFailure: It is what no text of a database may be.
     """
-    return _check_text(check_name(text, field), field)
-
-
-def _check_text(text: str, field: str) -> str:
-    if "\x00" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise ServiceFailure(
-            ErrorCode.INVALID_ARGUMENT, f"{field} holds what no text may hold", field=field
-        )
-    return text
+    return check_text(check_name(text, field), field)
 
 
 def _check_worker(worker: ProcessIdentity) -> ProcessIdentity:
@@ -296,7 +293,7 @@ def _check_worker(worker: ProcessIdentity) -> ProcessIdentity:
         ServiceFailure: It is nothing that a process could be.
     """
     for name in ("host", "started", "image"):
-        text = _check_text(getattr(worker, name), f"worker.{name}")
+        text = check_text(getattr(worker, name), f"worker.{name}")
         if len(text) > _WORKER_CHARACTERS:
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
