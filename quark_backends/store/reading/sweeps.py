@@ -217,10 +217,9 @@ def _read_object(stored: str | None) -> JsonObject:
     """An object of a column; empty where no Quark has written what is there."""
     # A trial is read again and again, and of one worker there are many. What has no list and no
     # object in it cannot be changed by whoever has it.
-    if isinstance(stored, str) and len(stored) <= _MOST_KEPT:
-        if "[" not in stored and stored.count("{") == 1:
-            return _read_flat_object(stored)
-    return _read_any_object(stored)
+    if stored is None or len(stored) > _MOST_KEPT or "[" in stored or stored.count("{") > 1:
+        return _read_any_object(stored)
+    return _read_flat_object(stored)
 
 
 def _read_any_object(stored: str | None) -> JsonObject:
