@@ -64,6 +64,7 @@ RESERVED_LOG_KEYS = ("message", "identifier")
 
 _INT64_MAX = 2**63 - 1
 _SIGNED = frozenset({"time_us"})
+_COUNTING_NOTHING = frozenset({str, type(None), JsonObject})
 
 
 def validate_record(record: Record) -> Record:
@@ -81,10 +82,13 @@ def validate_record(record: Record) -> Record:
             f"record must be one of Quark's records, not {type(record).__name__}"
         )
     name = type(record).__name__
-    for field, annotation in _field_types(type(record)):
-        _check_field(f"{name}.{field}", getattr(record, field), annotation)
-        if isinstance(getattr(record, field), tuple):
-            for item in getattr(record, field):
+    for field, annotation, usual in _field_types(type(record)):
+        value = getattr(record, field)
+        # Most values are of just the type that their field has; the rest is looked at more closely.
+        if type(value) not in usual:
+            _check_field(f"{name}.{field}", value, annotation)
+        if isinstance(value, tuple):
+            for item in value:
                 if isinstance(item, Record):
                     validate_record(item)
     _check_counters(name, record)
@@ -106,9 +110,23 @@ def validate_record(record: Record) -> Record:
 
 
 @cache
-def _field_types(record_type: type[Record]) -> tuple[tuple[str, Any], ...]:
+def _field_types(record_type: type[Record]) -> tuple[tuple[str, Any, frozenset[Any]], ...]:
+    """Name and annotation of each field, and the types of which any value will do."""
     hints = get_type_hints(record_type)
-    return tuple((field, hints[field]) for field in record_type.__struct_fields__)
+    return tuple(
+        (field, hints[field], frozenset(_options(hints[field])) - {int})
+        for field in record_type.__struct_fields__
+    )
+
+
+@cache
+def _counting_fields(record_type: type[Record]) -> tuple[tuple[str, Any], ...]:
+    """Name and annotation of the fields that may hold an integer, or several."""
+    return tuple(
+        (field, annotation)
+        for field, annotation, _ in _field_types(record_type)
+        if field not in _SIGNED and not set(_options(annotation)) <= _COUNTING_NOTHING
+    )
 
 
 def dump_record(record: Record) -> dict[str, Any]:
@@ -121,9 +139,7 @@ def dump_record(record: Record) -> dict[str, Any]:
 
 
 def _check_counters(name: str, record: Record) -> None:
-    for field, annotation in _field_types(type(record)):
-        if field in _SIGNED:
-            continue
+    for field, annotation in _counting_fields(type(record)):
         value = getattr(record, field)
         # Every integer of a record counts something.
         if isinstance(value, int) and value < 0 and float not in _options(annotation):
@@ -151,9 +167,6 @@ def _check_word(where: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def _check_field(where: str, value: object, annotation: Any) -> None:
     options = _options(annotation)
-    # Most values are of just the type that their field has; the rest is looked at more closely.
-    if type(value) in options and type(value) is not int:
-        return
     if type(value) is int and float not in options and not -_INT64_MAX <= value <= _INT64_MAX:
         raise SchemaValidationError(f"{where} must fit in 64 bits")
     if not any(_fits(value, option) for option in options):

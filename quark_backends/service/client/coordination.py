@@ -259,7 +259,8 @@ def _restore(data: Mapping[str, Any], kind: type[R]) -> R:
 
 
 def _to_json_object(_kind: type, value: Any) -> Any:
-    return normalize_object(value, "reply") or JsonObject()
+    found = None if value == {} else normalize_object(value, "reply")
+    return JsonObject() if found is None else found
 
 
 def _route(sweep_id: str, what: str) -> str:
