@@ -8,16 +8,19 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from quark_backends.store.databases import turns
 from quark_backends.store.databases.sqlite import ensure_store
+from quark_backends.store.run_store import RunStore
 from quark_backends.store.writing import trials
 from quark_core.backends.coordination import NewTrial
-from quark_core.errors import SessionStoreError
+from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.sweeps import TrialResult
 from quark_core.system.process import current_process
+from quark_core.testing.batches import BatchMaker
 
 pytestmark = pytest.mark.skipif(
     not turns._SYNCS_APART, reason="there SQLite syncs by itself, with the database held"
@@ -303,3 +306,91 @@ def test_the_file_of_the_log_is_closed_with_the_last_who_syncs_it(taking_turns):
     assert log() is None
     with suppress(OSError):  # another thread may have got its number
         assert not os.path.samestat(os.fstat(file), known)
+
+
+def test_several_in_a_block_are_synced_once_and_before_it_ends(taking_turns, disk):
+    sweep = open_sweep(taking_turns, 5)
+    before = disk.syncs
+    with taking_turns.syncing():
+        given = [claim(taking_turns, sweep, "r0"), claim(taking_turns, sweep, "r1")]
+        with taking_turns.syncing():
+            given.append(claim(taking_turns, sweep, "r2"))
+        assert disk.syncs == before
+    assert disk.syncs == before + 1
+    kept = disk.read("SELECT number, token, request_id FROM trial WHERE token > 0 ORDER BY number")
+    assert kept == [(each.number, each.token, f"r{n}") for n, each in enumerate(given)]
+    claim(taking_turns, sweep, "r3")
+    assert disk.syncs == before + 2
+
+
+def test_a_block_of_one_thread_puts_off_nothing_of_another(taking_turns, disk):
+    sweep = open_sweep(taking_turns, 2)
+    before = disk.syncs
+    with taking_turns.syncing(), ThreadPoolExecutor(1) as pool:
+        pool.submit(claim, taking_turns, sweep, "r").result()
+        assert disk.syncs == before + 1
+    assert disk.syncs == before + 1
+
+
+@pytest.fixture
+def store(layout):
+    opened = RunStore.over_sqlite(layout)
+    yield opened
+    opened.close()
+
+
+def ask(store, sweep, request):
+    return partial(
+        store.claim_trial, sweep, request_id=request, worker=current_process(), lease_s=60.0
+    )
+
+
+def make_sweep(store, count):
+    sweep = store.open_sweep("p", "lr", {"metric": "loss"}, max_failures=3)
+    store.add_trials(sweep.id, [NewTrial(parameters={"n": n}) for n in range(count)], key="all")
+    return sweep.id
+
+
+def test_of_calls_that_are_made_together_each_has_its_own_answer_and_all_one_sync(store, disk):
+    sweep = make_sweep(store, 2)
+    before = disk.syncs
+    calls = [ask(store, sweep, "r"), ask(store, "nothing", "s"), ask(store, sweep, "t")]
+    first, unknown, second = store.coordinate_together(calls)
+    assert isinstance(unknown, SchemaValidationError)
+    assert [first.number, second.number] == [0, 1]
+    assert disk.syncs == before + 1
+    assert disk.read("SELECT count(*) FROM trial WHERE token = 1") == [(2,)]
+
+
+def test_where_their_sync_fails_none_of_them_is_answered(store, monkeypatch):
+    sweep = make_sweep(store, 2)
+
+    def fail(_file):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(turns.os, "fsync", fail)
+        patched.setattr(turns, "empty_log", lambda _connection: False)
+        found = store.coordinate_together([ask(store, sweep, "r"), ask(store, sweep, "s")])
+    assert [type(each) for each in found] == [SessionStoreError] * 2
+    again = store.coordinate_together([ask(store, sweep, "r"), ask(store, sweep, "s")])
+    assert [(each.number, each.token) for each in again] == [(0, 1), (1, 1)]
+
+
+def test_batches_are_written_while_a_claim_waits_for_the_disk(store, monkeypatch):
+    sweep = make_sweep(store, 1)
+    is_syncing, may_end = threading.Event(), threading.Event()
+
+    def wait(_file):
+        is_syncing.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(turns.os, "fsync", wait)
+    with ThreadPoolExecutor(1) as pool:
+        claimed = pool.submit(ask(store, sweep, "r"))
+        assert is_syncing.wait(30)
+        store.write_group([BatchMaker("run").start()])
+        assert not claimed.done()
+        may_end.set()
+        assert claimed.result().number == 0
+    assert store.load_run("run").run.id == "run"

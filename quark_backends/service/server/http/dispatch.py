@@ -21,13 +21,14 @@ class RouteEntry(NamedTuple):
 class _Place:
     """What may come after the beginning of a path."""
 
-    __slots__ = ("endpoint", "literals", "names", "varying")
+    __slots__ = ("endpoint", "literals", "names", "order", "varying")
 
     def __init__(self) -> None:
         self.literals: dict[str, _Place] = {}
         self.varying: _Place | None = None
         self.endpoint: ASGIApp | None = None
         self.names: tuple[str, ...] = ()
+        self.order = 0
 
 
 class RouteDispatch:
@@ -43,10 +44,10 @@ class RouteDispatch:
     def __init__(self, app: ASGIApp, routes: Iterable[RouteEntry]) -> None:
         self._app = app
         self._roots: dict[str, _Place] = {}
-        for route in routes:
-            self._add(route)
+        for order, route in enumerate(routes):
+            self._add(route, order)
 
-    def _add(self, route: RouteEntry) -> None:
+    def _add(self, route: RouteEntry, order: int) -> None:
         place = self._roots.setdefault(route.method, _Place())
         names = []
         for part in route.path.split("/"):
@@ -55,28 +56,39 @@ class RouteDispatch:
                 if place.varying is None:
                     place.varying = _Place()
                 place = place.varying
-            elif place.varying is not None and part not in place.literals:
-                return  # behind one that may fit, too: whoever tries them in turn decides
             else:
                 place = place.literals.setdefault(part, _Place())
         if place.endpoint is None:
-            place.endpoint, place.names = route.endpoint, tuple(names)
+            place.endpoint, place.names, place.order = route.endpoint, tuple(names), order
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] == "http" and not scope.get("root_path"):
-            place = self._roots.get(scope["method"])
-            varying = []
-            for part in scope["path"].split("/"):
-                if place is None:
-                    break
-                following = place.literals.get(part)
-                if following is None and part:
-                    varying.append(part)
-                    following = place.varying
-                place = following
-            if place is not None and place.endpoint is not None:
-                scope["path_params"] = dict(zip(place.names, varying, strict=True))
-                await place.endpoint(scope, receive, send)
+            found = self._find(scope["method"], scope["path"])
+            if found is not None:
+                endpoint, scope["path_params"] = found
+                await endpoint(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _find(self, method: str, path: str) -> tuple[ASGIApp, dict[str, str]] | None:
+        """What serves a path, and the parts of it that vary; of several the first route's."""
+        root = self._roots.get(method)
+        places: list[tuple[_Place, tuple[str, ...]]] = [] if root is None else [(root, ())]
+        for part in path.split("/"):
+            following = []
+            for place, varying in places:
+                if (literal := place.literals.get(part)) is not None:
+                    following.append((literal, varying))
+                if place.varying is not None and part:
+                    following.append((place.varying, (*varying, part)))
+            places = following
+            if not places:
+                return None
+        first: tuple[_Place, tuple[str, ...]] | None = None
+        for each in places:
+            if each[0].endpoint is not None and (first is None or each[0].order < first[0].order):
+                first = each
+        if first is None or first[0].endpoint is None:
+            return None
+        return first[0].endpoint, dict(zip(first[0].names, first[1], strict=True))
