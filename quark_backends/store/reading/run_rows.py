@@ -27,6 +27,7 @@ __all__ = [
     "RUN_QUERY",
     "RUN_TABLES",
     "read_mapping",
+    "read_settings",
     "read_stop",
     "read_texts",
     "run_not_found",
@@ -181,6 +182,12 @@ def read_texts(stored: str | None) -> tuple[str, ...]:
     """
     found = _decode(stored)
     return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
+
+
+def read_settings(config: str | None) -> dict[str, Any]:
+    """The values of a configuration as a run's row has it; empty without one."""
+    values: dict[str, Any] = {} if config is None else _decode_json(config)["values"]
+    return values
 
 
 def read_mapping(stored: str | None) -> dict[str, Any]:
