@@ -42,7 +42,8 @@ def measure_similar_runs(*, quick: bool) -> dict[str, float]:
             what = f"{_LIMIT} runs of the same {by}, ms"
             shown.append(Figure(what, taken_s * 1000, at_most=_GOAL_MS))
         near = quark.find_similar_runs(_ALONE, by="config", limit=_LIMIT, storage_dir=name)
-        assert len(near) == _LIMIT and near[-1].distance > 0.0
+        assert len(near) == _LIMIT
+        assert near[-1].distance > 0.0
         taken_s = time_call(
             lambda: quark.find_similar_runs(_ALONE, by="config", limit=_LIMIT, storage_dir=name),
             times,
