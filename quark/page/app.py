@@ -54,7 +54,7 @@ from quark.page.api.system import pack_system
 from quark.page.api.tables import TableDesk, read_text
 from quark.page.http_replies import SANDBOX_POLICY, VISITOR, Visitor, make_error
 from quark.page.pack import PACK_TYPE, encode_json
-from quark.page.static_files import StaticFiles, load_static_files
+from quark.page.static_files import StaticFiles, load_installed_files
 from quark_core.errors import (
     ArtifactNotFoundError,
     QuarkError,
@@ -210,7 +210,7 @@ def make_app(
         editor: Changes runs; None where nobody may.
     """
     page = PageApplication(
-        source, static or load_static_files(), analyzer or AnalysisProcess(source), editor
+        source, static or load_installed_files(), analyzer or AnalysisProcess(source), editor
     )
 
     @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from quark.page.linker import link_modules
 from quark_core.errors import SessionStoreError
 
-__all__ = ["STATIC_DIRECTORY", "StaticFiles", "load_static_files"]
+__all__ = ["STATIC_DIRECTORY", "StaticFiles", "load_installed_files", "load_static_files"]
 
 STATIC_DIRECTORY = Path(__file__).with_name("static")
 INDEX, SCRIPT = "index.html", "app.js"
@@ -58,7 +59,17 @@ class StaticFiles:
         return text.replace("{{preload}}", preload).replace("{{root}}", root).encode()
 
 
-def load_static_files(directory: Path = STATIC_DIRECTORY) -> StaticFiles:
+@functools.cache
+def load_installed_files() -> StaticFiles:
+    """The files that come with Quark, which a process reads and links once.
+
+    Raises:
+        SessionStoreError: As `load_static_files` does; the next call tries again.
+    """
+    return load_static_files(STATIC_DIRECTORY)
+
+
+def load_static_files(directory: Path) -> StaticFiles:
     """Read the files of a folder and of those in it; other types than the page's are left out.
 
     Raises:

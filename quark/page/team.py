@@ -36,7 +36,7 @@ from quark.page.http_replies import (
     reply,
 )
 from quark.page.login import LoginLimit, check_next, write_interstitial, write_login
-from quark.page.static_files import StaticFiles, load_static_files
+from quark.page.static_files import StaticFiles, load_installed_files
 
 if TYPE_CHECKING:
     from quark.page.api.edits import PageEditor
@@ -156,7 +156,7 @@ class TeamPage:
     ) -> None:
         self._host = host
         self._allow_edit = allow_edit
-        self._static = static or load_static_files()
+        self._static = static or load_installed_files()
         self._limit = LoginLimit()
         self._pages: OrderedDict[str, _WorkspacePage] = OrderedDict()
         self._changing = asyncio.Lock()

@@ -9,8 +9,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from operator import itemgetter
 
 __all__ = ["InstalledPackages", "find_packages"]
 
@@ -61,22 +62,65 @@ class _Distribution:
     info: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found out in this process; its next run mostly has the same.
+
+    Attributes:
+        seen: What it depends on: the path, when each folder on it was changed, and what was
+            imported from where.
+    """
+
+    seen: tuple[object, ...]
+    packages: InstalledPackages
+
+
+_known: _Known | None = None
+# Info of a distribution -> modules that were looked for in its list of files, and those in it.
+_listed: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+
+
 def find_packages(
     is_ending: Callable[[], bool] = lambda: False, before: InstalledPackages | None = None
 ) -> InstalledPackages:
     """What is installed on the path of this interpreter, and what of it was imported.
 
-    Meant for a background thread; takes some 10 ms, and lets others run in between. What is
-    imported from a folder without distributions (a project's own, an editable one) counts where
-    it is called as its distribution is.
+    Meant for a background thread; takes some 10 ms, and lets others run in between. What a run
+    before found out in this process is not looked for again. What is imported from a folder without
+    distributions (a project's own, an editable one) counts where it is called as its distribution
+    is.
 
     Args:
         is_ending: Whether somebody waits for this: then it makes no pauses.
         before: What was found before: the same again where nothing else was imported since.
     """
+    global _known
     modules = _list_imported()
     if before is not None and before.modules == modules.keys():
         return before
+    seen = _describe_path(), tuple(sorted(modules.items(), key=itemgetter(0)))
+    known = _known
+    if known is not None and known.seen[0] != seen[0]:
+        _listed.clear()
+    if known is None or known.seen != seen:
+        known = _known = _Known(seen, _find_packages(modules, is_ending))
+    return known.packages
+
+
+def _describe_path() -> tuple[object, ...]:
+    """The folders on the path, and when each was last given a distribution or lost one."""
+    changed: list[object] = []
+    for folder in list(sys.path)[:_MOST_PLACES]:
+        try:
+            changed.append((folder, os.stat(folder or ".").st_mtime_ns))
+        except (OSError, ValueError):
+            changed.append(folder)
+    return tuple(changed)
+
+
+def _find_packages(
+    modules: Mapping[str, str | None], is_ending: Callable[[], bool]
+) -> InstalledPackages:
     found: dict[str, _Distribution] = {}
     folders: set[str] = set()
     for folder in list(sys.path)[:_MOST_PLACES]:
@@ -147,10 +191,19 @@ def _list_imported() -> dict[str, str | None]:
 
 def _list_brought(distribution: _Distribution, modules: Mapping[str, bool]) -> list[str]:
     """Which of some modules a distribution brings, at the top."""
+    asked, brought = _listed.get(distribution.info, (frozenset(), frozenset()))
+    new = modules.keys() - asked
+    if new:
+        asked, brought = asked | new, brought | _find_listed(distribution, new)
+        _listed[distribution.info] = asked, brought
+    return [name for name in modules if name in brought]
+
+
+def _find_listed(distribution: _Distribution, modules: Set[str]) -> Set[str]:
+    """Those of some modules that are in a distribution's list of its files, at the top."""
     listed = _read(os.path.join(distribution.info, "top_level.txt"))
     if listed is not None:
-        tops = {line.strip() for line in listed.splitlines()}
-        return [name for name in modules if name in tops]
+        return modules & {line.strip() for line in listed.splitlines()}
     names = "|".join(re.escape(name) for name in modules).encode("utf-8", "replace")
     pattern = re.compile(rb"^(" + names + rb")[/.]", re.MULTILINE)
     found: set[bytes] = set()
@@ -165,8 +218,8 @@ def _list_brought(distribution: _Distribution, modules: Mapping[str, bool]) -> l
                     break
             found.update(pattern.findall(end))
     except OSError:
-        return []
-    return [name for name in modules if name.encode("utf-8", "replace") in found]
+        return set()
+    return {name for name in modules if name.encode("utf-8", "replace") in found}
 
 
 def _read(path: str) -> str | None:

@@ -23,7 +23,6 @@ from quark_core.runs.known_runs import note_run
 from quark_core.runs.made_of import MadeOf
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.primary_reach import PrimaryReach
-from quark_core.runs.recovery import clear_leftovers
 from quark_core.runs.streams import HAND_OVER_S
 from quark_core.system.process import current_process
 
@@ -86,7 +85,7 @@ def announce(
         note_run(run.context)
     payload = None if from_step is None else JsonObject({"from_step": from_step})
     run.emit_event(event_type, "info", status="running", payload=payload)
-    clear_leftovers(after=recovery.adopt_orphans(run.context.storage_dir))
+    recovery.clear_leftovers_at_start(recovery.adopt_orphans(run.context.storage_dir))
     run.made_of = MadeOf(run, environment, git)
     run.writers.add(run.made_of)
     run.background = run.made_of.start()

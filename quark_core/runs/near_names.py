@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from quark_core.errors import QuarkError
 from quark_core.records.names import decode_name
-from quark_core.search.resolution import suggest_names
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
@@ -24,6 +23,9 @@ _MAX_COMPARED = 10_000
 
 def describe_unknown_metric(name: str, keys: Iterable[str]) -> str | None:
     """What to say of a metric that is not among these, with the names near it; None without any."""
+    # What a search is made of is not imported for a run that nothing is searched in.
+    from quark_core.search.resolution import suggest_names
+
     shown = decode_name(name)
     near = suggest_names(shown, map(decode_name, islice(keys, _MAX_COMPARED)))
     if not near:

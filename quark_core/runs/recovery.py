@@ -47,7 +47,7 @@ __all__ = [
     "QuarantinedCount",
     "adopt_orphans",
     "adopt_run",
-    "clear_leftovers",
+    "clear_leftovers_at_start",
     "count_quarantined",
     "count_unstored",
     "has_journals",
@@ -62,6 +62,8 @@ _log = logging.getLogger("quark")
 _WRITERS_POLL_S = 0.02
 _LONGEST_WAIT_S = 10.0
 _LEFTOVERS_S = 5.0
+_CLEAR_EVERY_S = 60.0
+_clear_again_at_s = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None)
             found += held
     finally:
         _close_others(lanes, None, found)
-    clear_leftovers(timeout_s=_LEFTOVERS_S)
+    _clear_leftovers(timeout_s=_LEFTOVERS_S)
     return found
 
 
@@ -457,7 +459,22 @@ def _deliver_journals(
         yield folder, results
 
 
-def clear_leftovers(*, after: threading.Thread | None = None, timeout_s: float = 0.0) -> None:
+def clear_leftovers_at_start(after: threading.Thread | None) -> None:
+    """Clear what others left, unless this process did so a moment ago; does not wait for it.
+
+    A process that trains one run after another would look through the whole machine for each.
+
+    Args:
+        after: Delivers what was left in this store; its boxes are looked at when it has ended.
+    """
+    global _clear_again_at_s
+    now_s = time.monotonic()
+    if now_s >= _clear_again_at_s:
+        _clear_again_at_s = now_s + _CLEAR_EVERY_S
+        _clear_leftovers(after=after)
+
+
+def _clear_leftovers(*, after: threading.Thread | None = None, timeout_s: float = 0.0) -> None:
     """End stopped helpers and delete black boxes that nobody can need; never raises.
 
     Done on a thread, since a path of another store may lie on a disk that hangs.

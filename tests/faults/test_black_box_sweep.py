@@ -69,14 +69,30 @@ def change(box, **values):
 
 
 @pytest.mark.long
-def test_any_start_deletes_the_box_of_a_killed_run_whose_root_is_gone(killed, tmp_path):
+def test_a_start_deletes_the_box_of_a_killed_run_whose_root_is_gone_and_looks_once_a_minute(
+    killed, tmp_path, monkeypatch
+):
     root, box = killed
     shutil.rmtree(root)
-    deadline = time.monotonic() + 60
-    with quark.start_run(project="other", storage_dir=tmp_path / "other"):
-        while box.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    cleared = []
+    clear = recovery._clear
+    monkeypatch.setattr(recovery, "_clear", lambda after: (clear(after), cleared.append(after)))
+
+    def wait_for(condition):
+        deadline = time.monotonic() + 60
+        with quark.start_run(project="other", storage_dir=tmp_path / "other"):
+            while not condition():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+    monkeypatch.setattr(recovery, "_clear_again_at_s", 0.0)
+    wait_for(lambda: not box.exists())
+    wait_for(lambda: cleared)
+    assert len(cleared) == 1
+    again_at_s = recovery._clear_again_at_s
+    assert 50.0 < again_at_s - time.monotonic() <= 60.0
+    monkeypatch.setattr(recovery, "_clear_again_at_s", again_at_s - 60.0)
+    wait_for(lambda: len(cleared) == 2)
 
 
 @pytest.mark.long

@@ -29,7 +29,6 @@ SKIPPED, ANSWER = 254, 255
 
 _PIECE_BYTES = 64 * 1024
 _MOST_WAITING_BYTES = 4 * 1024 * 1024
-_AGAIN_MS = 20
 # What Windows has not, where this never runs, typed so that it is checked for Windows too.
 _os: Any = os
 _select: Any = select
@@ -45,6 +44,7 @@ class Tee:
         self._questions = questions
         self._waiting = bytearray()
         self._skipped: dict[int, int] = {}
+        self._is_watching = False
         self._poll = _select.poll()
         for source in self._streams:
             self._poll.register(source, _select.POLLIN)
@@ -55,12 +55,22 @@ class Tee:
         self._send(ANSWER, b"")
         while self._streams:
             self._hand_back()
-            for descriptor, _ in self._poll.poll(_AGAIN_MS if self._waiting else None):
+            self._watch_copies()
+            for descriptor, _ in self._poll.poll():
                 if descriptor == self._questions:
                     self._answer()
                 elif descriptor in self._streams:
                     self._copy(descriptor)
         self._hand_back()
+
+    def _watch_copies(self) -> None:
+        """Be woken when there is room for copies, while any wait for it."""
+        if self._copies is not None and bool(self._waiting) != self._is_watching:
+            self._is_watching = not self._is_watching
+            if self._is_watching:
+                self._poll.register(self._copies, _select.POLLOUT)
+            else:
+                self._poll.unregister(self._copies)
 
     def _copy(self, source: int) -> bool:
         """Pass on a piece; whether there was one."""
@@ -113,6 +123,8 @@ class Tee:
         except BlockingIOError:
             pass
         except OSError:  # whoever wanted them is gone
+            if self._is_watching:
+                self._poll.unregister(self._copies)
             self._copies = None
             self._waiting.clear()
 

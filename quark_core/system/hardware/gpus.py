@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +20,7 @@ __all__ = ["GpuReader"]
 T = TypeVar("T")
 
 _RETRY_INTERVAL_S = 30.0
+_LIBRARY = "libnvidia-ml.so.1"
 # What says that the driver must be opened anew before this GPU answers again.
 _LOST = ("NVMLError_GpuIsLost", "NVMLError_Uninitialized", "NVMLError_DriverNotLoaded")
 
@@ -64,6 +67,11 @@ class GpuReader:
             self._lock.release()
 
     def _read(self) -> GpusReading:
+        if not self._is_open and time.monotonic() >= self._open_at_s and _lacks_driver():
+            self._unavailable = f"NVML: there is no {_LIBRARY} of an NVIDIA driver here"
+            self._open_at_s = time.monotonic() + _RETRY_INTERVAL_S
+        if not self._is_open and time.monotonic() < self._open_at_s:
+            return GpusReading(unavailable=self._unavailable)
         try:
             with importing():
                 import pynvml
@@ -71,7 +79,7 @@ class GpuReader:
             return GpusReading(unavailable=f"pynvml: {_describe(error)}")
         if time.monotonic() >= self._open_at_s and (not self._is_open or self._open_at_s):
             self._open(pynvml)
-        if not self._is_open:
+        if not self._is_open:  # what has just been tried
             return GpusReading(unavailable=self._unavailable)
         readings, gaps = [], {}
         for gpu in self._gpus:
@@ -104,6 +112,17 @@ class GpuReader:
         }
         self._is_open = True
         self._open_at_s = 0.0
+
+
+def _lacks_driver() -> bool:
+    """Whether this is a Linux without NVIDIA's library, whose binding takes long to import."""
+    if sys.platform != "linux" or "pynvml" in sys.modules:
+        return False
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return True
+    return False
 
 
 def _describe_gpu(pynvml: Any, index: int) -> _Gpu:

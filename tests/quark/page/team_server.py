@@ -49,7 +49,7 @@ class Person:
 
     def __init__(self, server, **settings):
         self.server = server
-        self.http = httpx.Client(base_url=server.url, timeout=60, **settings)
+        self.http = httpx.Client(base_url=server.url, timeout=60, verify=False, **settings)
         self.csrf = ""
 
     def __enter__(self):

@@ -24,7 +24,7 @@ DATA_REQUESTS = 6
 
 @pytest.fixture(scope="module")
 def static():
-    return load_static_files()
+    return load_static_files(STATIC_DIRECTORY)
 
 
 def test_own_and_vendored_code_stay_within_their_budgets(static):

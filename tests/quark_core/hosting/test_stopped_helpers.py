@@ -75,7 +75,9 @@ def left_helper(machine, tmp_path):
 
 
 @pytest.mark.long
-def test_the_next_start_ends_it(left_helper, tmp_path):
+def test_the_next_start_ends_it(left_helper, tmp_path, monkeypatch):
+    # As in a process that has started no run a moment ago.
+    monkeypatch.setattr(recovery, "_clear_again_at_s", 0.0)
     with quark.start_run(project="p", storage_dir=tmp_path):
         wait_for(lambda: is_gone(left_helper))
 

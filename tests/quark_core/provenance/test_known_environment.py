@@ -133,6 +133,21 @@ def test_nothing_is_looked_up_again_where_nothing_else_was_imported(site):
     assert "late" not in first.imported
 
 
+def test_what_a_run_before_found_out_is_kept_until_something_is_installed_or_taken_away(site):
+    root = site("kept", "site_kept")
+    (root / "site_kept" / "__init__.py").touch()
+    importlib.import_module("site_kept")
+    first = find_packages()
+    assert find_packages() is first
+    # One that says anew what it brings, as a package that is installed once more.
+    for info in root.glob("*.dist-info"):
+        info.rename(root / "renamed-2.0.dist-info")
+    again = find_packages()
+    assert ("kept" in first.imported, "kept" in again.imported) == (True, False)
+    assert again.versions["renamed"] == "2.0"
+    assert "renamed" in again.imported
+
+
 def test_what_quark_imports_late_says_nothing_of_a_run(project):
     project.write_training("import psutil", body="import pynvml, os")
     values = load(project, project.train()).environment.values

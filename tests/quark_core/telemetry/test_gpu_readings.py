@@ -108,6 +108,25 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch):
     assert GpuReader().read().unavailable.startswith("pynvml: ModuleNotFoundError")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the binding is asked")
+def test_without_a_driver_the_binding_is_not_imported(monkeypatch):
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setattr(gpus_module, "_LIBRARY", "libnobody-has-this.so.1")
+    reader = GpuReader()
+    for _ in range(2):
+        reading = reader.read()
+        assert (
+            reading.unavailable
+            == "NVML: there is no libnobody-has-this.so.1 of an NVIDIA driver here"
+        )
+    assert "pynvml" not in sys.modules
+    # A driver that is installed later is found; the C library is there for certain.
+    monkeypatch.setattr(gpus_module, "_LIBRARY", "libc.so.6")
+    monkeypatch.setattr(reader, "_open_at_s", 0.0)
+    reader.read()
+    assert "pynvml" in sys.modules
+
+
 def test_a_broken_package_is_no_exception(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", object())
     reading = GpuReader().read()

@@ -168,8 +168,9 @@ def test_a_reading_is_mirrored_once_and_a_count_when_it_changes(
     # Whether the first step knows the first reading is up to the sampler's thread.
     records = [telemetry.record_step(0)]
     wait_until(lambda: sampler.reading is not None)
-    for step in range(1, 200):
-        records.append(telemetry.record_step(step, overflow_occurred=step in (50, 150)))
+    records += [
+        telemetry.record_step(step, overflow_occurred=step in (50, 150)) for step in range(1, 200)
+    ]
     seen = [record.ram_used_bytes for record in records]
     assert None not in seen[1:]
     metrics = MetricsLogger(session)
