@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import quark
-from quark_backends.embedded.backend import EmbeddedBackend
+from quark.cli.trash import open_for_removal
+from quark_core.analysis import similar_runs
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.provenance.traced_functions import LEVEL_BYTECODE, TRACE_MARK
 from quark_core.records.base import start_fields
@@ -91,6 +92,10 @@ def test_equal_numbers_are_alike_and_a_truth_value_is_no_number(root):
     assert ids(found) == [(near, 0.4), (far, 0.86)]
 
 
+# Runs that share anything: of the project, and of all.
+_NEAR = {"config": (2, 3), "structure": (6, 7)}
+
+
 @pytest.mark.parametrize("by", ["config", "structure"])
 def test_stores_that_list_whole_runs_alone_find_the_same(tmp_path, monkeypatch, by):
     for lr in range(6):
@@ -106,19 +111,23 @@ def test_stores_that_list_whole_runs_alone_find_the_same(tmp_path, monkeypatch, 
         for everywhere in (False, True)
     ]
     found = [quark.find_similar_runs(own, **each) for each in asked]
-    monkeypatch.delattr(EmbeddedBackend, "list_configurations")
+    monkeypatch.setattr(similar_runs, "SupportsConfigurations", ())
     assert found == [quark.find_similar_runs(own, **each) for each in asked]
-    assert [len(each) for each in found] == [2, 2, 6, 7]
+    assert [len(each) for each in found] == [2, 2, *_NEAR[by]]
 
 
-def test_configurations_are_listed_as_runs_are(tmp_path):
+@pytest.mark.parametrize("journals_alone", ["0", "1"])
+def test_configurations_are_listed_as_runs_are(tmp_path, monkeypatch, journals_alone):
+    monkeypatch.setenv("QUARK_JOURNAL_ONLY", journals_alone)
     for number in range(5):
         make(tmp_path, {"n": {"m": number}} if number else None, project="pq"[number % 2])
     quark.edit_run(make(tmp_path, {"a": 1}), archived=True, storage_dir=tmp_path)
     trashed = make(tmp_path, {"a": 2})
+    if journals_alone == "0":
+        with open_for_removal(tmp_path) as removal:
+            removal.trash_runs([trashed])
     reader = open_reader(tmp_path)
     try:
-        reader.trash_runs([trashed])
         for asked in ({}, {"project": "p"}, {"project": "p", "limit": 2}, {"project": "absent"}):
             runs = reader.list_runs(**asked)
             assert reader.list_configurations(**asked) == [
@@ -129,7 +138,7 @@ def test_configurations_are_listed_as_runs_are(tmp_path):
                 )
                 for run in runs
             ]
-        assert len(reader.list_configurations()) == 6
+        assert len(reader.list_configurations()) == 6 + int(journals_alone)
     finally:
         reader.close()
 
