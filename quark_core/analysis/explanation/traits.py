@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +29,8 @@ __all__ = [
     "is_redacted",
     "tells_runs_apart",
 ]
+
+T = TypeVar("T")
 
 Place = tuple[CauseKind, str]
 """Kind and place of one trait."""
@@ -79,6 +81,16 @@ _NEEDS: dict[CauseKind, frozenset[str]] = {
 _MOST_PLACES = 4_096
 _MOST_VALUES = 16_384
 _MOST_CHARACTERS = 200
+
+
+def _remember(work_out: Callable[[str], T]) -> Callable[[str], T]:
+    """Work out once what paths say, long ones aside."""
+    known = lru_cache(maxsize=_MOST_PLACES)(work_out)
+
+    def find(path: str) -> T:
+        return known(path) if len(path) <= _MOST_CHARACTERS else work_out(path)
+
+    return find
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +144,7 @@ def describe_traits(stored: StoredRun) -> RunTraits:
     if stored.run.resume_count:
         values["launch", "resumed"] = stored.run.resume_count
     sections.add("run")
-    for place in values.keys() - origins.keys():
+    for place in list(values)[len(origins) :]:
         origins[place] = _name_section(place)
     imported = environment.get("imported")
     if isinstance(imported, Sequence) and not isinstance(imported, str):
@@ -221,7 +233,7 @@ def is_redacted(value: Any) -> bool:
     return isinstance(value, Sequence) and any(map(is_redacted, value))
 
 
-@lru_cache(maxsize=_MOST_PLACES)
+@_remember
 def _place_setting(path: str) -> Place | None:
     """Which trait a path of the configuration is, if any."""
     if path in (OBJECTIVE_KEY, MODE_KEY):
@@ -229,7 +241,7 @@ def _place_setting(path: str) -> Place | None:
     return "seed" if is_seed(path) else "config", path
 
 
-@lru_cache(maxsize=_MOST_PLACES)
+@_remember
 def _place_environment(path: str) -> tuple[str, Place | None]:
     """Section of a path of the environment, and which trait it is, if any."""
     section, _, rest = path.partition(".")
@@ -303,7 +315,7 @@ def _index_names(values: Mapping[Place, Any]) -> dict[str, list[Place]]:
     return found
 
 
-@lru_cache(maxsize=_MOST_PLACES)
+@_remember
 def _list_spellings(path: str) -> frozenset[str]:
     spelled = _spell(path)
     return frozenset((spelled, spelled.rpartition(".")[2], spelled.replace(".", "_")))
