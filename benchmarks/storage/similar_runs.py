@@ -18,6 +18,7 @@ __all__ = ["measure_similar_runs"]
 
 _GOAL_MS = 50
 _PROBED = "run00000777"
+_ALONE = "run00000778"
 _LIMIT = 10
 
 
@@ -40,7 +41,15 @@ def measure_similar_runs(*, quick: bool) -> dict[str, float]:
             )
             what = f"{_LIMIT} runs of the same {by}, ms"
             shown.append(Figure(what, taken_s * 1000, at_most=_GOAL_MS))
-        assert quark.find_similar_runs("run00000778", by="config", limit=2, storage_dir=name)
+        near = quark.find_similar_runs(_ALONE, by="config", limit=_LIMIT, storage_dir=name)
+        assert len(near) == _LIMIT
+        assert near[-1].distance > 0.0
+        taken_s = time_call(
+            lambda: quark.find_similar_runs(_ALONE, by="config", limit=_LIMIT, storage_dir=name),
+            times,
+        )
+        what = f"{_LIMIT} runs of which few have the same config, ms"
+        shown.append(Figure(what, taken_s * 1000, at_most=_GOAL_MS))
         best_s = time_call(
             lambda: quark.best_run("val/metric7", mode="min", storage_dir=name), times
         )

@@ -46,7 +46,13 @@ if TYPE_CHECKING:
     )
     from quark_core.backends.edits import RunEdit
     from quark_core.backends.grids import Grid, GridQuery
-    from quark_core.backends.run_pages import PageSearch, RunLabel, RunNames, RunPage
+    from quark_core.backends.run_pages import (
+        PageSearch,
+        RunConfiguration,
+        RunLabel,
+        RunNames,
+        RunPage,
+    )
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
@@ -425,6 +431,13 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
         with self._readers.take() as reader:
             runs = reader.list_runs(project=project, limit=limit)
         return [self._layout.place(stored) for stored in runs]
+
+    def list_configurations(
+        self, *, project: str | None = None, limit: int | None = None
+    ) -> list[RunConfiguration]:
+        """See `SupportsConfigurations`."""
+        with self._readers.take() as reader:
+            return reader.list_configurations(project=project, limit=limit)
 
     def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
         """See `SupportsLabels`."""

@@ -59,7 +59,13 @@ if TYPE_CHECKING:
         RunHeads,
     )
     from quark_core.backends.grids import Grid, GridQuery
-    from quark_core.backends.run_pages import PageSearch, RunLabel, RunNames, RunPage
+    from quark_core.backends.run_pages import (
+        PageSearch,
+        RunConfiguration,
+        RunLabel,
+        RunNames,
+        RunPage,
+    )
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
@@ -420,6 +426,14 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
         """See `SupportsRead`."""
         runs = self._read(None, lambda: self._reader.list_runs(project=project, limit=limit))
         return [self._layout.place(stored) for stored in runs]
+
+    def list_configurations(
+        self, *, project: str | None = None, limit: int | None = None
+    ) -> list[RunConfiguration]:
+        """See `SupportsConfigurations`."""
+        return self._read(
+            None, lambda: self._reader.list_configurations(project=project, limit=limit)
+        )
 
     def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
         """See `SupportsLabels`."""

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from quark_core.backends.contract import StoredRun, SupportsPrimary
+from quark_core.backends.run_pages import RunConfiguration, SupportsConfigurations
 from quark_core.backends.run_summary import RunSummary
 from quark_core.config.arguments import check_run_id, describe_argument, resolve_storage_dir
 from quark_core.errors import QuarkError, RunNotFoundError, SchemaValidationError
+from quark_core.records.json_object import flatten_json
 from quark_core.records.query import check_index
 from quark_core.records.run_digests import is_seed
 from quark_core.records.runs import RunContext
@@ -26,6 +28,8 @@ from quark_core.runs.searching import build_search, find_runs, summarize_run
 __all__ = ["SimilarBy", "SimilarRun", "find_similar_runs"]
 
 SimilarBy = Literal["structure", "config", "code", "trace"]
+_Parts = frozenset[Hashable]
+_PLAIN = frozenset({bool, float, str})
 
 _LIMIT = 10
 _MOST = 1_000
@@ -147,70 +151,124 @@ def _find_near(
 ) -> list[SimilarRun]:
     """Runs of other digests, by what they share with the run."""
     known = {own.run.id, *(each.run.run_id for each in found)}
-    describe = _choose_description(reader, by)
-    parts = describe(own)
+    # Without their metrics, which are half of the work: only what is near is summed up.
+    parts, others = _describe_all(reader, own, by, project)
     if not parts:
         return []
-    # Without their metrics, which are half of the work: only what is near is summed up.
-    others = [
-        each
-        for each in reader.list_runs(project=project, limit=_MOST_COMPARED)
-        if each.run.archived_at is None and each.run.id not in known
+    measured = [
+        (_measure(parts, described), place)
+        for place, (run_id, described) in enumerate(others)
+        if run_id not in known
     ]
-    measured = [(_measure(parts, describe(each)), place) for place, each in enumerate(others)]
     near = sorted(each for each in measured if each[0] < 1.0)
+    ids = [others[place][0] for _, place in near[:most]]
     nearest = []
-    for distance, place in near[:most]:
+    for (distance, _), run_id in zip(near, ids, strict=False):
         with suppress(RunNotFoundError):  # removed meanwhile
-            summary = summarize_run(reader, str(others[place].run.id))
-            nearest.append(SimilarRun(summary, distance, by))
+            nearest.append(SimilarRun(summarize_run(reader, run_id), distance, by))
     return nearest
 
 
-def _measure(one: frozenset[Hashable], other: frozenset[Hashable]) -> float:
+def _measure(one: _Parts, other: _Parts) -> float:
     """Distance of two sets of parts: 0 where they are equal, 1 where they share nothing."""
-    return 1.0 - len(one & other) / max(1, len(one | other))
+    shared = len(one & other)
+    return 1.0 - shared / max(1, len(one) + len(other) - shared)
 
 
-def _choose_description(
-    reader: SupportsPrimary, by: SimilarBy
-) -> Callable[[StoredRun], frozenset[Hashable]]:
-    if by == "structure":
-        return lambda run: frozenset((path, _name_type(v)) for path, v in _list_settings(run))
-    if by == "config":
-        return lambda run: frozenset((path, _spell(v)) for path, v in _list_settings(run))
-    if by == "code":
-        return _Sources(reader).describe
-    return lambda run: frozenset(_list_traces(reader, str(run.run.id)))
+def _describe_all(
+    reader: SupportsPrimary, own: StoredRun, by: SimilarBy, project: str | None
+) -> tuple[_Parts, Sequence[tuple[str, _Parts]]]:
+    """Parts of the run, and id and parts of each of the newest that are not archived."""
+    if by in ("structure", "config"):
+        settings = _Settings(_name_type if by == "structure" else _spell)
+        parts = settings.describe({} if own.config is None else own.config.values)
+        return parts, [
+            (each.run_id, settings.describe(each.values))
+            for each in (_list_configurations(reader, project) if parts else ())
+            if not each.is_archived
+        ]
+    describe = _Sources(reader).describe if by == "code" else _Traces(reader).describe
+    parts = describe(own)
+    return parts, [
+        (str(each.run.id), describe(each))
+        for each in (reader.list_runs(project=project, limit=_MOST_COMPARED) if parts else ())
+        if each.run.archived_at is None
+    ]
 
 
-def _list_settings(run: StoredRun) -> Iterable[tuple[str, Any]]:
-    from quark_core.search.evaluation import flatten_values
+def _list_configurations(
+    reader: SupportsPrimary, project: str | None
+) -> Iterable[RunConfiguration]:
+    """Of the newest runs, by the store's own list where it has one."""
+    store: object = reader
+    if isinstance(store, SupportsConfigurations):
+        return store.list_configurations(project=project, limit=_MOST_COMPARED)
+    return (
+        RunConfiguration(
+            str(each.run.id),
+            each.run.archived_at is not None,
+            {} if each.config is None else each.config.values,
+        )
+        for each in reader.list_runs(project=project, limit=_MOST_COMPARED)
+    )
 
-    values = {} if run.config is None else run.config.values
-    return [(path, value) for path, value in flatten_values(values) if not is_seed(path)]
+
+class _Settings:
+    """The settings of configurations, seeds aside; a key of many is looked at once."""
+
+    def __init__(self, spell: Callable[[Any], Hashable]) -> None:
+        self._spell = spell
+        self._seeds: dict[str, bool] = {}
+
+    def describe(self, values: Mapping[str, Any]) -> _Parts:
+        spell, seeds = self._spell, self._seeds
+        parts = []
+        for path, value in flatten_json(values):
+            is_one = seeds.get(path)
+            if is_one is None:
+                is_one = seeds[path] = is_seed(path)
+            if not is_one:
+                parts.append((path, spell(value)))
+        return frozenset(parts)
 
 
 def _name_type(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return type(value).__name__
-    return "number"
+    kind = type(_to_number(value))
+    return "number" if kind is float else kind.__name__
 
 
 def _spell(value: Any) -> Hashable:
-    return (type(value).__name__, value) if isinstance(value, bool | float | str) else repr(value)
+    kind = type(value)
+    if kind is int:
+        value = _to_number(value)
+        kind = type(value)
+    return (kind, value) if kind in _PLAIN else repr(value)
 
 
-def _list_traces(reader: SupportsPrimary, run_id: str) -> Iterable[tuple[str, str]]:
-    """Name and digest of each traced function of a run."""
-    from quark_core.provenance.traces import read_traces
-
+def _to_number(value: Any) -> Any:
+    """One kind of number, as searches have it: of integers no float can hold, a text."""
+    if type(value) is not int:
+        return value
     try:
-        traces = read_traces(reader, run_id)
-    except QuarkError:
-        return
-    for name, trace in traces.items():
-        yield name, f"{trace.level} {trace.digest}"
+        return float(value)
+    except OverflowError:
+        return str(value)
+
+
+class _Traces:
+    """Name and digest of each traced function of runs."""
+
+    def __init__(self, reader: SupportsPrimary) -> None:
+        self._reader = reader
+
+    def describe(self, run: StoredRun) -> _Parts:
+        from quark_core.provenance.traces import read_traces
+
+        try:
+            traces = read_traces(self._reader, str(run.run.id))
+        except QuarkError:
+            return frozenset()
+        return frozenset((name, f"{trace.level} {trace.digest}") for name, trace in traces.items())
 
 
 class _Sources:
@@ -218,9 +276,9 @@ class _Sources:
 
     def __init__(self, reader: SupportsPrimary) -> None:
         self._reader = reader
-        self._known: dict[str, frozenset[Hashable]] = {}
+        self._known: dict[str, _Parts] = {}
 
-    def describe(self, run: StoredRun) -> frozenset[Hashable]:
+    def describe(self, run: StoredRun) -> _Parts:
         digest = run.digests.code
         if digest is None or (digest not in self._known and len(self._known) >= _MOST_CODES):
             return frozenset()
@@ -228,7 +286,7 @@ class _Sources:
             self._known[digest] = self._read(str(run.run.id))
         return self._known[digest]
 
-    def _read(self, run_id: str) -> frozenset[Hashable]:
+    def _read(self, run_id: str) -> _Parts:
         from quark_core.provenance.kept_sources import read_sources
 
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -216,7 +216,9 @@ class _ProjectNoise:
         return _pool(self._group(history), least, "project")
 
     def _group(self, history: Sequence[PastRun]) -> list[list[float]]:
-        groups: dict[bytes, dict[bytes | None, set[float]]] = defaultdict(lambda: defaultdict(set))
+        groups: dict[Hashable, dict[bytes | None, set[float]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
         for run in history:
             value = run.value
             if run.is_whole and run.config_digest and value is not None and math.isfinite(value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
@@ -21,10 +22,12 @@ __all__ = [
     "MOST_PAGE_RUNS",
     "PageCursor",
     "PageSearch",
+    "RunConfiguration",
     "RunLabel",
     "RunNames",
     "RunPage",
     "RunRow",
+    "SupportsConfigurations",
     "SupportsLabels",
     "TagName",
     "checksum_search",
@@ -60,6 +63,33 @@ class SupportsLabels(Protocol):
 
     def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
         """Runs whose id begins so, newest first, archived ones too; none out of the trash."""
+
+
+class RunConfiguration(NamedTuple):
+    """What a run was set to, and no more of it.
+
+    Attributes:
+        run_id: Its id.
+        is_archived: Whether it was archived.
+        values: Values of its configuration; empty without one.
+    """
+
+    run_id: str
+    is_archived: bool
+    values: Mapping[str, Any]
+
+
+@runtime_checkable
+class SupportsConfigurations(Protocol):
+    """What a backend may have besides, so that many configurations are compared at once.
+
+    Of others `quark_core.analysis.similar_runs` lists whole runs.
+    """
+
+    def list_configurations(
+        self, *, project: str | None = None, limit: int | None = None
+    ) -> list[RunConfiguration]:
+        """The configurations of the runs that `list_runs` lists, in its order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

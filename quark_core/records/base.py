@@ -23,13 +23,14 @@ __all__ = [
 # Where a record belongs; the rest of its numbers are figures.
 _PLACES = frozenset({"attempt", "rank", "sequence", "time_us", "step", "epoch"})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_START = _EPOCH.replace(tzinfo=None)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def format_time(time_us: int) -> str:
     """ISO 8601 in UTC with microseconds, such as `2026-05-07T09:30:00.000000Z`."""
-    moment = _EPOCH + timedelta(microseconds=time_us)
-    return f"{moment.isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
+    # A moment without a zone is sooner told, and is UTC as well.
+    return f"{(_START + timedelta(microseconds=time_us)).isoformat(timespec='microseconds')}Z"
 
 
 def parse_time(text: str) -> int:

@@ -23,6 +23,8 @@ __all__ = [
 
 _MAX_DEPTH = 64
 _INT64_MAX = 2**63 - 1
+# Most of what is flattened is of these, and asking whether it is a mapping takes longer.
+_LEAVES = frozenset({str, int, float, bool, type(None), list})
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
@@ -197,9 +199,15 @@ def flatten_json(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[
 
     Lists and empty mappings are leaves.
     """
+    found: list[tuple[str, Any]] = []
+    _collect_leaves(values, prefix, found)
+    return iter(found)
+
+
+def _collect_leaves(values: Mapping[Any, Any], prefix: str, found: list[tuple[str, Any]]) -> None:
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from flatten_json(value, f"{path}.")
+        if type(value) not in _LEAVES and isinstance(value, Mapping) and value:
+            _collect_leaves(value, f"{path}.", found)
         else:
-            yield path, value
+            found.append((path, value))

@@ -21,6 +21,7 @@ __all__ = [
     "digest_structure",
     "is_idle_package",
     "is_seed",
+    "list_imported",
     "make_digests",
 ]
 
@@ -81,19 +82,32 @@ def digest_environment(values: Mapping[str, Any]) -> str:
             out, and the state of git, which is the code's; of packages those that were not
             imported, where that is known.
     """
+    imported = list_imported(values)
     kept = {
         path: value
         for path, value in flatten_json(values)
-        if not _is_place(path) and not is_idle_package(path, values)
+        if not _is_place(path) and not is_idle_package(path, imported)
     }
     return _digest(b"environment", _encode(kept))
 
 
-def is_idle_package(path: str, environment: Mapping[str, Any]) -> bool:
-    """Whether a path of an environment is of a package that nobody is known to have imported."""
-    section, _, name = path.partition(".")
+def list_imported(environment: Mapping[str, Any]) -> frozenset[str] | None:
+    """Packages that an environment says were imported; None where it does not say."""
     imported = environment.get("imported")
-    return section == "packages" and isinstance(imported, list | tuple) and name not in imported
+    if not isinstance(imported, list | tuple):
+        return None
+    return frozenset(each for each in imported if isinstance(each, str))
+
+
+def is_idle_package(path: str, imported: frozenset[str] | None) -> bool:
+    """Whether a path of an environment is of a package that nobody is known to have imported.
+
+    Args:
+        path: The path, as `flatten_json` has it.
+        imported: As `list_imported` has it of the same environment.
+    """
+    section, _, name = path.partition(".")
+    return section == "packages" and imported is not None and name not in imported
 
 
 def make_digests(

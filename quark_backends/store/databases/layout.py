@@ -46,16 +46,17 @@ def name_folder(run_id: str) -> str:
 class StoreLayout:
     """The paths of one store."""
 
-    __slots__ = ("db_path", "marker", "root")
+    __slots__ = ("_runs", "db_path", "marker", "root")
 
     def __init__(self, storage_dir: Path) -> None:
         self.root = storage_dir / STORE_FOLDER
         self.db_path = self.root / DATABASE
         self.marker = self.root / MARKER
+        self._runs = self.root / "runs"
 
     def run_path(self, run_id: str) -> Path:
         """The run's own directory."""
-        return self.root / "runs" / name_folder(run_id)
+        return self._runs / name_folder(run_id)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -72,4 +73,5 @@ class StoreLayout:
 
     def place_summary(self, summary: RunSummary) -> RunSummary:
         """A summed-up run with the directory that it has here; see `place`."""
-        return replace(summary, stored=self.place(summary.stored))
+        placed = self.place(summary.stored)
+        return summary if placed is summary.stored else replace(summary, stored=placed)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from quark_backends.store.databases.connection import StoreConnection, close_with
 from quark_backends.store.reading.belonging import load_group, load_groups, load_project
-from quark_backends.store.reading.run_rows import RUN_QUERY, read_stop, run_not_found, to_stored_run
+from quark_backends.store.reading.run_rows import (
+    RUN_QUERY,
+    read_settings,
+    read_stop,
+    run_not_found,
+    to_stored_run,
+)
 from quark_core.errors import RunNotFoundError, SessionStoreError
 
 if TYPE_CHECKING:
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
         RunHeads,
     )
     from quark_core.backends.grids import Grid, GridQuery
-    from quark_core.backends.run_pages import RunLabel
+    from quark_core.backends.run_pages import RunConfiguration, RunLabel
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
@@ -314,6 +320,29 @@ class StoreReader:
 
         with self._lock, self._moment() as connection:
             return sweeps.read_entries(connection, log, start, limit)
+
+    def list_configurations(
+        self, *, project: str | None = None, limit: int | None = None
+    ) -> list[RunConfiguration]:
+        """See `SupportsConfigurations`."""
+        from quark_core.backends.run_pages import RunConfiguration as Configuration
+
+        sql = "SELECT run.id, archived_us, config FROM run WHERE trashed_us IS NULL"
+        arguments = list[str | int]()
+        if project is not None:
+            # An equality, so that an index has them in order.
+            sql += " AND project_id = (SELECT id FROM project WHERE name = ?)"
+            arguments.append(project)
+        sql += " ORDER BY run.created_us DESC, run.pk DESC"
+        if limit is not None:
+            sql += " LIMIT ?"
+            arguments.append(limit)
+        with self._lock, self._moment() as connection:
+            rows = connection.execute(sql, arguments).fetchall()
+        return [
+            Configuration(run_id, archived_us is not None, read_settings(config))
+            for run_id, archived_us, config in rows
+        ]
 
     def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
         """See `SupportsLabels`."""

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quark_backends.store.databases.connection import close_with
-from quark_backends.store.reading.run_rows import run_not_found, to_stored_run
+from quark_backends.store.reading.run_rows import (
+    RUN_COLUMNS,
+    RUN_TABLES,
+    run_not_found,
+    to_stored_run,
+)
 from quark_core.backends.run_summary import MetricSummary, RunSummary
 from quark_core.config.redaction import redact_text
 from quark_core.errors import SessionStoreError
@@ -21,7 +26,7 @@ from quark_core.records.times import now_us
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection, Engine, Select
+    from sqlalchemy import ColumnElement, Connection, Engine
 
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.records.expression import RunSearch, Scope
@@ -30,6 +35,8 @@ __all__ = ["RunFinder", "StoredNames", "cut_numbers", "find_alive", "is_visible"
 
 # Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
 _MANY = 500
+# Runs a statement, written for SQLite, with values for its places.
+Ask = Callable[[str, Sequence[Any]], Iterable[Sequence[Any]]]
 # Tables whose column `key` has the names of a scope.
 _KEYED = {"config": "run_config", "field": "run_field", "fingerprint": "run_fingerprint"}
 
@@ -53,6 +60,7 @@ class RunFinder:
         self._connect = connect
         self._given = begin
         self._file = ""
+        self._opened: sqlite3.Connection | None = None
         self._engine: Engine | None = None
         self._close_connection: Callable[[], object] | None = None
         self._look: object = None
@@ -77,7 +85,7 @@ class RunFinder:
     def _close(self) -> None:
         if self._close_connection is not None:
             self._close_connection()
-        self._engine = self._close_connection = None
+        self._opened = self._engine = self._close_connection = None
 
     def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
         """The runs that fit, in the order that is asked for, newest first by default.
@@ -93,6 +101,9 @@ class RunFinder:
                 has; the message points at its column.
             SessionStoreError: The store cannot be read.
         """
+        if search.where is None and not search.order_by:
+            with self._begin_plainly() as ask:
+                return _load_summaries(ask, _list_newest(ask, search, store_name))
         from sqlalchemy import select
 
         from quark_backends.store.databases.tables import METADATA
@@ -118,7 +129,7 @@ class RunFinder:
                 .order_by(*conditions.make_order())
                 .limit(resolved.limit)
             )
-            return _load_summaries(connection, connection.scalars(statement).all())
+            return _load_summaries(_ask_over(connection), connection.scalars(statement).all())
 
     def search_page(self, page: PageSearch, store_name: str | None = None) -> RunPage:
         """One page of the runs that fit, of each the chosen columns; see `SupportsPages`.
@@ -156,17 +167,33 @@ class RunFinder:
             RunNotFoundError: The store has no such run.
             SessionStoreError: The store cannot be read.
         """
-        from sqlalchemy import select
-
-        from quark_backends.store.databases.tables import METADATA
-
-        run = METADATA.tables["run"]
-        with self._begin() as connection:
-            pk = connection.scalar(select(run.c.pk).where(run.c.id == run_id))
-            if pk is None:
+        with self._begin_plainly() as ask:
+            pks = [pk for (pk,) in ask("SELECT pk FROM run WHERE id = ?", (run_id,))]
+            if not pks:
                 raise run_not_found(run_id)
-            (summary,) = _load_summaries(connection, [pk])
+            (summary,) = _load_summaries(ask, pks)
             return summary
+
+    @contextmanager
+    def _begin_plainly(self) -> Iterator[Ask]:
+        """As `_begin`, for statements that are written out: they need no SQLAlchemy in SQLite.
+
+        To load it takes longer than most of them.
+        """
+        if self._given is not None:
+            with self._begin() as connection:
+                yield _ask_over(connection)
+            return
+        with self._lock:
+            try:
+                opened = self._open()
+                opened.execute("BEGIN")
+                try:
+                    yield opened.execute
+                finally:
+                    opened.rollback()
+            except sqlite3.Error as error:
+                raise self._refuse(error) from error
 
     @contextmanager
     def _begin(self) -> Iterator[Connection]:
@@ -184,21 +211,24 @@ class RunFinder:
         with self._lock:
             try:
                 if self._engine is None:
-                    self._engine = self._open()
+                    self._engine = _make_engine(self._open())
                 with self._engine.begin() as connection:
                     yield connection
             except (SQLAlchemyError, sqlite3.Error) as error:
-                reason = getattr(error, "orig", None) or error
-                store = f"store {self._file}" if self._file else "store"
-                raise SessionStoreError(f"the {store} cannot be searched: {reason}") from error
+                raise self._refuse(getattr(error, "orig", None) or error) from error
 
-    def _open(self) -> Engine:
+    def _refuse(self, reason: object) -> SessionStoreError:
+        store = f"store {self._file}" if self._file else "store"
+        return SessionStoreError(f"the {store} cannot be searched: {reason}")
+
+    def _open(self) -> sqlite3.Connection:
         assert self._connect is not None
-        opened = self._connect()
-        self._close_connection = close_with(self, opened.close)
-        # Messages name it; it is empty where the store is in memory.
-        self._file = opened.execute("PRAGMA database_list").fetchone()[2]
-        return _make_engine(opened)
+        if self._opened is None:
+            self._opened = self._connect()
+            self._close_connection = close_with(self, self._opened.close)
+            # Messages name it; it is empty where the store is in memory.
+            self._file = self._opened.execute("PRAGMA database_list").fetchone()[2]
+        return self._opened
 
 
 def _make_engine(opened: sqlite3.Connection) -> Engine:
@@ -213,6 +243,34 @@ def _make_engine(opened: sqlite3.Connection) -> Engine:
         connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _ask_over(connection: Connection) -> Ask:
+    """Statements that are written out, over a connection of SQLAlchemy's."""
+    mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+
+    def ask(sql: str, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        return connection.exec_driver_sql(sql.replace("?", mark), tuple(values))
+
+    return ask
+
+
+def _list_newest(ask: Ask, search: RunSearch, store_name: str | None) -> list[int]:
+    """Numbers of the runs of a search that asks for nothing of them, newest first."""
+    conditions, values = ["trashed_us IS NULL"], list[Any]()
+    if not search.archived:
+        conditions.append("archived_us IS NULL")
+    if search.project is not None:
+        conditions.append("project_id = (SELECT id FROM project WHERE name = ?)")
+        values.append(search.project)
+    if store_name is not None:
+        conditions.append("store_name = ?")
+        values.append(store_name)
+    sql = f"SELECT pk FROM run WHERE {' AND '.join(conditions)} ORDER BY created_us DESC, pk DESC"
+    if search.limit is not None:
+        sql += " LIMIT ?"
+        values.append(search.limit)
+    return [pk for (pk,) in ask(sql, values)]
 
 
 def find_alive(connection: Connection) -> tuple[int, ...]:
@@ -241,12 +299,16 @@ def find_alive(connection: Connection) -> tuple[int, ...]:
     )
 
 
-def _load_summaries(connection: Connection, run_pks: Sequence[int]) -> list[RunSummary]:
+def _load_summaries(ask: Ask, run_pks: Sequence[int]) -> list[RunSummary]:
     """The runs of these numbers, in their order."""
     summaries: dict[int, RunSummary] = {}
     for part in cut_numbers(run_pks):
-        metrics = _load_metrics(connection, part)
-        for pk, newest_step, *row in connection.execute(_select_runs(part)):
+        metrics = _load_metrics(ask, part)
+        for pk, newest_step, *row in ask(
+            f"SELECT run.pk, newest_step, {RUN_COLUMNS} FROM {RUN_TABLES} "
+            f"WHERE run.pk IN ({_mark(part)})",
+            part,
+        ):
             found = metrics.get(pk)
             summaries[pk] = RunSummary(
                 stored=to_stored_run(row),
@@ -257,61 +319,9 @@ def _load_summaries(connection: Connection, run_pks: Sequence[int]) -> list[RunS
     return [summaries[pk] for pk in run_pks]
 
 
-def _select_runs(run_pks: Sequence[int]) -> Select[Any]:
-    """Number, newest step, and what `to_stored_run` needs of each run, in its order."""
-    from sqlalchemy import select
-
-    from quark_backends.store.databases.tables import METADATA
-
-    run, project = METADATA.tables["run"].c, METADATA.tables["project"].c
-    trial = METADATA.tables["trial"].c
-    return (
-        select(
-            run.pk,
-            run.newest_step,
-            run.id,
-            run.project_id,
-            project.name,
-            project.root_path,
-            project.created_us,
-            project.updated_us,
-            run.status,
-            run.parent_run_id,
-            run.lineage_root_run_id,
-            run.attempt,
-            run.run_path,
-            run.git_commit,
-            run.strict_mode,
-            run.tags,
-            run.name,
-            run.notes,
-            run.created_us,
-            run.updated_us,
-            run.ended_us,
-            run.config,
-            run.environment,
-            run.process,
-            run.heartbeat_us,
-            run.archived_us,
-            run.stop,
-            run.group_paths,
-            run.fields,
-            run.config_digest,
-            run.structure_digest,
-            run.code_digest,
-            run.environment_digest,
-            run.fork_step,
-            run.progress,
-            run.sweep_id,
-            run.trial_number,
-            run.trial_token,
-            select(trial.token)
-            .where(trial.sweep_id == run.sweep_id, trial.number == run.trial_number)
-            .scalar_subquery(),
-        )
-        .join_from(METADATA.tables["run"], METADATA.tables["project"])
-        .where(run.pk.in_(run_pks))
-    )
+def _mark(values: Sequence[object]) -> str:
+    """A place for each of the values of a statement."""
+    return ", ".join("?" * len(values))
 
 
 class _Metrics(Mapping[str, MetricSummary]):
@@ -355,36 +365,28 @@ class _Metrics(Mapping[str, MetricSummary]):
         return repr(dict(self))
 
 
-def _load_metrics(connection: Connection, run_pks: Sequence[int]) -> dict[int, _Metrics]:
-    from sqlalchemy import select
+_METRIC_COLUMNS = """
+    run_pk, name_pk, count, non_finite, first, last, low, high, last_step, last_us
+"""
 
-    from quark_backends.store.databases.tables import METADATA
 
-    metric, name = METADATA.tables["run_metric"].c, METADATA.tables["name"].c
-    statement = select(
-        metric.run_pk,
-        metric.name_pk,
-        metric.count,
-        metric.non_finite,
-        metric.first,
-        metric.last,
-        metric.low,
-        metric.high,
-        metric.last_step,
-        metric.last_us,
-    ).where(metric.run_pk.in_(run_pks))
+def _load_metrics(ask: Ask, run_pks: Sequence[int]) -> dict[int, _Metrics]:
+    wanted = f"run_pk IN ({_mark(run_pks)})"
     if len(run_pks) == 1:
         # Each name stands in one row, and there may be a million.
-        names = METADATA.tables["name"]
-        named = statement.add_columns(name.text).join(names, name.pk == metric.name_pk)
-        found = {row[-1]: tuple(row)[:-1] for row in connection.execute(named.order_by(name.text))}
+        named = ask(
+            f"SELECT {_METRIC_COLUMNS}, name.text FROM run_metric "
+            f"JOIN name ON name.pk = name_pk WHERE {wanted} ORDER BY name.text",
+            run_pks,
+        )
+        found = {row[-1]: tuple(row)[:-1] for row in named}
         return {run_pks[0]: _Metrics(found)} if found else {}
-    rows = [tuple(row) for row in connection.execute(statement).all()]
+    rows = list(ask(f"SELECT {_METRIC_COLUMNS} FROM run_metric WHERE {wanted}", run_pks))
     # A few names stand in thousands of rows: each is read once.
     keys: dict[int, str] = {}
     for part in cut_numbers(list({row[1] for row in rows})):
-        texts = connection.execute(select(name.pk, name.text).where(name.pk.in_(part)))
-        keys.update(tuple(row) for row in texts)
+        texts = ask(f"SELECT pk, text FROM name WHERE pk IN ({_mark(part)})", part)
+        keys.update((pk, text) for pk, text in texts)
     ranks = {pk: rank for rank, pk in enumerate(sorted(keys, key=keys.__getitem__))}
     rows.sort(key=lambda row: ranks[row[1]])
     by_run: dict[int, dict[str, Sequence[Any]]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import filterfalse
 from typing import Any
 
 import msgspec
@@ -12,9 +13,15 @@ from quark_core.analysis.comparison.results import ChangeDiff
 from quark_core.backends.contract import StoredRun
 from quark_core.provenance.numeric_facts import NUMERIC_PACKAGES
 from quark_core.records.json_object import flatten_json
-from quark_core.records.run_digests import is_idle_package, is_seed
+from quark_core.records.run_digests import is_idle_package, is_seed, list_imported
 
-__all__ = ["compare_settings", "find_seed", "list_settings"]
+__all__ = [
+    "compare_settings",
+    "find_seed",
+    "list_configuration",
+    "list_environment",
+    "list_settings",
+]
 
 # Different in every run, whatever is run.
 _PASSING = frozenset(
@@ -65,21 +72,32 @@ def list_settings(run: StoredRun) -> dict[str, dict[str, Any]]:
     Without what differs between any two runs, such as process ids, and in the environment
     without what the section of the code says.
     """
+    return {
+        "config": list_configuration(run),
+        "code": dict(_flatten(_code(run))),
+        "environment": list_environment(run),
+    }
+
+
+def list_configuration(run: StoredRun) -> dict[str, Any]:
+    """The section of the configuration of `list_settings`."""
+    return dict(_flatten(_config(run)))
+
+
+def list_environment(run: StoredRun) -> dict[str, Any]:
+    """The section of the environment of `list_settings`."""
     known = _environment(run)
+    imported = list_imported(known)
     environment = {
         path: value
         for path, value in _flatten(known)
-        if path.partition(".")[0] not in _FOLDED and not is_idle_package(path, known)
+        if path.partition(".")[0] not in _FOLDED and not is_idle_package(path, imported)
     }
     installed = known.get(_INSTALLED)
     if isinstance(installed, Mapping):
         digest = str(installed.get("digest"))[:_SHOWN_DIGITS]
         environment[_INSTALLED] = f"{installed.get('count')} packages, digest {digest}"
-    return {
-        "config": dict(_flatten(_config(run))),
-        "code": dict(_flatten(_code(run))),
-        "environment": environment,
-    }
+    return environment
 
 
 def _rank(section: str, path: str) -> tuple[int, str]:
@@ -121,7 +139,11 @@ def _environment(run: StoredRun) -> Mapping[str, Any]:
 
 
 def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return (pair for pair in flatten_json(values) if pair[0] not in _PASSING)
+    return filterfalse(_is_passing, flatten_json(values))
+
+
+def _is_passing(leaf: tuple[str, Any]) -> bool:
+    return leaf[0] in _PASSING
 
 
 def _compare(

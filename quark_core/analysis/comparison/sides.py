@@ -11,10 +11,7 @@ import msgspec
 
 from quark_core.analysis.comparison.changes import find_seed
 from quark_core.analysis.comparison.results import AnalysisOrigin, RunReference
-from quark_core.analysis.diagnosis import analyze_run
-from quark_core.analysis.engine import ANALYZER_NAME
 from quark_core.analysis.outputs import AnalysisTarget, open_analysis
-from quark_core.analysis.phases import analyze_phases
 from quark_core.analysis.run_data import RunData
 from quark_core.backends.contract import StoredRun
 from quark_core.errors import SchemaValidationError, SessionStoreError
@@ -198,6 +195,11 @@ def _find_stored(item: TrainingSession | RunContext) -> StoredRun:
 
 def _analyze(stored: StoredRun, target: AnalysisTarget, data: RunData) -> ComparedRun:
     """Take the stored analysis; what is not there, or is outdated, is found out and not stored."""
+    # Late: the rules take long to load, and who asks for runs alone needs none.
+    from quark_core.analysis.diagnosis import analyze_run
+    from quark_core.analysis.engine import ANALYZER_NAME
+    from quark_core.analysis.phases import analyze_phases
+
     alerts = _read(target, AlertRecord, ANALYZER_NAME)
     scores = _read(target, HealthScoreRecord, ANALYZER_NAME)
     phases = _read(target, PhaseRecord, PHASES_NAME)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,14 +70,21 @@ def measure_pairs(
     values = encode_value(difference.before), encode_value(difference.after)
     if values[0] == values[1] or not difference.is_clean:
         return None
-    groups: dict[bytes, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    key = difference.key
+    sides: tuple[set[int], set[int]] = set(), set()
+    found: list[tuple[PastRun, float, int, int]] = []
     for run in history:
-        if not run.is_whole or run.value is None:
-            continue
-        own = run.texts.get(difference.key, _ABSENT_TEXT)
-        if own in values:
-            rest = run.sign_rest(difference.key)
-            groups[rest][values.index(own)].append(run.value)
+        own = run.texts.get(key, _ABSENT_TEXT)
+        if own in values and run.is_whole and run.value is not None:
+            side, rest = values.index(own), run.hash_rest(key)
+            sides[side].add(rest)
+            found.append((run, run.value, side, rest))
+    both = sides[0] & sides[1]
+    groups: dict[Hashable, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for run, value, side, rest in found:
+        # Most runs have no like on the other side, and need no longer look.
+        if rest in both:
+            groups[run.sign_rest(key)][side].append(value)
     return _measure(groups.values(), floor)
 
 
@@ -103,9 +110,10 @@ def measure_checks(
     after = [
         run.value
         for run in history
-        if run.value is not None
-        and run.is_whole
+        if run.fields
         and run.fields.get(EXCHANGED_FIELD) == difference.place
+        and run.value is not None
+        and run.is_whole
         and any(group.startswith(name_check_group(first.run_id)) for group in run.groups)
     ]
     if not after:
@@ -258,20 +266,28 @@ def _resample(columns: Floats, y: Floats, shifts: Floats, penalty: float) -> Flo
     generator = np.random.default_rng(seed)
     count = len(y)
     out = np.empty((_RESAMPLES, len(shifts)))
+    whole = _stack(columns, y)
     for row in range(_RESAMPLES):
         weights = np.bincount(generator.integers(0, count, count), minlength=count)
-        out[row] = shifts @ _solve(columns, y, weights.astype(np.float64), penalty)
+        out[row] = shifts @ _solve(columns, y, weights.astype(np.float64), penalty, whole)
     return out
 
 
-def _solve(columns: Floats, y: Floats, weights: Floats, penalty: float) -> Floats:
+def _stack(columns: Floats, y: Floats) -> Floats:
+    """What `_solve` sums up, of which each resample takes its rows."""
+    return np.column_stack([columns, y, np.ones(len(y))])
+
+
+def _solve(
+    columns: Floats, y: Floats, weights: Floats, penalty: float, stacked: Floats | None = None
+) -> Floats:
     """Coefficients of a weighted ridge regression with an intercept."""
     total = float(weights.sum())
     width = columns.shape[1]
     if width <= len(y):
         # Sums, squares and products in one go, centred afterwards.
         drawn = weights > 0.0
-        whole = np.column_stack([columns[drawn], y[drawn], np.ones(int(drawn.sum()))])
+        whole = (_stack(columns, y) if stacked is None else stacked)[drawn]
         sums = (whole * weights[drawn, None]).T @ whole
         sums -= np.outer(sums[-1], sums[-1]) / total
         gram = sums[:width, :width]
@@ -335,11 +351,15 @@ class _Design:
 
 
 class _Coder:
-    """One trait as columns: numbers linearly and by rank, all else and few numbers by value."""
+    """One trait as columns: numbers linearly and by rank, all else and few numbers by value.
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._levels = sorted({encode_value(value) for value in values})
-        numbers = [value for value in values if value != ABSENT]
+    Args:
+        values: Text -> value, of all values that it has.
+    """
+
+    def __init__(self, values: Mapping[bytes, Any]) -> None:
+        self._levels = sorted(values)
+        numbers = [value for value in values.values() if value != ABSENT]
         self._numbers: Floats | None = None
         if len(numbers) == len(values) and all(map(_is_number, numbers)):
             self._numbers = np.unique(np.array(numbers, dtype=np.float64))
@@ -370,69 +390,76 @@ def _is_number(value: Any) -> bool:
     return is_number and math.isfinite(value)
 
 
+class _Trait:
+    """One trait of all runs.
+
+    Attributes:
+        values: Text -> value, in the order in which runs have them.
+        pattern: Which runs have the same, whatever it is: the number of each one's value.
+    """
+
+    def __init__(self, runs: Sequence[PastRun], place: Place) -> None:
+        texts = [run.texts.get(place, _ABSENT_TEXT) for run in runs]
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        self.pattern = tuple(map(numbers.__getitem__, texts))
+        having = dict(zip(texts, runs, strict=True))
+        self.values = {text: having[text].traits.values.get(place, ABSENT) for text in numbers}
+
+
 class _Table:
     """The traits of runs, by trait."""
 
     def __init__(self, runs: Sequence[PastRun], wanted: Sequence[Place]) -> None:
         self._count = len(runs)
-        places = sorted({place for run in runs for place in run.traits.values})
-        self._values = {
-            place: [run.traits.values.get(place, ABSENT) for run in runs]
-            for place in places
+        places: set[Place] = set().union(*(run.texts for run in runs))
+        self._traits = {
+            place: _Trait(runs, place)
+            for place in sorted(places)
             if place in wanted or tells_runs_apart(place)
-        }
-        self._texts = {
-            place: [run.texts.get(place, _ABSENT_TEXT) for run in runs] for place in self._values
         }
 
     def knows(self, difference: Difference) -> bool:
         """Whether history has seen both of its values."""
-        seen = set(self._texts.get(difference.key, ()))
+        trait = self._traits.get(difference.key)
         sides = {encode_value(difference.before), encode_value(difference.after)}
-        return difference.is_clean and sides <= seen
+        return difference.is_clean and trait is not None and sides <= trait.values.keys()
 
     def are_alike(self, one: Place, two: Place) -> bool:
         """Whether the two always changed together."""
-        first, second = self._texts.get(one, []), self._texts.get(two, [])
-        if len(first) != len(second):
+        first, second = self._traits.get(one), self._traits.get(two)
+        if first is None or second is None or len(first.values) == 1:
             return False
-        pairs = len(set(zip(first, second, strict=True)))
-        return 1 < pairs == len(set(first)) == len(set(second))
+        return first.pattern == second.pattern
 
     def make_design(self, wanted: Sequence[Place]) -> _Design:
         """Columns of what varied, the wanted ones first, as many as there is room for."""
         varied = {
-            place: len(set(texts)) for place, texts in self._texts.items() if len(set(texts)) > 1
+            place: len(trait.values)
+            for place, trait in self._traits.items()
+            if len(trait.values) > 1
         }
-        order = [*wanted, *sorted(varied.keys() - set(wanted), key=lambda place: varied[place])]
+        order = [
+            *wanted,
+            *sorted(varied.keys() - set(wanted), key=lambda place: (varied[place], place)),
+        ]
         blocks: list[Floats] = []
         coders: dict[Place, tuple[slice, _Coder]] = {}
         seen: set[tuple[int, ...]] = set()
         used = 0
         for place in order:
-            coder = _Coder(self._values[place])
+            trait = self._traits[place]
+            coder = _Coder(trait.values)
             is_wanted = place in wanted
             if not is_wanted and (
                 coder.width > min(_MOST_LEVELS, self._count // 2)
                 or used + coder.width > _MOST_COLUMNS
             ):
                 continue
-            pattern = _find_pattern(self._texts[place])
-            if not is_wanted and pattern in seen:
+            if not is_wanted and trait.pattern in seen:
                 continue
-            seen.add(pattern)
-            texts = self._texts[place]
-            coded = {
-                text: coder.code(value)
-                for text, value in dict(zip(texts, self._values[place], strict=True)).items()
-            }
-            blocks.append(np.array([coded[text] for text in texts]))
+            seen.add(trait.pattern)
+            coded = np.array([coder.code(value) for value in trait.values.values()])
+            blocks.append(coded[list(trait.pattern)])
             coders[place] = slice(used, used + coder.width), coder
             used += coder.width
         return _Design(np.concatenate(blocks, axis=1), coders)
-
-
-def _find_pattern(texts: Sequence[bytes]) -> tuple[int, ...]:
-    """Which runs have the same, whatever it is."""
-    numbers: dict[bytes, int] = {}
-    return tuple(numbers.setdefault(text, len(numbers)) for text in texts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import xor
 from typing import Any
 
 from quark_core.analysis.explanation.traits import (
@@ -59,14 +60,20 @@ class PastRun:
         """Whether it came to its end and has the metric."""
         return self.state == "completed" and self.value is not None
 
-    def sign_rest(self, place: Place | None = None) -> bytes:
-        """A text of all that it was made of, seeds, names and one trait left out.
+    def sign_rest(self, place: Place | None = None) -> frozenset[tuple[Place, bytes]]:
+        """All that it was made of, seeds, names and one trait left out.
 
-        Runs of one text differ in that trait alone, as far as anything was recorded.
+        Runs of which it is equal differ in that trait alone, as far as anything was recorded.
         """
-        text, lines = self._signed
-        line = None if place is None else lines.get(place)
-        return text if line is None else text[: line.start] + text[line.stop :]
+        text = None if place is None else self.texts.get(place)
+        return self._signed if text is None else self._signed.difference(((place, text),))
+
+    def hash_rest(self, place: Place) -> int:
+        """A number that is equal where `sign_rest` is, and hardly ever else; it is soon told."""
+        text = self.texts.get(place)
+        if text is None or not tells_runs_apart(place):
+            return self._hashed
+        return self._hashed ^ hash((place, text))
 
     @cached_property
     def texts(self) -> dict[Place, bytes]:
@@ -74,14 +81,12 @@ class PastRun:
         return {place: encode_value(value) for place, value in self.traits.values.items()}
 
     @cached_property
-    def _signed(self) -> tuple[bytes, dict[Place, slice]]:
-        """The text of all, and where in it the line of each trait is; each difference asks anew."""
-        text, lines = bytearray(), {}
-        for place in sorted(filter(tells_runs_apart, self.traits.values)):
-            begin = len(text)
-            text += repr((*place, self.texts[place])).encode() + b"\n"
-            lines[place] = slice(begin, len(text))
-        return bytes(text), lines
+    def _signed(self) -> frozenset[tuple[Place, bytes]]:
+        return frozenset(item for item in self.texts.items() if tells_runs_apart(item[0]))
+
+    @cached_property
+    def _hashed(self) -> int:
+        return reduce(xor, map(hash, self._signed), 0)
 
 
 def load_history(
@@ -138,7 +143,8 @@ def _load_data(
 def _make(summary: RunSummary, metric_key: str | None, data: Mapping[Place, Any]) -> PastRun:
     stored = summary.stored
     traits = describe_traits(stored)
-    traits = replace(traits, values={**traits.values, **data})
+    if data:
+        traits = replace(traits, values={**traits.values, **data})
     metric = None if metric_key is None else summary.metrics.get(metric_key)
     digest = stored.digests.config
     if digest is None and stored.config is not None and stored.config.values:

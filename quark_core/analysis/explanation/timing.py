@@ -8,7 +8,7 @@ besides them differs.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from quark_core.analysis.explanation.differences import Difference
 from quark_core.analysis.explanation.history import PastRun
@@ -86,11 +86,11 @@ def find_hidden_difference(
 
 def _is_untouched(history: Sequence[PastRun], difference: Difference) -> bool:
     """Whether two runs that differ in this alone, seeds the same, began at the same bit."""
-    found: dict[bytes, dict[bytes, set[float]]] = {}
+    found: dict[Hashable, dict[bytes, set[float]]] = {}
     for run in history:
         if run.first is None or run.seed is None:
             continue
-        rest = run.sign_rest(difference.key) + run.seed
+        rest = run.sign_rest(difference.key), run.seed
         own = encode_value(run.traits.values.get(difference.key))
         found.setdefault(rest, {}).setdefault(own, set()).add(run.first)
     groups = [values for values in found.values() if len(values) > 1]

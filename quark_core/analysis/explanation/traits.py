@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from quark_core.analysis.comparison.changes import list_settings
+from quark_core.analysis.comparison.changes import list_configuration, list_environment
 from quark_core.analysis.explanation.results import CauseKind
 from quark_core.backends.contract import StoredRun
 from quark_core.config.objective import MODE_KEY, OBJECTIVE_KEY
@@ -29,6 +29,8 @@ __all__ = [
     "is_redacted",
     "tells_runs_apart",
 ]
+
+T = TypeVar("T")
 
 Place = tuple[CauseKind, str]
 """Kind and place of one trait."""
@@ -66,6 +68,29 @@ CODE_PLACE = "sources"
 """Place of the digest over all sources."""
 
 _COMMIT_PLACE = "git commit"
+_NEEDS: dict[CauseKind, frozenset[str]] = {
+    "config": frozenset({"config"}),
+    "code": frozenset({"sources"}),
+    "launch": frozenset({"launch", "argv"}),
+    "package": frozenset({"packages", "imported"}),
+    "hardware": frozenset({"gpus", "host"}),
+}
+
+# Runs of a project have the same places and few values: each is worked out once. Bounded, as
+# are the texts, for a store may hold anything.
+_MOST_PLACES = 4_096
+_MOST_VALUES = 16_384
+_MOST_CHARACTERS = 200
+
+
+def _remember(work_out: Callable[[str], T]) -> Callable[[str], T]:
+    """Work out once what paths say, long ones aside."""
+    known = lru_cache(maxsize=_MOST_PLACES)(work_out)
+
+    def find(path: str) -> T:
+        return known(path) if len(path) <= _MOST_CHARACTERS else work_out(path)
+
+    return find
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +120,18 @@ class RunTraits:
 
 def describe_traits(stored: StoredRun) -> RunTraits:
     """The traits of a run, from what its store says of it without reading records."""
-    settings = list_settings(stored)
     values: dict[Place, Any] = {}
-    origins: dict[Place, str] = {}
     sections: set[str] = set()
-    for path, value in settings["config"].items():
-        if path in (OBJECTIVE_KEY, MODE_KEY):
-            continue
+    for path, value in list_configuration(stored).items():
+        place = _place_setting(path)
+        if place is not None:
+            values[place] = value
+    if values:
         # A run that was given no configuration has an empty one.
         sections.add("config")
-        values["seed" if is_seed(path) else "config", path] = value
+    origins = dict.fromkeys(values, "config")
     environment = {} if stored.environment is None else stored.environment.values
-    for path, value in settings["environment"].items():
+    for path, value in list_environment(stored).items():
         section, place = _place_environment(path)
         sections.add(section)
         if place is not None and place not in values:
@@ -119,8 +144,8 @@ def describe_traits(stored: StoredRun) -> RunTraits:
     if stored.run.resume_count:
         values["launch", "resumed"] = stored.run.resume_count
     sections.add("run")
-    for place in values:
-        origins.setdefault(place, _name_section(place))
+    for place in list(values)[len(origins) :]:
+        origins[place] = _name_section(place)
     imported = environment.get("imported")
     if isinstance(imported, Sequence) and not isinstance(imported, str):
         sections.add("imported")
@@ -140,17 +165,8 @@ def _name_section(place: Place) -> str:
 
 def _find_known(values: Mapping[Place, Any], sections: set[str]) -> frozenset[CauseKind]:
     """Of which kinds all was written down that is ever written down."""
-    needs: dict[CauseKind, tuple[str, ...]] = {
-        "config": ("config",),
-        "code": ("sources",),
-        "launch": ("launch", "argv"),
-        "package": ("packages", "imported"),
-        "hardware": ("gpus", "host"),
-    }
-    known: set[CauseKind] = {
-        kind for kind, needed in needs.items() if all(name in sections for name in needed)
-    }
-    if any(kind == "seed" for kind, _ in values):
+    known: set[CauseKind] = {kind for kind, needed in _NEEDS.items() if needed <= sections}
+    if any(place[0] == "seed" for place in values):
         known.add("seed")
     # Switches are of a library: where none was loaded there were none to write down.
     if any(section.startswith("switches.") for section in sections):
@@ -160,9 +176,21 @@ def _find_known(values: Mapping[Place, Any], sections: set[str]) -> frozenset[Ca
 
 def encode_value(value: Any) -> bytes:
     """A text that is equal for equal values; 1 and 1.0 are equal."""
+    kind = type(value)
+    if kind in _PLAIN or (kind is str and len(value) <= _MOST_CHARACTERS):
+        return _encode_plain(value)
+    return _encode(value)
+
+
+def _encode(value: Any) -> bytes:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
     return msgspec.json.encode(value, order="sorted")
+
+
+# By type, for True and 1 are equal and their texts are not.
+_encode_plain = lru_cache(maxsize=_MOST_VALUES, typed=True)(_encode)
+_PLAIN = frozenset({int, float, bool, type(None)})
 
 
 def _spell_package(name: str) -> str:
@@ -182,7 +210,7 @@ def is_incidental(place: Place) -> bool:
     return kind in ("config", "launch") and _INCIDENTAL.search(name) is not None
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_MOST_PLACES)
 def tells_runs_apart(place: Place) -> bool:
     """Whether runs that differ in this are not runs of one kind, as seeds of one are.
 
@@ -205,6 +233,15 @@ def is_redacted(value: Any) -> bool:
     return isinstance(value, Sequence) and any(map(is_redacted, value))
 
 
+@_remember
+def _place_setting(path: str) -> Place | None:
+    """Which trait a path of the configuration is, if any."""
+    if path in (OBJECTIVE_KEY, MODE_KEY):
+        return None
+    return "seed" if is_seed(path) else "config", path
+
+
+@_remember
 def _place_environment(path: str) -> tuple[str, Place | None]:
     """Section of a path of the environment, and which trait it is, if any."""
     section, _, rest = path.partition(".")
@@ -253,9 +290,10 @@ def _take_arguments(
     if not isinstance(arguments, Sequence) or isinstance(arguments, str):
         return {}
     sections.add("argv")
-    by_name = _index_names(values)
+    options = list(_parse_arguments([str(each) for each in arguments[1:]]))
+    by_name = _index_names(values) if options else {}
     repeats: dict[str, Place] = {}
-    for name, text in _parse_arguments([str(each) for each in arguments[1:]]):
+    for name, text in options:
         place = _find_key(name, text, by_name, values)
         if place is not None:
             repeats[f"argv {name}"] = place
@@ -272,10 +310,15 @@ def _index_names(values: Mapping[Place, Any]) -> dict[str, list[Place]]:
     for place in values:
         if place[0] not in ("config", "seed"):
             continue
-        spelled = _spell(place[1])
-        for name in {spelled, spelled.rpartition(".")[2], spelled.replace(".", "_")}:
+        for name in _list_spellings(place[1]):
             found.setdefault(name, []).append(place)
     return found
+
+
+@_remember
+def _list_spellings(path: str) -> frozenset[str]:
+    spelled = _spell(path)
+    return frozenset((spelled, spelled.rpartition(".")[2], spelled.replace(".", "_")))
 
 
 def _find_key(

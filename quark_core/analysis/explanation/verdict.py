@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +67,7 @@ def _find_floor(
     sides: Sequence[Sequence[PastRun]],
     measure: Callable[[str], float | None],
 ) -> NoiseFloor | None:
-    groups: dict[bytes, list[PastRun]] = defaultdict(list)
+    groups: dict[Hashable, list[PastRun]] = defaultdict(list)
     for run in history:
         if run.is_whole and run.config_digest is not None:
             groups[run.sign_rest()].append(run)

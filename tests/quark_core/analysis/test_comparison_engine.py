@@ -369,13 +369,13 @@ def test_unknown_runs_and_configs(tmp_path):
 
 @pytest.mark.long
 def test_an_analysis_that_fails_is_told(tmp_path, monkeypatch):
-    from quark_core.analysis.comparison import sides
+    from quark_core.analysis import diagnosis
 
     def fail(_data):
         raise ZeroDivisionError("a rule of somebody's")
 
     one, two = train(tmp_path, 1), train(tmp_path, 2)
-    monkeypatch.setattr(sides, "analyze_run", fail)
+    monkeypatch.setattr(diagnosis, "analyze_run", fail)
     result = ComparisonEngine(one).compare(two)
     assert result.primary.analysis == "none"
     assert any("ZeroDivisionError: a rule of somebody's" in note for note in result.notes)

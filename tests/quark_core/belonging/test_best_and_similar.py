@@ -8,11 +8,14 @@ import sys
 import pytest
 
 import quark
+from quark.cli.trash import open_for_removal
+from quark_core.analysis import similar_runs
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.provenance.traced_functions import LEVEL_BYTECODE, TRACE_MARK
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord
+from quark_core.runs.composition import open_reader
 
 
 def make(root, config, values=(), project="p", **arguments):
@@ -78,6 +81,66 @@ def test_runs_of_one_configuration_come_first_then_those_with_fewer_equal_values
     found = quark.find_similar_runs(own, by="config", storage_dir=root)
     assert ids(found) == [(same, 0.0), (near, 0.5), (far, 0.8)]
     assert nothing not in dict(ids(found))
+
+
+def test_equal_numbers_are_alike_and_a_truth_value_is_no_number(root):
+    huge = 10**400
+    far = make(root, {"one": True, "other": "1", "huge": 5, "x": 1})
+    near = make(root, {"one": 1, "other": 1.0, "huge": huge, "x": 2})
+    own = make(root, {"one": 1.0, "other": 1, "huge": huge, "x": 1})
+    found = quark.find_similar_runs(own, by="config", storage_dir=root)
+    assert ids(found) == [(near, 0.4), (far, 0.86)]
+
+
+# Runs that share anything: of the project, and of all.
+_NEAR = {"config": (2, 3), "structure": (6, 7)}
+
+
+@pytest.mark.parametrize("by", ["config", "structure"])
+def test_stores_that_list_whole_runs_alone_find_the_same(tmp_path, monkeypatch, by):
+    for lr in range(6):
+        make(tmp_path, {"lr": lr // 2, "deep": {"size": [lr], "seed": lr}, "extra": "x" * lr})
+    make(tmp_path, None)
+    filed = make(tmp_path, {"lr": 1, "deep": {"size": [3]}})
+    quark.edit_run(filed, archived=True, storage_dir=tmp_path)
+    make(tmp_path, {"lr": 1, "deep": {"size": [3]}}, project="q")
+    own = make(tmp_path, {"lr": 1, "deep": {"size": [3]}, "more": None})
+    asked = [
+        {"by": by, "limit": limit, "everywhere": everywhere, "storage_dir": tmp_path}
+        for limit in (2, 100)
+        for everywhere in (False, True)
+    ]
+    found = [quark.find_similar_runs(own, **each) for each in asked]
+    monkeypatch.setattr(similar_runs, "SupportsConfigurations", ())
+    assert found == [quark.find_similar_runs(own, **each) for each in asked]
+    assert [len(each) for each in found] == [2, 2, *_NEAR[by]]
+
+
+@pytest.mark.parametrize("journals_alone", ["0", "1"])
+def test_configurations_are_listed_as_runs_are(tmp_path, monkeypatch, journals_alone):
+    monkeypatch.setenv("QUARK_JOURNAL_ONLY", journals_alone)
+    for number in range(5):
+        make(tmp_path, {"n": {"m": number}} if number else None, project="pq"[number % 2])
+    quark.edit_run(make(tmp_path, {"a": 1}), archived=True, storage_dir=tmp_path)
+    trashed = make(tmp_path, {"a": 2})
+    if journals_alone == "0":
+        with open_for_removal(tmp_path) as removal:
+            removal.trash_runs([trashed])
+    reader = open_reader(tmp_path)
+    try:
+        for asked in ({}, {"project": "p"}, {"project": "p", "limit": 2}, {"project": "absent"}):
+            runs = reader.list_runs(**asked)
+            assert reader.list_configurations(**asked) == [
+                (
+                    run.run.id,
+                    run.run.archived_at is not None,
+                    {} if run.config is None else run.config.values,
+                )
+                for run in runs
+            ]
+        assert len(reader.list_configurations()) == 6 + int(journals_alone)
+    finally:
+        reader.close()
 
 
 def test_structure_is_keys_and_types_whatever_the_values(root):

@@ -1,11 +1,14 @@
 """What the store finds, and what it says where it cannot."""
 
 import math
+import subprocess
+import sys
 import threading
 
 import pytest
 from search_stores import BASE_US, Run, SearchStore
 
+import quark
 from quark_backends.store.databases.sqlite import connect, ensure_store
 from quark_backends.store.reading.search import RunFinder
 from quark_core.backends.run_summary import MetricSummary
@@ -114,6 +117,37 @@ def test_project_and_limit(store):
     assert store.search(project="vision", order_by="created", limit=1) == ["old"]
     assert store.search(limit=0) == []
     assert store.search(project="absent") == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"limit": 2},
+        {"limit": 0},
+        {"project": "vision"},
+        {"project": "absent"},
+        {"project": "vision", "archived": True, "limit": 3},
+    ],
+)
+def test_the_newest_are_the_runs_that_a_search_by_their_age_finds(store, asked):
+    store.add(Run("twin", created_us=BASE_US, metrics={"val/loss": [math.inf, 0.5]}))
+    store.add(Run("filed", created_us=BASE_US + 1))
+    store.connection.execute("UPDATE run SET archived_us = 1 WHERE id = 'filed'")
+    newest = store.finder.search(build_search(**asked))
+    assert newest == store.finder.search(build_search(**asked, order_by="-created"))
+    assert [list(run.metrics) for run in newest] == [sorted(run.metrics) for run in newest]
+
+
+def test_who_asks_for_the_newest_runs_loads_no_sqlalchemy(tmp_path):
+    quark.start_run(project="p", storage_dir=tmp_path).end_run()
+    script = (
+        "import sys, quark\n"
+        f"(run,) = quark.search_runs(project='p', storage_dir={str(tmp_path)!r})\n"
+        "assert run.stored.state == 'completed'\n"
+        "assert 'sqlalchemy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_what_a_summary_holds(store):
