@@ -24,22 +24,11 @@ import httpx
 
 from quark_backends.service.client.address import ServiceAddress
 
-__all__ = [
-    "KEEP_ALIVE_S",
-    "KEPT_ALIVE",
-    "MAX_CONNECTIONS",
-    "BoundedNetwork",
-    "BoundedStream",
-    "BoundedTransport",
-    "Deadline",
-    "clip_timeout",
-    "find_proxy",
-    "make_tls",
-]
+__all__ = ["MAX_CONNECTIONS", "BoundedTransport", "Deadline"]
 
 MAX_CONNECTIONS = 16
-KEPT_ALIVE = 4
-KEEP_ALIVE_S = 120.0
+_KEPT_ALIVE = 4
+_KEEP_ALIVE_S = 120.0
 _PIECE_BYTES = 256 * 1024
 _local = threading.local()
 
@@ -81,7 +70,7 @@ class Deadline:
             _local.deadline = before
 
 
-def clip_timeout(timeout_s: float | None, expired: type[Exception]) -> float | None:
+def _clip(timeout_s: float | None, expired: type[Exception]) -> float | None:
     """A time-out that ends with the deadline of this thread's call.
 
     Raises:
@@ -112,7 +101,7 @@ class BoundedTransport(httpx.BaseTransport):
 
     def __init__(self, address: ServiceAddress) -> None:
         self.process = os.getpid()
-        proxy = find_proxy(address)
+        proxy = _find_proxy(address)
         self.way = "" if proxy is None else f"by the proxy {urlsplit(proxy).hostname}: "
         self._pool = _open_pool(address, proxy)
         self._lock = threading.Lock()
@@ -223,12 +212,12 @@ def _open_pool(address: ServiceAddress, proxy: str | None) -> httpcore.Connectio
     """A pool that goes through a proxy, where there is one for the host."""
     options: dict[str, Any] = {
         "max_connections": MAX_CONNECTIONS,
-        "max_keepalive_connections": KEPT_ALIVE,
-        "keepalive_expiry": KEEP_ALIVE_S,
-        "network_backend": BoundedNetwork(),
+        "max_keepalive_connections": _KEPT_ALIVE,
+        "keepalive_expiry": _KEEP_ALIVE_S,
+        "network_backend": _BoundedNetwork(),
     }
     if address.scheme == "https":
-        options["ssl_context"] = make_tls()
+        options["ssl_context"] = _make_tls()
     if proxy is None:
         return httpcore.ConnectionPool(**options)
     parts = urlsplit(proxy)
@@ -241,8 +230,7 @@ def _open_pool(address: ServiceAddress, proxy: str | None) -> httpcore.Connectio
     return httpcore.HTTPProxy(proxy_url=url, proxy_auth=auth, **options)
 
 
-def find_proxy(address: ServiceAddress) -> str | None:
-    """The proxy of the environment through which a service is reached, or None."""
+def _find_proxy(address: ServiceAddress) -> str | None:
     if address.is_loopback or urllib.request.proxy_bypass(address.authority):
         return None
     found = urllib.request.getproxies()
@@ -252,7 +240,7 @@ def find_proxy(address: ServiceAddress) -> str | None:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
-def make_tls() -> ssl.SSLContext:
+def _make_tls() -> ssl.SSLContext:
     """The system's certificates, and certifi's where it is; SSL_CERT_FILE goes before both."""
     context = ssl.create_default_context()
     if not os.environ.get("SSL_CERT_FILE") and not os.environ.get("SSL_CERT_DIR"):
@@ -263,7 +251,7 @@ def make_tls() -> ssl.SSLContext:
     return context
 
 
-class BoundedNetwork(httpcore.NetworkBackend):
+class _BoundedNetwork(httpcore.NetworkBackend):
     """Opens connections for `httpcore` that keep to the deadline of the calling thread."""
 
     def __init__(self) -> None:
@@ -276,10 +264,10 @@ class BoundedNetwork(httpcore.NetworkBackend):
         timeout: float | None = None,
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> BoundedStream:
+    ) -> httpcore.NetworkStream:
         """Connect to the first address of a host that answers."""
         started_s = time.monotonic()
-        addresses = _resolve(host, port, clip_timeout(timeout, httpcore.ConnectTimeout))
+        addresses = _resolve(host, port, _clip(timeout, httpcore.ConnectTimeout))
         for place, address in enumerate(addresses, start=1):
             left_s = None
             if timeout is not None:
@@ -288,7 +276,7 @@ class BoundedNetwork(httpcore.NetworkBackend):
                 stream = self._inner.connect_tcp(
                     address,
                     port,
-                    timeout=clip_timeout(left_s, httpcore.ConnectTimeout),
+                    timeout=_clip(left_s, httpcore.ConnectTimeout),
                     local_address=local_address,
                     socket_options=socket_options,
                 )
@@ -296,7 +284,7 @@ class BoundedNetwork(httpcore.NetworkBackend):
                 if place == len(addresses):
                     raise
             else:
-                return BoundedStream(stream)
+                return _BoundedStream(stream)
         raise httpcore.ConnectError(f"{host} has no address")
 
     def sleep(self, seconds: float) -> None:
@@ -304,7 +292,7 @@ class BoundedNetwork(httpcore.NetworkBackend):
         time.sleep(seconds)
 
 
-class BoundedStream(httpcore.NetworkStream):
+class _BoundedStream(httpcore.NetworkStream):
     """A connection whose every wait ends with the deadline of the calling thread."""
 
     def __init__(self, inner: httpcore.NetworkStream) -> None:
@@ -316,17 +304,14 @@ class BoundedStream(httpcore.NetworkStream):
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Read what there is."""
-        return self.receive(max(max_bytes, _PIECE_BYTES), timeout)
-
-    def receive(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Read what there is, and no more than is asked for."""
-        return self._inner.read(max_bytes, clip_timeout(timeout, httpcore.ReadTimeout))
+        left_s = _clip(timeout, httpcore.ReadTimeout)
+        return self._inner.read(max(max_bytes, _PIECE_BYTES), left_s)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Write all of it."""
         view = memoryview(buffer)
         while view:
-            left_s = clip_timeout(timeout, httpcore.WriteTimeout)
+            left_s = _clip(timeout, httpcore.WriteTimeout)
             if self._socket is None:
                 self._inner.write(bytes(view[:4096]), left_s)
                 view = view[4096:]
@@ -348,10 +333,10 @@ class BoundedStream(httpcore.NetworkStream):
         ssl_context: Any,
         server_hostname: str | None = None,
         timeout: float | None = None,
-    ) -> BoundedStream:
+    ) -> httpcore.NetworkStream:
         """Go on in TLS."""
-        left_s = clip_timeout(timeout, httpcore.ConnectTimeout)
-        return BoundedStream(self._inner.start_tls(ssl_context, server_hostname, left_s))
+        left_s = _clip(timeout, httpcore.ConnectTimeout)
+        return _BoundedStream(self._inner.start_tls(ssl_context, server_hostname, left_s))
 
     def get_extra_info(self, info: str) -> Any:
         """See `httpcore`."""

@@ -1,7 +1,4 @@
-"""Calls the service: one deadline a call, bounded replies.
-
-Over connections of our own where nothing lies between, over a transport of httpx else.
-"""
+"""Calls the service: one transport of httpx, one deadline a call, bounded replies."""
 
 from __future__ import annotations
 
@@ -24,12 +21,6 @@ from quark_backends.service.client.bounded_transport import (
     MAX_CONNECTIONS,
     BoundedTransport,
     Deadline,
-    find_proxy,
-)
-from quark_backends.service.client.direct_connections import (
-    DirectConnections,
-    DirectReply,
-    Outgoing,
 )
 from quark_backends.service.client.service_errors import (
     Refused,
@@ -113,20 +104,14 @@ class Reply:
     """
 
     def __init__(
-        self,
-        response: httpx.Response | DirectReply,
-        deadline: Deadline,
-        hide: Callable[[str], str],
+        self, response: httpx.Response, deadline: Deadline, hide: Callable[[str], str]
     ) -> None:
-        if isinstance(response, DirectReply):
-            self.status, self.headers = response.status, response.headers
-            self._parts = response.parts
-        else:
-            assert isinstance(response.stream, httpx.SyncByteStream)
-            self.status, self.headers = response.status_code, _read_headers(response)
-            self._parts = iter(response.stream)
+        assert isinstance(response.stream, httpx.SyncByteStream)
+        self.status = response.status_code
+        self.headers = _read_headers(response)
         self._deadline = deadline
         self._hide = hide
+        self._parts = iter(response.stream)
 
     @property
     def media(self) -> str:
@@ -219,13 +204,7 @@ class ServiceClient:
         self.key = key
         self._given = transport
         self._auth = auth
-        self._made: BoundedTransport | DirectConnections | None = None
-        self._usual_headers = [
-            (b"Host", address.authority.encode("ascii")),
-            (b"User-Agent", f"quark/{__version__}".encode("ascii")),
-            (b"Accept-Encoding", b"identity"),
-            (b"Quark-Protocol", str(PROTOCOL_VERSION).encode("ascii")),
-        ]
+        self._made: BoundedTransport | None = None
         _warn_of_plain_http(address)
 
     @property
@@ -283,13 +262,8 @@ class ServiceClient:
         hide = self.key.hide_in
         transport = self._given or self._find_transport()
         way = transport.way if isinstance(transport, BoundedTransport) else ""
-        response: httpx.Response | DirectReply
         with deadline.bind(), _translate(deadline, hide, way):
-            request = self._make_request(call, deadline)
-            if isinstance(transport, DirectConnections):
-                response = transport.send(request)
-            else:
-                response = self._send(transport, self._to_httpx(request))
+            response = self._send(transport, self._make_request(call, deadline))
         try:
             reply = Reply(response, deadline, hide)
             _check(reply, hide)
@@ -324,61 +298,52 @@ class ServiceClient:
                     raise
                 response.close()
 
-    def _make_request(self, call: Call, deadline: Deadline) -> Outgoing:
-        target = f"{self.address.prefix}{call.path}"
-        if "/." in target:
-            # A part of dots alone would be taken for a step in the path.
-            target = self.address.prefix + "/".join(
-                part.replace(".", "%2E") if part in (".", "..") else part
-                for part in call.path.split("/")
-            )
+    def _make_request(self, call: Call, deadline: Deadline) -> httpx.Request:
         parameters = {name: value for name, value in call.parameters.items() if value is not None}
+        # A part of dots alone would be taken for a step in the path.
+        parts = [
+            part.replace(".", "%2E") if part in (".", "..") else part
+            for part in call.path.split("/")
+        ]
+        url = f"{self.address.url}{'/'.join(parts)}"
         if parameters:
-            target += f"?{urlencode(parameters)}"
-        headers = [
-            *self._usual_headers,
+            url += f"?{urlencode(parameters)}"
+        headers: list[tuple[bytes, bytes]] = [
+            (b"Host", self.address.authority.encode("ascii")),
+            (b"User-Agent", f"quark/{__version__}".encode("ascii")),
             (b"Accept", f"{call.accept}, {JSON};q=0.5".encode("ascii")),
+            (b"Accept-Encoding", b"identity"),
+            (b"Quark-Protocol", str(PROTOCOL_VERSION).encode("ascii")),
         ]
         if self.key.is_set:
             headers.append(self.key.authorize())
-        body: bytes | Iterable[bytes] = b""
-        size_bytes = 0
+        stream: httpx.SyncByteStream = httpx.ByteStream(b"")
         if call.body is not None:
-            if isinstance(call.body, bytes):
-                body, size_bytes = call.body, len(call.body)
-            else:
-                body, size_bytes = _Pieces(call.body, deadline), call.size_bytes or 0
+            size = len(call.body) if isinstance(call.body, bytes) else call.size_bytes or 0
             headers.append((b"Content-Type", call.media.encode("ascii")))
+            headers.append((b"Content-Length", str(size).encode("ascii")))
             if call.encoding is not None:
                 headers.append((b"Content-Encoding", call.encoding.encode("ascii")))
-        if call.body is not None or call.method in ("POST", "PUT"):
-            headers.append((b"Content-Length", str(size_bytes).encode("ascii")))
+            stream = (
+                httpx.ByteStream(call.body)
+                if isinstance(call.body, bytes)
+                else _Pieces(call.body, deadline)
+            )
+        elif call.method in ("POST", "PUT"):
+            headers.append((b"Content-Length", b"0"))
         headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in call.headers]
-        return Outgoing(call.method, target, headers, body, size_bytes)
-
-    def _to_httpx(self, request: Outgoing) -> httpx.Request:
-        body = request.body
-        assert isinstance(body, bytes | _Pieces)
-        stream = httpx.ByteStream(body) if isinstance(body, bytes) else body
-        root = f"{self.address.scheme}://{self.address.authority}"
         return httpx.Request(
-            request.method,
-            f"{root}{request.target}",
-            headers=request.headers,
-            stream=stream,
-            extensions={"timeout": _TIMEOUTS},
+            call.method, url, headers=headers, stream=stream, extensions={"timeout": _TIMEOUTS}
         )
 
-    def _find_transport(self) -> BoundedTransport | DirectConnections:
+    def _find_transport(self) -> BoundedTransport:
         made = self._made
         if made is not None and made.process == os.getpid():
             return made
         if made is not None:
             _inherited.append(made)
         # Two threads may both make one: it opens nothing before it is used, and one of them stays.
-        is_direct = self._auth is None and find_proxy(self.address) is None
-        made = DirectConnections(self.address) if is_direct else BoundedTransport(self.address)
-        self._made = made
+        made = self._made = BoundedTransport(self.address)
         weakref.finalize(self, made.close)
         return made
 

@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.http.call import Call, ServiceRoute
-from quark_backends.service.server.http.dispatch import RouteDispatch, RouteEntry
 from quark_backends.service.server.http.middleware import UNROUTED, RequestMiddleware
 from quark_backends.service.server.http.work import WorkThreads
 from quark_backends.service.server.routes import ROUTES
@@ -109,18 +108,14 @@ def assemble(service: Service, page: MountedPage | None = None) -> Starlette:
                 await page.close()
             await service.close()
 
-    entries = [RouteEntry(each.method, each.path, _Endpoint(each, service)) for each in ROUTES]
     routes: list[Route | Mount] = [
-        Route(entry.path, entry.endpoint, methods=[entry.method]) for entry in entries
+        Route(route.path, _Endpoint(route, service), methods=[route.method]) for route in ROUTES
     ]
     if page is not None:
         routes.append(Mount("/", app=_PageEndpoint(page)))
     application = Starlette(
         routes=routes,
-        middleware=[
-            Middleware(RequestMiddleware, service=service),
-            Middleware(RouteDispatch, routes=entries),
-        ],
+        middleware=[Middleware(RequestMiddleware, service=service)],
         exception_handlers={HTTPException: _pass_on},
         lifespan=lifespan,
     )

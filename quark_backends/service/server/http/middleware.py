@@ -11,7 +11,6 @@ import asyncio
 import ipaddress
 import logging
 import os
-import random
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -107,8 +106,6 @@ _log = logging.getLogger("quark.service")
 
 _PATH_BYTES = 4096
 _REPLY_HEAD = (b"quark-protocol", str(PROTOCOL_VERSION).encode())
-# Ids tell requests apart, and are no secret: the system need not be asked for each.
-_chance = random.Random(os.urandom(16))
 _DRAIN_S = 5.0
 _DRAIN_BYTES = 64 * 2**20
 _BUSY_RETRY_S = 1.0
@@ -262,7 +259,7 @@ class _Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        self.request_id = f"{_chance.getrandbits(64):016x}"
+        self.request_id = os.urandom(8).hex()
         scope.setdefault("state", {})["request_id"] = self.request_id
         self._receive = receive
         self._send = send
