@@ -16,8 +16,8 @@ PYTHON ?= python3
 VENV := .venv
 DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
-# Many tests wait for other processes, so that one more than there are cores is quicker.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
+# Many tests wait for a disk or for other processes, so that more than there are cores is quicker.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 + (os.cpu_count() or 1)))')
 DIAGNOSIS_RUNS ?= diagnosis-runs
 WHY_RUNS ?= why-runs
 PAGE_MODULES := quark/page/static
