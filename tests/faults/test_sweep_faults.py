@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from journaled import HEAD, wait_until
+from stopped_processes import stop_between_writes
 
 import quark
 from quark_core.delivery.journal import JournalReader
@@ -91,24 +92,6 @@ def go(worker):
 def kill(worker):
     worker.send_signal(signal.SIGKILL)
     return worker.communicate(timeout=60)
-
-
-def stop(worker, storage_dir):
-    """Stop it between two writes: one that is stopped in a write keeps the store locked."""
-    database = sqlite3.connect(storage_dir / ".quark" / "quark.db", timeout=1.0)
-
-    def is_stopped_between_writes():
-        worker.send_signal(signal.SIGSTOP)
-        try:
-            database.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            worker.send_signal(signal.SIGCONT)
-            return False
-        database.execute("ROLLBACK")
-        return True
-
-    with contextlib.closing(database):
-        assert wait_until(is_stopped_between_writes)
 
 
 def finish(worker):
@@ -197,7 +180,7 @@ def test_a_worker_that_is_stopped_and_one_that_is_killed_leave_the_trial_to_a_th
     sweep = make_sweep(tmp_path, 1, lease_s=lease_s)
     stopped = launch(tmp_path, lease_s)
     _, _, late_run = hear(stopped)
-    stop(stopped, tmp_path)
+    stop_between_writes(stopped.pid, tmp_path)
     killed = launch(tmp_path, lease_s)
     assert hear(killed)[1] == 2
     kill(killed)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from stopped_processes import stop_between_writes
 
 import quark
 from quark_core.sweeps.store_link import StoreLink
@@ -283,7 +284,7 @@ def test_a_trial_that_another_worker_has_got_is_ended_here(
     script.write_text("import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(600)\n")
     agent = begin("lr-search", "--no-wait", "--", sys.executable, script)
     wait_for((tmp_path / "began").exists)
-    os.kill(agent.pid, signal.SIGSTOP)
+    stop_between_writes(agent.pid, tmp_path)
     sweep = quark.sweep("lr-search", storage_dir=tmp_path)
     taken = wait_for(sweep.claim)
     os.kill(agent.pid, signal.SIGCONT)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stopped_processes import stop_between_writes
 
 import quark
 
@@ -128,7 +129,7 @@ def test_an_interrupted_worker_gives_its_trial_back(start_worker, root, number):
 def test_a_stopped_worker_comes_back_too_late(start_worker, root):
     stopped = start_worker("stopped", step_s=1, trials=1, lease_s=2.0)
     wait_for(stopped, "begins")
-    stopped.send_signal(signal.SIGSTOP)
+    stop_between_writes(stopped.pid, root)
     other = start_worker("stopped", trials=1, lease_s=2.0)
     output, errors = other.communicate(timeout=200)
     assert other.returncode == 0, errors
