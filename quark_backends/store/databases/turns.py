@@ -113,8 +113,9 @@ class SqliteTurns:
             yield
         finally:
             self._put_off.logs = None
-        for log in logs:
-            self._sync(log)
+            # Also where the block has failed: a call that is made again may find what it wrote.
+            for log in logs:
+                self._sync(log)
 
     def _run(self, apply: Callable[[StoreConnection], T]) -> tuple[T, _OpenLog | None]:
         """The function's result, and the log that is to be synced, if any."""
