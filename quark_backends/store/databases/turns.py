@@ -74,7 +74,7 @@ class SqliteTurns:
         that block ends.
 
         Raises:
-            SessionStoreError: The store is busy for longer than 10 s, full or out of reach. Where
+            SessionStoreError: The store is busy for longer than 30 s, full or out of reach. Where
                 its log could not be synced, what was written is there, and may be gone after a
                 power loss.
         """
