@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,17 +83,15 @@ def logs(
     if follows and tail is None:
         tail = _TAIL
     try:
-        # Before the lines are read, so that none falls in between.
-        kinds = ("event",) if with_events else ()
-        follower = ConsoleFollower(source.reader, run_id, kinds) if follows else None
-        lines: list[Any] = list(
-            read_lines(source.reader, run_id, rank=rank, tail=tail, is_wanted=is_wanted)
-        )
-        if with_events:
-            lines = _add_events(source, run_id, lines, is_wanted, tail)
-        for line in lines:
-            printer.print(line)
-        if follower is not None:
+        if not follows and not with_events:
+            lines: list[Any] = list(
+                read_lines(source.reader, run_id, rank=rank, tail=tail, is_wanted=is_wanted)
+            )
+        else:
+            follower = ConsoleFollower(source.reader, run_id, ("event",) if with_events else ())
+            lines = follower.read_first(rank=rank, tail=tail, is_wanted=is_wanted)
+        printer.print_first(lines)
+        if follows:
             _follow(source, run_id, follower.read, is_wanted, printer)
         elif not lines and not as_json:
             click.echo(_say_nothing(source, run_id), err=True)
@@ -179,22 +177,6 @@ def _read_since(text: str | None) -> int | None:
         ) from None
 
 
-def _add_events(
-    source: RunSource,
-    run_id: str,
-    lines: list[Any],
-    is_wanted: Callable[[Any], bool],
-    tail: int | None,
-) -> list[Any]:
-    from quark_core.records.query import Query
-    from quark_core.runs.reading import read_rows
-
-    found: Any = read_rows(source.reader, run_id, "event", Query(limit=tail)).to_records()
-    merged = [*lines, *(event for event in found if is_wanted(event))]
-    merged.sort(key=lambda record: record.time_us)
-    return merged if tail is None else merged[max(0, len(merged) - tail) :]
-
-
 class _Printer:
     """Prints lines and events."""
 
@@ -225,6 +207,15 @@ class _Printer:
             noun = "line was" if record.left_out == 1 else "lines were"
             click.echo(f"{head}… {record.left_out:,} {noun} left out here …")
         click.echo(head + clean_text(record.text.replace("\n", " ")))
+
+    def print_first(self, records: Iterable[Any]) -> None:
+        """Print what there is; of a line that goes on only what becomes of it is printed again."""
+        from quark_core.runs.console_lines import find_key
+
+        for record in records:
+            self.print(record)
+            if record.KIND != "event" and not record.is_whole:
+                self._shown[find_key(record)] = (time.monotonic(), record.text)
 
     def follow(self, record: Any) -> None:
         """Print a whole line; one that goes on waits for what becomes of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -78,18 +79,37 @@ def read_lines(
         SessionStoreError: The store cannot be read.
     """
     equals: Mapping[str, str] = {} if stream is None else {"stream": stream}
+    query = Query(equals=equals, rank=rank)
+    return _cut(_find_lines(reader, run_id, query, tail, is_wanted, tuple), tail)
+
+
+def _find_lines(
+    reader: SupportsRead,
+    run_id: str,
+    query: Query,
+    tail: int | None,
+    is_wanted: Callable[[Any], bool] | None,
+    read_later: Callable[[], Iterable[ConsoleRecord]],
+) -> list[ConsoleRecord]:
+    """At least the newest `tail` lines, with those of records that came while they were read."""
     limit = None if tail is None else max(_LEAST_ROWS, _TIMES * tail)
     while True:
-        query = Query(equals=equals, rank=rank, limit=limit)
-        rows = read_rows(reader, run_id, ConsoleRecord.KIND, query)
+        rows = read_rows(reader, run_id, ConsoleRecord.KIND, replace(query, limit=limit))
         records: Any = rows.to_records()
-        lines = fold_lines(records)
+        lines = fold_lines(_drop_repeated([*records, *read_later()]))
         if is_wanted is not None:
             lines = [line for line in lines if is_wanted(line)]
-        is_all = limit is None or rows.count < limit
-        if tail is None or len(lines) >= tail or is_all:
-            return lines if tail is None else lines[max(0, len(lines) - tail) :]
-        limit = _TIMES * (limit or 1)
+        if limit is None or rows.count < limit or len(lines) >= (tail or 0):
+            return lines
+        limit *= _TIMES
+
+
+def _drop_repeated(records: Iterable[Any]) -> list[Any]:
+    return list({record.id: record for record in records}.values())
+
+
+def _cut(records: list[Any], tail: int | None) -> list[Any]:
+    return records if tail is None else records[max(0, len(records) - tail) :]
 
 
 def read_text_lines(reader: SupportsRead, run_id: str, stream: str | None, last: int) -> list[str]:
@@ -123,6 +143,48 @@ class ConsoleFollower:
         self._kinds = (ConsoleRecord.KIND, *kinds)
         self._cursor = read_heads(reader, run_id, kinds=self._kinds).cursor
 
+    def read_first(
+        self,
+        *,
+        rank: int | None = None,
+        tail: int | None = None,
+        is_wanted: Callable[[Any], bool] | None = None,
+    ) -> list[Any]:
+        """Lines, and records of the further kinds, in the order of time.
+
+        What comes while they are read is among them or comes by `read`, never by both.
+
+        Args:
+            rank: Only what this rank has printed.
+            tail: The newest so many; all by default.
+            is_wanted: Which of them.
+
+        Raises:
+            RunNotFoundError: An unknown run.
+            SessionStoreError: The store cannot be read.
+        """
+        query = Query(rank=rank, limit=tail)
+        others: list[Any] = []
+        for kind in self._kinds[1:]:
+            others += read_rows(self._reader, self._run_id, kind, query).to_records()
+        later: list[ConsoleRecord] = []
+
+        def read_later() -> list[ConsoleRecord]:
+            for record in self.read():
+                if record.KIND != ConsoleRecord.KIND:
+                    others.append(record)
+                elif rank is None or record.rank == rank:
+                    later.append(record)
+            return later
+
+        lines: list[Any] = list(
+            _find_lines(self._reader, self._run_id, Query(rank=rank), tail, is_wanted, read_later)
+        )
+        others = _drop_repeated(others)
+        lines += others if is_wanted is None else filter(is_wanted, others)
+        lines.sort(key=lambda record: record.time_us)
+        return _cut(lines, tail)
+
     def read(self) -> list[Any]:
         """New records of all kinds, in the order of time.
 
@@ -132,21 +194,23 @@ class ConsoleFollower:
             SessionStoreError: The store cannot be read now; nothing is skipped for that.
         """
         found: list[Any] = []
+        cursor = self._cursor
         while True:
             changes = read_changes(
                 self._reader,
                 self._run_id,
-                self._cursor,
+                cursor,
                 kinds=self._kinds,
                 max_rows=_MOST_CHANGES,
             )
             if changes.stale:
-                heads = read_heads(self._reader, self._run_id, kinds=self._kinds)
-                self._cursor = heads.cursor
+                cursor = read_heads(self._reader, self._run_id, kinds=self._kinds).cursor
                 break
-            self._cursor = changes.cursor
+            cursor = changes.cursor
             for rows in changes.records.values():
                 found.extend(rows.to_records())
             if not changes.more:
                 break
+        # Only now: what was found is given to nobody where a later part cannot be read.
+        self._cursor = cursor
         return sorted(found, key=lambda record: record.time_us)
