@@ -76,9 +76,7 @@ def gc(
         click.echo(note)
 
 
-def _collect(
-    removal: SupportsRemoval, older_than_s: float, run_ids: Sequence[str]
-) -> Collection:
+def _collect(removal: SupportsRemoval, older_than_s: float, run_ids: Sequence[str]) -> Collection:
     from rich.progress import BarColumn, DownloadColumn, Progress
 
     from quark.cli.texts import Console, TextColumn
@@ -97,9 +95,7 @@ def _collect(
                 tasks[what] = progress.add_task(what)
             progress.update(tasks[what], completed=done_bytes, total=total_bytes)
 
-        return removal.collect_trash(
-            older_than_s=older_than_s, run_ids=run_ids, on_progress=show
-        )
+        return removal.collect_trash(older_than_s=older_than_s, run_ids=run_ids, on_progress=show)
 
 
 def _print_plan(plan: Collection) -> None:
