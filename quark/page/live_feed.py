@@ -23,6 +23,7 @@ from quark.page.api.standings import describe_standing
 from quark.page.pack import decode_pack, encode_pack
 from quark_core.backends.contract import SupportsPrimary
 from quark_core.records.names import decode_name
+from quark_core.system.weak_sets import list_members
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,7 +116,9 @@ def _read_monitor(run: OpenRun, summary: RunSummary) -> Analysis | None:
     """What the monitor of a run in this process knows; None before it has looked."""
     from quark_core.analysis.monitor import TrainingMonitor
 
-    monitor = next((each for each in list(run.writers) if isinstance(each, TrainingMonitor)), None)
+    monitor = next(
+        (each for each in list_members(run.writers) if isinstance(each, TrainingMonitor)), None
+    )
     if monitor is None or monitor.result is None:
         return None
     raised = {(alert.rule_id, alert.culprit): alert for alert in monitor.alerts}

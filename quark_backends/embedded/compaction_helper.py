@@ -182,7 +182,9 @@ def _reap() -> None:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if not ended:
                 continue
-        del _started[pid]
+        # Another thread that looks at the same moment may have taken it out; one of the two has
+        # its status.
+        _started.pop(pid, None)
         if status == 0:
             # It did its work, so the next one will.
             _started_at.pop(root, None)

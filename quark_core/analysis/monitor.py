@@ -34,6 +34,7 @@ from quark_core.records.kinds.findings import AlertRecord
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.opening import resolve_target
 from quark_core.sessions.notifying import attach_notifier
+from quark_core.system.weak_sets import list_members
 
 __all__ = [
     "ALERT_EVENT_TYPE",
@@ -293,7 +294,7 @@ class TrainingMonitor:
     def _start(self) -> None:
         run = self._run
         with run.lock:
-            if any(isinstance(other, TrainingMonitor) for other in run.writers):
+            if any(isinstance(other, TrainingMonitor) for other in list_members(run.writers)):
                 raise InvalidRunStateError(
                     f"monitor: run {run.context.run_id} has a monitor already: close it first"
                 )

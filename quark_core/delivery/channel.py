@@ -342,7 +342,8 @@ class MemoryBound:
             if channel is None:
                 continue
             waiting = len(channel.items)
-            if excess > 0 and waiting:
+            # What has come since it was weighed weighs nothing.
+            if excess > 0 and waiting and weights[kind]:
                 each = weights[kind] / waiting
                 dropped = min(waiting, math.ceil(excess / each))
                 channel.drop_oldest(dropped)

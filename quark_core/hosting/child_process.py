@@ -19,6 +19,7 @@ from quark_core.hosting.messages import read_frame, write_frame
 from quark_core.hosting.stopped_helpers import describe_helper
 from quark_core.system.exit_status import call_last
 from quark_core.system.process import importing
+from quark_core.system.weak_sets import list_members
 
 __all__ = ["ChildGone", "ChildProcess", "measure_work", "prefer_helpers"]
 
@@ -186,7 +187,7 @@ def measure_work() -> float:
 
     0 where this cannot be known: without psutil's calls, say.
     """
-    alive = list(_alive)
+    alive = list_members(_alive)
     if not alive:
         return 0.0
     try:
@@ -210,18 +211,18 @@ def prefer_helpers() -> None:
     with importing():
         from quark_core.hosting.endpoint import restore_priority
 
-    for process in list(_alive):
+    for process in list_members(_alive):
         restore_priority(process.pid)
 
 
 def _kill_left() -> None:
     """Kill what has not ended: one that is stopped, or is kept by a native call, never sees why."""
-    for process in list(_alive):
+    for process in list_members(_alive):
         process.end(wait_s=0.0)
 
 
 def _after_in_child() -> None:
-    for process in list(_alive):
+    for process in list_members(_alive):
         process.forget()
     _alive.clear()
 

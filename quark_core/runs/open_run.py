@@ -21,6 +21,7 @@ from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord, Str
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.times import now_us
+from quark_core.system.weak_sets import list_members
 
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
@@ -326,7 +327,8 @@ class OpenRun:
 
     def settle_writers(self) -> None:
         """Let the writers hand over what they are still working out; who looks on comes last."""
-        for writer in sorted(self.writers, key=lambda item: getattr(item, "looks_on", False)):
+        writers = list_members(self.writers)
+        for writer in sorted(writers, key=lambda item: getattr(item, "looks_on", False)):
             try:
                 writer.settle()
             except Exception:  # noqa: BLE001 - the run must end all the same
@@ -402,7 +404,7 @@ class OpenRun:
                 self.bind_stream(RunStream(self.stream.origin))
 
     def _bind_writers(self) -> None:
-        for writer in list(self.writers):
+        for writer in list_members(self.writers):
             writer.bind()
 
     def hand_over_at_close(self) -> None:

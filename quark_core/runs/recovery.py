@@ -273,6 +273,7 @@ class ChildDelivery:
         self._origin = origin
         self._leads = leads
         self._ranks: dict[str, int] = {}
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._lanes = SharedLanes(open_lane, rests=True)
         self._log = SyncLog()
@@ -299,10 +300,12 @@ class ChildDelivery:
 
     def _deliver(self, folders: list[JournalFolder]) -> None:
         """Have a thread deliver journals, or with none of them close the mirrors."""
-        if self._thread is not None and self._thread.is_alive():
-            return
-        if folders or self._lanes.is_open:
-            self._thread = _start(self._run, folders, "quark-children")
+        # The stream's thread and whoever ends the run may both come here.
+        with self._starting:
+            if self._thread is not None and self._thread.is_alive():
+                return
+            if folders or self._lanes.is_open:
+                self._thread = _start(self._run, folders, "quark-children")
 
     def _run(self, folders: list[JournalFolder]) -> None:
         """The thread."""

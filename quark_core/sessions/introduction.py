@@ -33,6 +33,7 @@ from quark_core.records.names import decode_name
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
+from quark_core.system.weak_sets import list_members
 from quark_core.writers.logging_handler import LoggingHandler
 
 __all__ = ["Introduction", "find_page", "tell_done", "tell_sweep"]
@@ -137,7 +138,7 @@ class Introduction:
             yield f"not finite at the end: {', '.join(broken[:_SHOWN_METRICS])}{more}"
         severities = [
             alert.severity
-            for writer in run.writers
+            for writer in list_members(run.writers)
             if getattr(writer, "looks_on", False)
             for alert in getattr(writer, "alerts", ())
         ]

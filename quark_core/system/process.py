@@ -168,7 +168,6 @@ class ForkGate:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._inside = 0
-        self._is_held = False
 
     def enter(self) -> None:
         """Keep forks waiting from now on; waits for one that is being made."""
@@ -182,17 +181,20 @@ class ForkGate:
             self._inside = max(0, self._inside - 1)
             self._changed.notify_all()
 
-    def close(self, timeout_s: float) -> None:
-        """Wait until nobody is inside, or for so long, and let nobody in until it is opened."""
-        self._is_held = self._changed.acquire(timeout=timeout_s)
-        if self._is_held:
+    def close(self, timeout_s: float) -> bool:
+        """Wait until nobody is inside, or for so long, and let nobody in until it is opened.
+
+        Returns:
+            Whether it is closed; then the same thread has to open it.
+        """
+        is_closed = self._changed.acquire(timeout=timeout_s)
+        if is_closed:
             self._changed.wait_for(lambda: not self._inside, timeout_s)
+        return is_closed
 
     def open(self) -> None:
-        """Let in again, after the fork."""
-        if self._is_held:
-            self._is_held = False
-            self._changed.release()
+        """Let in again, after the fork, what this thread has closed."""
+        self._changed.release()
 
 
 writing_gate = ForkGate()
@@ -203,11 +205,12 @@ _WRITE_TIMEOUT_S = 2.0
 
 def _before() -> None:
     _held.guard = _guard.acquire(timeout=_FORK_TIMEOUT_S)
-    writing_gate.close(_WRITE_TIMEOUT_S)
+    _held.gate = writing_gate.close(_WRITE_TIMEOUT_S)
 
 
 def _after_in_parent() -> None:
-    writing_gate.open()
+    if _held.gate:
+        writing_gate.open()
     if _held.guard:
         _guard.release()
 

@@ -22,6 +22,7 @@ from quark_core.records.names import check_text
 from quark_core.records.query import check_index
 from quark_core.runs.open_run import OpenRun
 from quark_core.system.process import importing
+from quark_core.system.weak_sets import list_members
 
 if TYPE_CHECKING:
     from quark_core.provenance.data_fingerprints import DataFingerprint
@@ -124,7 +125,7 @@ class FingerprintWriter:
 
     def settle(self) -> None:
         """Before the run ends: write what streams have seen, and wait for what gets on."""
-        for stream in list(self.streams):
+        for stream in list_members(self.streams):
             stream.end()
         limit_s = settings.exit_timeout_s()
         begun = since = time.monotonic()

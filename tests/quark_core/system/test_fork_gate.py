@@ -94,9 +94,39 @@ def test_a_write_that_fails_leaves_the_gate(tmp_path):
     assert writing_gate._inside == 0
 
 
+def test_of_two_that_close_it_each_opens_what_it_has_closed():
+    gate = ForkGate()
+    gate.enter()
+    closed, forked = threading.Semaphore(0), threading.Semaphore(0)
+
+    def fork():
+        assert gate.close(DEADLINE_S)
+        closed.release()
+        assert forked.acquire(timeout=DEADLINE_S)
+        gate.open()
+
+    threads = [threading.Thread(target=fork) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    # Both wait for the one inside, which has let go of the lock for that.
+    deadline = time.monotonic() + DEADLINE_S
+    while len(gate._changed._waiters) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    gate.leave()
+    for _ in threads:
+        assert closed.acquire(timeout=DEADLINE_S)
+        forked.release()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    entered = threading.Thread(target=gate.enter, daemon=True)
+    entered.start()
+    entered.join(DEADLINE_S)
+    assert gate._inside == 1
+
+
 def test_nobody_gets_in_while_it_is_closed():
     gate = ForkGate()
-    gate.close(DEADLINE_S)
+    assert gate.close(DEADLINE_S)
     thread = threading.Thread(target=gate.enter)
     thread.start()
     thread.join(0.1)
