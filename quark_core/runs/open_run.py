@@ -7,7 +7,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -146,6 +147,7 @@ class OpenRun:
         self.payload_directory: Path | None = None
         self.reopen: Callable[[OpenRun, Origin], None] | None = None
         self.writers: weakref.WeakSet[BoundWriter] = weakref.WeakSet()
+        self._has_settled = False
         self.fingerprints: BoundWriter | None = None
         self._failure: BaseException | None = None
         self._halt: Exception | None = None
@@ -326,7 +328,13 @@ class OpenRun:
         return read_rows(self.reader, self.context.run_id, kind, query)
 
     def settle_writers(self) -> None:
-        """Let the writers hand over what they are still working out; who looks on comes last."""
+        """Let the writers hand over what they are still working out; who looks on comes last.
+
+        Only once: where that was broken off, as by Ctrl-C, nobody waits for it again.
+        """
+        if self._has_settled:
+            return
+        self._has_settled = True
         writers = list_members(self.writers)
         for writer in sorted(writers, key=lambda item: getattr(item, "looks_on", False)):
             try:
@@ -491,6 +499,8 @@ class OpenRuns:
         self.process_ends = False
         self._lock = threading.Lock()
         self._sessions: list[RunHolder] = []
+        # Those of which an end is on its way, and not said yet.
+        self._ending: list[RunHolder] = []
         self._attached: dict[str, OpenRun] = {}
 
     def add(self, session: RunHolder) -> None:
@@ -498,11 +508,31 @@ class OpenRuns:
         with self._lock:
             self._sessions.append(session)
 
-    def remove(self, session: RunHolder) -> None:
-        """Forget a session that has ended."""
+    @contextmanager
+    def ending(self, session: RunHolder) -> Iterator[bool]:
+        """Around what must be done before a session's end is said: it is open no more.
+
+        Where that is left by an exception, such as that of Ctrl-C, it is open again, for whoever
+        ends it then. Gives whether it was open.
+        """
         with self._lock:
-            if session in self._sessions:
+            was_open = session in self._sessions
+            if was_open:
+                # First there, then not here any more: a signal may come in between.
+                self._ending.append(session)
                 self._sessions.remove(session)
+        if not was_open:
+            yield False
+            return
+        try:
+            yield True
+        except BaseException:
+            with self._lock:
+                self._sessions.append(session)
+                self._ending.remove(session)
+            raise
+        with self._lock:
+            self._ending.remove(session)
 
     @property
     def sessions(self) -> tuple[RunHolder, ...]:
@@ -513,6 +543,11 @@ class OpenRuns:
     def peek_sessions(self) -> list[RunHolder]:
         """The open sessions, without a lock: for a signal handler."""
         return self._sessions.copy()
+
+    def peek_unended(self) -> list[RunHolder]:
+        """Also those whose end is on its way and not said yet, without a lock."""
+        ending = self._ending.copy()
+        return [*ending, *(each for each in self._sessions.copy() if each not in ending)]
 
     def find(self, run_id: str | None) -> OpenRun | None:
         """The run that is open under this id, or None."""
@@ -544,8 +579,9 @@ class OpenRuns:
     def become_child(self) -> None:
         """Forget the sessions, which are the parent's to end, and keep the runs."""
         self._lock = threading.Lock()
-        runs = [session.open_run for session in self._sessions] + list(self._attached.values())
-        self._sessions = []
+        sessions = [*self._ending, *self._sessions]
+        runs = [session.open_run for session in sessions] + list(self._attached.values())
+        self._sessions, self._ending = [], []
         self._attached = {run.context.run_id or "": run for run in runs}
         for run in runs:
             run.become_child()

@@ -141,7 +141,7 @@ def _install_signal_handler() -> None:
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
     """Runs between two steps of the main thread, which may hold any lock: so it takes none."""
-    runs = [session.open_run for session in open_runs.peek_sessions()]
+    runs = [session.open_run for session in open_runs.peek_unended()]
     ends_here = not callable(_previous_handler)
     for run in runs:
         if ends_here and not run.is_over:

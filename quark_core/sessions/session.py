@@ -419,23 +419,22 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             )
         timeout_s = run.measure_budget()
         deadline = time.monotonic() + timeout_s
-        with run.lock:
-            if self not in open_runs.sessions:
+        with open_runs.ending(self) as was_open:
+            if not was_open:
                 raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
-            open_runs.remove(self)
-        run.settle_writers()
-        if run.already_done is not None:
-            run.end_stream("an earlier run has done this configuration", 0.0)
-            return run.context
-        settle_notices(run)
-        if run.children is not None:
-            # What the run's other writers have logged comes before its end.
-            half_s = max(0.0, (deadline - time.monotonic()) / 2)
-            run.children.finish(half_s, writers_timeout_s=settings.writers_timeout_s())
-        if self._observers is not None:
-            self._observers.stop()
-        ended_us = now_us()
-        emit_end(run, status, ended_us)
+            run.settle_writers()
+            if run.already_done is not None:
+                run.end_stream("an earlier run has done this configuration", 0.0)
+                return run.context
+            settle_notices(run)
+            if run.children is not None:
+                # What the run's other writers have logged comes before its end.
+                half_s = max(0.0, (deadline - time.monotonic()) / 2)
+                run.children.finish(half_s, writers_timeout_s=settings.writers_timeout_s())
+            if self._observers is not None:
+                self._observers.stop()
+            ended_us = now_us()
+            emit_end(run, status, ended_us)
         report = run.end_stream(
             f"the run has ended ({status})", max(0.0, deadline - time.monotonic())
         )
@@ -588,20 +587,29 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         if self not in open_runs.sessions:
             return ends_here
         if error is None:
-            self.end_run("completed")
+            try:
+                self.end_run("completed")
+            except (KeyboardInterrupt, SystemExit) as stop:
+                if self in open_runs.sessions:
+                    # It came while the end was waited for, which is not done once more.
+                    self._end_by(stop, "interrupted")
+                raise
             return False
         stopped = isinstance(error, (KeyboardInterrupt, SystemExit, StopRequested))
         status: RunStatus = "interrupted" if stopped else "failed"
         if isinstance(error, SystemExit):
             self._run.exit_code = read_exit_code(error)
+        self._end_by(None if ends_here else error, "completed" if ends_here else status)
+        return ends_here
+
+    def _end_by(self, error: BaseException | None, status: RunStatus) -> None:
         try:
-            if not ends_here:
+            if error is not None:
                 self.log_error(error, status)
-            self.end_run("completed" if ends_here else status)
+            self.end_run(status)
         except Exception:  # noqa: BLE001
             # The user's exception is on its way; ours must not take its place.
             _log.exception("the end of run %s could not be recorded", self.run_id)
-        return ends_here
 
     def log_error(self, error: BaseException, status: RunStatus) -> None:
         """Write the exception that ends the run into it; see `run_ending.log_error`."""
