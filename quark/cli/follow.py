@@ -280,11 +280,17 @@ def _look_until_end(
 
 
 def _look_at_end(followed: FollowedRun, look: Look) -> Look:
-    """The last look, with what is found in the whole run."""
+    """The last look, with what is found in the whole run, as far as it can be read."""
+    from quark_core.errors import StoreUnavailableError
+
     if not look.computing:
         return look
     followed.wait_for_analysis(_LAST_ANALYSIS_S)
-    after = followed.look()
+    try:
+        after = followed.look()
+    except StoreUnavailableError:
+        # There is no look after this one that would tell what this one has to tell.
+        return look
     return replace(
         after,
         new_events=[*look.new_events, *after.new_events],

@@ -139,6 +139,8 @@ class FollowedRun:
         self._cursor: Mapping[str, int] | None = None
         self._event_cursor: Mapping[str, int] | None = None
         self._events: dict[str, EventRecord] = {}
+        # Read, and not told: a look that fails later on tells nothing.
+        self._untold: list[EventRecord] = []
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -148,30 +150,35 @@ class FollowedRun:
     def look(self) -> Look:
         """What is known of the run now.
 
+        After one that has raised the next one tells what came meanwhile, too.
+
         Raises:
             RunNotFoundError: There is no such run any more.
             SessionStoreError: The store cannot be read now.
         """
-        new_events: list[EventRecord] = []
         known, reader = self._known, self._source.reader
         # Asked for before anything is read: what comes meanwhile is read once more.
         mark = read_mark(reader, self._run_id)
         if known.summary is None or self._has_changed(mark):
             known.summary = self._source.summarize(self._run_id)
             self._read_curves(known.summary)
-            new_events = self._read_events()
+            self._read_events()
             known.raised = self._read_raised()
             known.progress = describe_progress(self._source, known.summary)
             known.mark, known.read_at_s = mark, time.monotonic()
         analysis = (self._desk.request if self._analyze else self._desk.find)(known.summary)
         alerts = _merge_alerts(() if analysis is None else analysis.alerts, known.raised)
+        computing = self._desk.is_computing(self._run_id)
+        curves = {key: self._join(key) for key in self._keys if self._curves[key]}
+        # What is told once is taken last, when nothing is left that could fail.
+        new_events, self._untold = self._untold, []
         return Look(
             summary=known.summary,
             progress=known.progress,
             analysis=analysis,
-            computing=self._desk.is_computing(self._run_id),
+            computing=computing,
             alerts=alerts,
-            curves={key: self._join(key) for key in self._keys if self._curves.get(key)},
+            curves=curves,
             events=list(self._events.values()),
             new_events=new_events,
             new_alerts=self._take_new_alerts(alerts),
@@ -206,22 +213,24 @@ class FollowedRun:
             keys = choose_metrics(summary, self._most)
         else:
             keys = self._named or self._keys
-        known.metric_count = len(summary.metrics)
         if keys != self._keys or self._cursor is None:
-            self._keys = keys
-            self._begin()
+            self._begin(keys)
         else:
             self._go_on()
+        known.metric_count = len(summary.metrics)
 
-    def _begin(self) -> None:
-        """Read the curves whole, out of roll-ups where the store has them."""
+    def _begin(self, keys: tuple[str, ...]) -> None:
+        """Read these curves whole, out of roll-ups where the store has them.
+
+        Where that fails, what is known of curves stays as it was.
+        """
         from quark.cli.run_view import list_points
 
-        found = _read_whole(self._source.reader, self._run_id, self._keys)
-        self._curves = {key: [] for key in self._keys}
+        found = _read_whole(self._source.reader, self._run_id, keys)
+        curves: dict[str, list[Points]] = {key: [] for key in keys}
         for curve in found.curves:
-            self._curves[curve.key].append(Points(*list_points(curve)))
-        self._cursor = found.cursor
+            curves[curve.key].append(Points(*list_points(curve)))
+        self._keys, self._curves, self._cursor = keys, curves, found.cursor
 
     def _go_on(self) -> None:
         """Add to the curves what came since."""
@@ -231,7 +240,7 @@ class FollowedRun:
         )
         rows = changes.records.get(MetricRecord.KIND)
         if changes.stale or changes.more:
-            self._begin()
+            self._begin(self._keys)
             return
         self._cursor = changes.cursor
         if rows is not None:
@@ -239,7 +248,7 @@ class FollowedRun:
         if any(
             sum(len(part.x) for part in parts) > _MOST_POINTS for parts in self._curves.values()
         ):
-            self._begin()
+            self._begin(self._keys)
 
     def _add(self, rows: Columns) -> None:
         import numpy as np
@@ -261,25 +270,23 @@ class FollowedRun:
             self._curves[key] = parts = [Points(x, y)]
         return parts[0]
 
-    def _read_events(self) -> list[EventRecord]:
-        """Events that came since the look before; at the first one the newest there are."""
+    def _read_events(self) -> None:
+        """Keep events that came since the look before; at the first one the newest there are."""
         reader, kinds = self._source.reader, (EventRecord.KIND,)
-        if self._event_cursor is None:
-            self._event_cursor = read_heads(reader, self._run_id, kinds=kinds).cursor
-            return self._take_newest()
-        changes = read_changes(reader, self._run_id, self._event_cursor, kinds=kinds)
-        if changes.stale or changes.more:
-            self._event_cursor = read_heads(reader, self._run_id, kinds=kinds).cursor
-            return self._take_newest()
-        self._event_cursor = changes.cursor
-        rows = changes.records.get(EventRecord.KIND)
-        return [] if rows is None else self._keep(rows)
-
-    def _take_newest(self) -> list[EventRecord]:
+        if self._event_cursor is not None:
+            changes = read_changes(reader, self._run_id, self._event_cursor, kinds=kinds)
+            if not (changes.stale or changes.more):
+                self._keep(changes.records.get(EventRecord.KIND))
+                self._event_cursor = changes.cursor
+                return
+        cursor = read_heads(reader, self._run_id, kinds=kinds).cursor
         query = Query(limit=_FIRST_EVENTS)
-        return self._keep(self._source.reader.read(self._run_id, EventRecord.KIND, query))
+        self._keep(reader.read(self._run_id, EventRecord.KIND, query))
+        self._event_cursor = cursor
 
-    def _keep(self, rows: Columns) -> list[EventRecord]:
+    def _keep(self, rows: Columns | None) -> None:
+        if rows is None:
+            return
         # Told by the alerts themselves, where they are kept.
         has_outputs = isinstance(self._source.reader, SupportsGenerations)
         newest: Any = rows.take(slice(max(0, rows.count - _KEPT_EVENTS), rows.count)).to_records()
@@ -292,7 +299,7 @@ class FollowedRun:
         self._events.update((event.id, event) for event in new)
         for event_id in list(self._events)[:-_KEPT_EVENTS]:
             del self._events[event_id]
-        return new
+        self._untold += new
 
     def _read_raised(self) -> tuple[AlertRecord, ...]:
         """The alerts that are stored of a run, such as those of a monitor in it."""

@@ -147,6 +147,24 @@ class FollowingConformance(BackendKit):
         assert [curve.points for curve in again.curves] == [4, 1]
         assert not read_changes(backend, _RUN, again.cursor, keys=["m"])
 
+    def test_what_is_never_hidden_is_followed_over_attempts(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """A later attempt hides no events: each of them comes once to who follows only those."""
+        backend = self._open_as(definition, open_backend, Capability.READ)
+        backend.write(maker.start())
+        backend.write(maker.metrics(*[("m", step, float(step)) for step in range(6)]))
+        backend.write(maker.events("saved"))
+        heads = read_heads(backend, _RUN, kinds=["event"])
+        backend.write(maker.events("out of memory"))
+        later = BatchMaker(_RUN, attempt=1, writer_id="later", started_us=FIRST_TIME_US + 999)
+        backend.write(later.start(from_step=4))
+        backend.write(later.events("resumed"))
+        changes = read_changes(backend, _RUN, heads.cursor, kinds=["event"])
+        assert not changes.stale
+        assert sorted(changes.records["event"]["event_type"]) == ["out of memory", "resumed"]
+        assert not read_changes(backend, _RUN, changes.cursor, kinds=["event"])
+
     def test_much_that_came_is_given_in_parts(
         self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
     ) -> None:

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Literal
 
 from quark_core.config.redaction import REDACTED, cut_text
@@ -53,7 +54,8 @@ class ConsoleCapture:
         self._room = _WHOLE_CHARACTERS
         self._refilled_s = 0.0
         self._is_trickling = False
-        self._newest: deque[tuple[str, Line]] = deque(maxlen=_NEWEST_LINES)
+        # Two threads may be at it, one for each stream: nothing walks over it.
+        self._newest: deque[tuple[str, Line]] = deque()
         self._left_out: dict[str, int] = {}
         self._key_lines: dict[str, int] = {}
         self._sink = self._put
@@ -76,9 +78,8 @@ class ConsoleCapture:
 
             descriptor_tee.close(self._sink)
         console_taps.close(self._sink)
-        for stream, line in self._newest:
+        for stream, line in self._take_newest(0):
             self._write(stream, line)
-        self._newest.clear()
 
     def _capture_descriptors(self) -> None:
         from quark_core.system.console.descriptors import descriptor_tee, find_descriptors
@@ -107,17 +108,27 @@ class ConsoleCapture:
             self._keep_newest(stream, line)
             return
         self._room -= size
-        for earlier, gone in self._newest:
-            # What comes now is newer, and they must not come after it.
-            self._left_out[earlier] = self._left_out.get(earlier, 0) + 1 + gone.left_out
-        self._newest.clear()
+        # What comes now is newer, and they must not come after it.
+        self._leave_out_newest(0)
         self._write(stream, line)
 
     def _keep_newest(self, stream: str, line: Line) -> None:
-        if len(self._newest) == _NEWEST_LINES:
-            oldest, gone = self._newest[0]
-            self._left_out[oldest] = self._left_out.get(oldest, 0) + 1 + gone.left_out
+        self._leave_out_newest(_NEWEST_LINES - 1)
         self._newest.append((stream, line))
+
+    def _leave_out_newest(self, left: int) -> None:
+        """Count the oldest of them as left out, until so many are left."""
+        for stream, line in self._take_newest(left):
+            self._left_out[stream] = self._left_out.get(stream, 0) + 1 + line.left_out
+
+    def _take_newest(self, left: int) -> Iterator[tuple[str, Line]]:
+        """The oldest of them, until so many are left; each is given to one thread."""
+        newest = self._newest
+        while len(newest) > left:
+            try:
+                yield newest.popleft()
+            except IndexError:  # the other stream's thread was first
+                return
 
     def _write(self, stream: str, line: Line) -> None:
         text = line.text

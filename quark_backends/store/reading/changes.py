@@ -58,7 +58,7 @@ def read_changes(
     """
     found = _Writers.find(rows.connection, run_pk)
     outputs = _count_outputs(rows.connection, run_pk)
-    if found.is_stale(cursor):
+    if found.is_stale(cursor, kinds):
         return RunChanges(cursor=cursor, stale=True, outputs=outputs)
     following = found.make_cursor()
     parts: dict[str, list[Columns]] = {}
@@ -119,12 +119,17 @@ class _Writers:
         """The cursor of this moment."""
         return {**self.ends, _SHAPE: self._take_shape(self.ends)}
 
-    def is_stale(self, cursor: Cursor) -> bool:
-        """Whether a cursor's reader has seen what is not there any more, or not like that."""
+    def is_stale(self, cursor: Cursor, kinds: Sequence[str]) -> bool:
+        """Whether a cursor's reader has seen what is not there any more, or not like that.
+
+        What a later attempt hides is nothing to who reads only what cannot be hidden.
+        """
         known = [name for name in cursor if name != _SHAPE]
         if any(name not in self.ends or cursor[name] > self.ends[name] for name in known):
             return True
-        return bool(known) and cursor.get(_SHAPE) != self._take_shape(known)
+        if not known or not any(map(can_be_hidden, kinds)):
+            return False
+        return cursor.get(_SHAPE) != self._take_shape(known)
 
     def _take_shape(self, names: Sequence[str] | Mapping[str, int]) -> int:
         """A number that tells apart how these writers look."""

@@ -104,7 +104,7 @@ class DescriptorTee:
                 self._is_ending = True
             self._ask()
             for stream in self._streams:
-                stream.feed.tick(is_last=is_last)
+                stream.feed.finish(is_last=is_last)
             self._sinks = tuple(one for one in self._sinks if one is not sink)
             if is_last:
                 self._release()

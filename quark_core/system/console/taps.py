@@ -79,12 +79,25 @@ class StreamFeed:
         with self._turn:
             self._lines.leave_out(lines)
 
-    def tick(self, *, is_last: bool = False) -> None:
-        """Tell what waits, and at the end everything."""
+    def tick(self) -> None:
+        """Tell what waits."""
+        self._tell(is_last=False, timeout_s=0.0)
+
+    def finish(self, *, is_last: bool) -> None:
+        """Make lines of all that is queued, as somebody listens no more; the last one everything.
+
+        It waits for a thread that is at that already, for a second at most.
+        """
+        self._tell(is_last=is_last, timeout_s=_TICK_S)
+
+    def _tell(self, *, is_last: bool, timeout_s: float) -> None:
         self.drain()
-        if not self._turn.acquire(timeout=_TICK_S if is_last else 0.0):
+        if not self._turn.acquire(timeout=timeout_s):
             return
         try:
+            # Whoever had the turn may have let go of it before it took these.
+            if self.queue:
+                self._lines.feed(self._take())
             self._lines.finish() if is_last else self._lines.tick()
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
@@ -174,7 +187,7 @@ class ConsoleTaps:
         """Give what waits, and then no more; the last one takes the taps away."""
         for tap in list(self._taps):
             if sink in self._sinks[tap.feed.name]:
-                tap.feed.tick(is_last=len(self._sinks[tap.feed.name]) == 1)
+                tap.feed.finish(is_last=len(self._sinks[tap.feed.name]) == 1)
         with self._lock:
             for name, sinks in self._sinks.items():
                 self._sinks[name] = tuple(one for one in sinks if one is not sink)

@@ -14,6 +14,7 @@ import pytest
 from terminals import DEADLINE_S, OWN, Terminal, Training
 
 import quark
+from quark.cli import followed_run
 from quark.cli.follow import _look_until_end
 from quark.cli.followed_run import FollowedRun
 from quark.cli.waiting import Waiting
@@ -363,6 +364,77 @@ def test_mistakes_are_said(tmp_path, log_run, quark_command):
     assert quark_command("follow", "r1", "-d", tmp_path, "--interval", "0").returncode == 2
     late = quark_command("follow", "r1", "-d", tmp_path, "--once", "-m", "absent")
     assert "absent  not logged" in late.stdout
+
+
+@pytest.mark.parametrize(
+    "read", ["read_mark", "_read_whole", "read_changes", "find_main", "describe_progress", "raised"]
+)
+def test_a_look_that_fails_costs_neither_points_nor_events(read, tmp_path, start, monkeypatch):
+    session = start(tmp_path, "r1")
+    metrics, events = quark.MetricsLogger(session), quark.EventLogger(session)
+
+    def log(step, *keys):
+        for key in keys:
+            metrics.log(key, float(step), step=step)
+        events.log("came", step=step)
+        session.flush("stored")
+
+    def list_steps(look):
+        return [event.step for event in look.new_events if event.event_type == "came"]
+
+    log(0, "loss")
+    source = open_source(tmp_path)
+    followed = FollowedRun(source, "r1", analyze=False)
+    assert list_steps(followed.look()) == [0]
+    log(1, "loss", "acc")  # of a metric that is new, so that curves are read anew
+
+    def fail(*arguments, **named):
+        raise StoreUnavailableError("out of reach")
+
+    with monkeypatch.context() as broken:
+        if read == "raised":
+            broken.setattr(type(source.reader), "read_outputs", fail)
+        else:
+            broken.setattr(followed_run, read, fail)
+        with pytest.raises(StoreUnavailableError):
+            followed.look()
+        log(2, "loss")
+        with pytest.raises(StoreUnavailableError):
+            followed.look()
+    log(3, "acc")
+    look = followed.look()
+    assert {key: points.y.tolist() for key, points in look.curves.items()} == {
+        "loss": [0.0, 1.0, 2.0],
+        "acc": [1.0, 3.0],
+    }
+    assert list_steps(look) == [1, 2, 3]
+    assert followed.look().new_events == []
+    session.end_run()
+    assert followed.close()
+    source.close()
+
+
+def test_the_last_look_is_told_also_where_the_one_after_the_analysis_fails(
+    tmp_path, log_run, monkeypatch
+):
+    log_run(tmp_path, "r1", values={"loss": [1.0]})
+    source = open_source(tmp_path)
+    followed = FollowedRun(source, "r1")
+    looks, shown = [followed.look(), StoreUnavailableError("out of reach")], []
+
+    def look():
+        found = looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    looks[0] = last = replace(looks[0], computing=True)
+    monkeypatch.setattr(followed, "look", look)
+    ended = _look_until_end(followed, None, 0, lambda *told: shown.append(told), repeats=False)
+    assert ended is last
+    assert shown == [(last, None)]
+    assert followed.close(DEADLINE_S)
+    source.close()
 
 
 def test_an_outage_of_the_store_is_waited_out(tmp_path, log_run, monkeypatch):

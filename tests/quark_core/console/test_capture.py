@@ -16,7 +16,9 @@ import quark
 from quark_core.errors import SchemaValidationError
 from quark_core.records.query import Query
 from quark_core.runs.console_lines import fold_lines
-from quark_core.system.console.taps import console_taps
+from quark_core.system.console.lines import Line
+from quark_core.system.console.taps import ConsoleTaps, console_taps
+from quark_core.writers.console import ConsoleCapture
 
 NONE = {"QUARK_CAPTURE": "", "QUARK_SYSTEM_METRICS": "0"}
 
@@ -208,6 +210,78 @@ def test_threads_lose_no_line(tmp_path):
     for name in "abcd":
         own = [line for line in kept if line.startswith(name)]
         assert own == [f"{name} {number}" for number in range(500)]
+
+
+class TurnOfAnother:
+    """Somebody else has the turn, and lets go of it as soon as it is waited for."""
+
+    def acquire(self, blocking=True, timeout=-1):
+        return blocking and timeout != 0
+
+    def release(self):
+        pass
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_whoever_listens_no_more_has_what_was_printed_while_another_thread_made_a_line(
+    printed, others
+):
+    printed()
+    taps, got = ConsoleTaps(), []
+
+    def sink(stream, line):
+        got.append(line.text)
+
+    def go_on(stream, line):
+        pass
+
+    for one in [sink, *[go_on] * others]:
+        taps.open(one, ("stdout",))
+    try:
+        taps._taps[0].feed._turn = TurnOfAnother()
+        print("accuracy 0.93")
+        assert got == []
+        taps.close(sink)
+        assert got == ["accuracy 0.93"]
+    finally:
+        taps.close(go_on)
+
+
+def test_the_other_stream_may_print_while_the_newest_lines_of_a_flood_are_counted_or_kept(tmp_path):
+    session = start(tmp_path, capture="none")
+    capture = ConsoleCapture(session.open_run, "sys")
+    meanwhile = []
+
+    def print_meanwhile():
+        """What the other stream's thread does in the middle of a walk, once for each of them."""
+        if meanwhile:
+            capture._put("stderr", Line(0, meanwhile.pop(), True, 0, 9))
+
+    class LeftOut(dict):
+        def get(self, *arguments):
+            print_meanwhile()
+            return super().get(*arguments)
+
+    capture._left_out = LeftOut()
+    capture._room = 0
+    for number in range(3):
+        capture._put("stdout", Line(number, f"early {number}", True, 0, 1))
+    meanwhile.append("more than there is room for".ljust(100))
+    capture._room = 90
+    capture._put("stdout", Line(3, "there is room", True, 0, 1))
+    assert not meanwhile
+
+    write = capture._write
+    capture._room = 0
+    capture._put("stdout", Line(4, "late", True, 0, 1))
+    meanwhile.append("the last")
+    capture._write = lambda *line: (print_meanwhile(), write(*line))
+    capture.stop()
+    session.end_run()
+    assert not meanwhile
+    assert texts(tmp_path, session.run_id) == ["there is room", "late", "the last"]
+    found = quark.open_run(session.run_id, tmp_path).open_run.read("console", Query())
+    assert sorted(found["left_out"].tolist()) == [0, 1, 3]
 
 
 def test_a_signal_handler_may_print_at_any_moment(run_script):

@@ -122,3 +122,17 @@ def test_what_cannot_be_read_to_its_end_is_read_again(backend, run, monkeypatch)
     with pytest.raises(StoreUnavailableError):
         follower.read()
     assert show(follower.read()) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("backend", [EmbeddedBackend], indirect=True)
+def test_a_later_attempt_takes_no_line_from_who_follows(backend, run):
+    run.print("step 1")
+    follower = ConsoleFollower(backend, "run0", kinds=[EventRecord.KIND])
+    assert show(follower.read_first()) == ["step 1"]
+    run.print("RuntimeError: out of memory")
+    run.tell("failed")
+    later = BatchMaker("run0", attempt=1, writer_id="later", started_us=FIRST_TIME_US + 999)
+    backend.write(later.start(from_step=0))
+    assert show(follower.read()) == ["RuntimeError: out of memory", "failed"]
+    run.print("resumed")
+    assert show(follower.read()) == ["resumed"]

@@ -145,12 +145,13 @@ async function readRefusal(response) {
  * Do something again and again: a second after it has ended, less and less often while the
  * server is lost, and not at all while nobody looks.
  * @param {(signal: AbortSignal) => Promise<boolean | void>} act false ends it
- * @param {number} [every_ms]
+ * @param {number | (() => number)} [every_ms] or what tells after each look when the next one is due
  * @returns {() => void} ends it
  */
 export function poll(act, every_ms = POLL_MS) {
   const ended = new AbortController();
-  let pause_ms = every_ms;
+  const readPause = () => typeof every_ms === "number" ? every_ms : every_ms();
+  let pause_ms = readPause();
   let timer = 0;
   const wait = () => {
     clearTimeout(timer);
@@ -159,7 +160,7 @@ export function poll(act, every_ms = POLL_MS) {
   const turn = async () => {
     try {
       if (await act(ended.signal) === false) return stop();
-      pause_ms = every_ms;
+      pause_ms = readPause();
     } catch (error) {
       if (ended.signal.aborted) return;
       pause_ms = Math.min(pause_ms * BACK_OFF, SLOWEST_MS);

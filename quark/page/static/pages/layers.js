@@ -193,8 +193,10 @@ function useMaps(id, chosen, data, analyses, setMistake) {
     return poll(async (signal) => {
       const answer = await ask(`api/runs/${encodeURIComponent(id)}/changes`, { cursor: cursor.current }, signal);
       if (answer.status === 204) return;
-      cursor.current = decodePack(await answer.arrayBuffer()).head.cursor;
+      const { head } = decodePack(await answer.arrayBuffer());
       await read(signal);
+      // Only now: what could not be read is asked for again.
+      cursor.current = head.cursor;
     }, POLL_MS);
   }, [id, text, isRunning]);
   return { maps, offered, state };

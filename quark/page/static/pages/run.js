@@ -227,7 +227,8 @@ function useRun(id, first, view, turned) {
   const [version, setVersion] = useState(0);
   const [news, setNews] = useState("");
   const [readings, setReadings] = useState(0);
-  const known = useRef({ data: first, analysis: first.analysis, turn: 0 });
+  // What is due was told once, and is read again and again until it has come.
+  const known = useRef({ data: first, analysis: first.analysis, turn: 0, due: { data: false, analysis: false } });
   const store = useMemo(() => {
     const made = new SeriesStore(id, readWindow(view), () => setVersion((old) => old + 1));
     // On their way while the page is drawn that will show them.
@@ -255,18 +256,29 @@ function useRun(id, first, view, turned) {
   };
   useEffect(() => () => store.close(), [store]);
   useEffect(() => store.show(readWindow(view)), [view, store]);
-  const isAwaited = data.run.state === "running" || analysis.state === "computing" || analysis.computing;
+  /** @param {AbortSignal} signal */
+  const readDue = async (signal) => {
+    const { due } = known.current;
+    if (due.data) keepData(await askJson(path, {}, signal));
+    due.data = false;
+    if (due.analysis) await readAnalysis(signal);
+    due.analysis = false;
+  };
+  const isComputing = () => known.current.analysis.state === "computing" || known.current.analysis.computing;
+  // Not begun anew as the run ends: what its last answers have told is still to be read.
   useEffect(() => poll(async (signal) => {
     const last = known.current;
-    if (last.analysis.state === "computing" || last.analysis.computing) await readAnalysis(signal);
-    const head = await store.follow(signal, known.current.data.cursor);
+    last.due.analysis ||= isComputing();
+    await readDue(signal);
+    const head = await store.follow(signal, last.data.cursor);
     if (!head) return;
     last.turn += 1;
     setHeard({ ...head, turn: last.turn });
-    if (head.reset || head.metrics?.length) keepData(await askJson(path, {}, signal));
-    else if (head.run) keepData({ ...last.data, run: { ...last.data.run, ...head.run } });
-    if (head.analysis) await readAnalysis(signal);
-  }, isAwaited ? RUNNING_MS : ENDED_MS), [store, isAwaited]);
+    last.due.data ||= head.reset || head.metrics?.length > 0;
+    last.due.analysis ||= head.analysis;
+    if (head.run) keepData({ ...last.data, run: { ...last.data.run, ...head.run } });
+    await readDue(signal);
+  }, () => known.current.data.run.state === "running" || isComputing() ? RUNNING_MS : ENDED_MS), [store]);
   /** @param {any} run what somebody has changed here */
   const edited = (run) => keepData({ ...known.current.data, run: { ...known.current.data.run, ...run } });
   return { data, edited, analysis, readings, heard, store, version, news };

@@ -54,8 +54,9 @@ export function TabBar({ active, contents, absent, show }) {
  * @param {string} cursorName @param {unknown} version
  */
 export function usePages(path, query, field, cursorName, version) {
-  const [pages, setPages] = useState(/** @type {{ rows: any[], next: string | null, mistake: string, isReady: boolean }} */ (
-    { rows: [], next: null, mistake: "", isReady: false }));
+  // `of` is the query that the rows fit, which may be another one than is asked for by now.
+  const [pages, setPages] = useState(/** @type {{ of: string, rows: any[], next: string | null, mistake: string, isReady: boolean }} */ (
+    { of: "", rows: [], next: null, mistake: "", isReady: false }));
   const isOlder = cursorName === "before";
   const key = JSON.stringify(query);
   const last = useRef("");
@@ -66,13 +67,13 @@ export function usePages(path, query, field, cursorName, version) {
     const load = async () => {
       try {
         const page = await askJson(path, { ...query, limit: PAGE_ROWS }, ended.signal);
+        const first = { of: key, rows: page[field], next: page.next, mistake: "", isReady: true };
         setPages((old) => {
-          if (isNew || !isOlder) return { rows: page[field], next: page.next, mistake: "", isReady: true };
+          if (old.of !== key || !isOlder) return first;
           const fresh = new Set(page[field].map((/** @type {any} */ row) => row.id));
           const before = old.rows.filter((row) => !fresh.has(row.id));
           const joins = before.length < old.rows.length;
-          return joins ? { ...old, rows: [...before, ...page[field]], isReady: true }
-            : { rows: page[field], next: page.next, mistake: "", isReady: true };
+          return joins ? { ...old, rows: [...before, ...page[field]], isReady: true } : first;
         });
       } catch (error) {
         if (ended.signal.aborted) return;
@@ -87,10 +88,13 @@ export function usePages(path, query, field, cursorName, version) {
     };
   }, [path, key, version]);
   const more = async () => {
-    const page = await askJson(path, { ...query, limit: PAGE_ROWS, [cursorName]: pages.next }).catch(() => null);
+    const at = pages.next;
+    if (pages.of !== key) return;
+    const page = await askJson(path, { ...query, limit: PAGE_ROWS, [cursorName]: at }).catch(() => null);
     if (!page) return;
-    setPages((old) => ({ ...old, next: page.next,
-      rows: isOlder ? [...page[field], ...old.rows] : [...old.rows, ...page[field]] }));
+    // Rows that came meanwhile, or those of another query, may not go on where these do.
+    setPages((old) => old.of !== key || old.next !== at ? old : { ...old, next: page.next,
+      rows: isOlder ? [...page[field], ...old.rows] : [...old.rows, ...page[field]] });
   };
   return { ...pages, more };
 }

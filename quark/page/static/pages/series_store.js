@@ -17,8 +17,9 @@ import { Refused, ask } from "./connection.js";
 const MOST_KEYS = 50;
 const MOST_ENTRIES = 4000;
 const GATHER_MS = 8;
-// Readings of different moments are asked about one by one; more than so many become one again.
-const MOST_CURSORS = 2;
+// Readings of different moments are asked about one by one; more than so many become one again. One
+// is of what the page was told of the run.
+const MOST_CURSORS = 3;
 
 export class SeriesStore {
   /** @param {string} run @param {View} view @param {() => void} changed */
@@ -34,8 +35,8 @@ export class SeriesStore {
     this.turn = new AbortController();
     /** @type {Set<string>} */
     this.underWay = new Set();
+    // Up to where the page was told of the run, be it by answers to curves.
     this.pageCursor = /** @type {string | null} */ (null);
-    this.isCaughtUp = false;
   }
 
   close() {
@@ -126,15 +127,18 @@ export class SeriesStore {
    * Ask what came since, and put it behind the curves in sight.
    * @param {AbortSignal} signal
    * @param {string | null} cursor of the page, where no curve is in sight
-   * @returns {Promise<Record<string, any> | null>} the newest head that came, or null
+   * @returns {Promise<Record<string, any> | null>} what came of the run since the head before; null where nothing did
    */
   async follow(signal, cursor) {
     const view = JSON.stringify(this.view);
     this.fetchMissing();
     this.pageCursor ??= cursor;
     const turn = this.turn;
+    // A cursor knows what the run had to tell when it was made, and answers to it tell only what is
+    // new since: that of curves which were read anew does not do for the page.
+    const told = this.pageCursor;
     /** @type {Map<string, string[]>} */
-    const byCursor = new Map();
+    const byCursor = new Map(told === null ? [] : [[told, []]]);
     for (const key of this.wanted.keys()) {
       const kept = this.kept.get(key);
       if (kept?.view !== view || kept.cursor === null) continue;
@@ -145,30 +149,28 @@ export class SeriesStore {
       for (let at = 0; at < keys.length; at += MOST_KEYS) await this.fetch(keys.slice(at, at + MOST_KEYS));
       return null;
     }
-    // The run itself is asked about once from where the page began; from then on each answer to
-    // the curves in sight says of it what is new.
     const parts = [...byCursor].flatMap(([at, some]) => cut(some, MOST_KEYS).map((keys) => ({ at, keys })));
-    if (this.pageCursor !== null && !(this.isCaughtUp && parts.length)) {
-      parts.unshift({ at: this.pageCursor, keys: [] });
-      this.isCaughtUp = true;
-    }
     /** @type {Record<string, any> | null} */
     let heard = null;
-    for (const [place, { at, keys }] of parts.entries()) {
+    // Kept only with what was heard: a later request that fails takes back all that earlier ones have told.
+    let next = told;
+    for (const { at, keys } of parts) {
       const answer = await ask(`api/runs/${encodeURIComponent(this.run)}/changes`, {
         cursor: at, key: keys, x: this.view.x, ranks: this.view.ranks, attempts: this.view.attempts,
       }, signal);
-      if (turn.signal.aborted) return heard;
-      if (answer.status === 204) continue;
-      const pack = decodePack(await answer.arrayBuffer());
-      if (turn.signal.aborted) return heard;
-      if (place === 0) {
-        this.pageCursor = pack.head.cursor;
-        heard = pack.head;
+      if (turn.signal.aborted) break;
+      if (answer.status === 204) {
+        if (next !== told) next = at;
+        continue;
       }
+      const pack = decodePack(await answer.arrayBuffer());
+      if (turn.signal.aborted) break;
+      heard = joinHeads(heard, pack.head);
+      if (at === told || next !== told) next = pack.head.cursor;
       if (pack.head.reset && keys.length) await this.fetch(keys);
       else this.append(keys, view, at, pack);
     }
+    this.pageCursor = next;
     if (heard) this.changed();
     return heard;
   }
@@ -190,6 +192,18 @@ export class SeriesStore {
   }
 }
 
+/**
+ * What two answers say of the run; each tells what is new since another cursor.
+ * @param {Record<string, any> | null} before @param {Record<string, any>} head the later one
+ * @returns {Record<string, any>}
+ */
+function joinHeads(before, head) {
+  return {
+    ...head, reset: before?.reset || head.reset, analysis: before?.analysis || head.analysis,
+    metrics: head.metrics?.length ? head.metrics : before?.metrics ?? [],
+  };
+}
+
 /** @param {Curve[]} curves */
 function groupByKey(curves) {
   /** @type {Map<string, Curve[]>} */
@@ -198,7 +212,7 @@ function groupByKey(curves) {
   return grouped;
 }
 
-/** @template T @param {T[]} items @param {number} size */
+/** In parts, of which there is one also of nothing. @template T @param {T[]} items @param {number} size */
 function cut(items, size) {
-  return Array.from({ length: Math.ceil(items.length / size) }, (_, at) => items.slice(at * size, (at + 1) * size));
+  return Array.from({ length: Math.ceil(items.length / size) || 1 }, (_, at) => items.slice(at * size, (at + 1) * size));
 }

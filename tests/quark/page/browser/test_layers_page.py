@@ -3,8 +3,9 @@
 import math
 
 import pytest
-from browser_runs import HOSTILE, log_run, make_falling
+from browser_runs import HOSTILE, log_run, make_falling, make_layers
 
+import quark
 from quark_core.records import LayerSummaryRecord, ParameterDistributionRecord
 from quark_core.records.base import start_fields
 
@@ -213,6 +214,38 @@ def test_it_fits_a_narrow_screen(look):
     visitor = look(f"run/deep/layers?layer={BROKEN}", viewport={"width": 320, "height": 640})
     visitor.wait_for_chart(f"gradient norm of {BROKEN}")
     assert visitor.evaluate("document.documentElement.scrollWidth") <= 320
+
+
+@pytest.mark.long
+def test_what_could_not_be_read_of_a_live_run_is_read_again(visit, serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("QUARK_RUN_ID", "live")
+    session = quark.start_run(project="digits", storage_dir=tmp_path)
+    session.write(make_layers("head", range(10), [1.0] * 10))
+    session.flush("stored")
+    visitor = visit(serve(tmp_path), "run/live/layers", may_be_lost=True)
+    visitor.wait(GRADIENT)
+    # Whatever else has the maps read again has come by then.
+    with visitor.page.expect_response(lambda got: "/changes?" in got.url and got.status == 204):
+        pass
+    refused = []
+
+    def list_changes():
+        return [url for url in visitor.requests if "/changes?" in url]
+
+    def refuse_once(route):
+        if refused:
+            return route.continue_()
+        refused.extend(list_changes())
+        body = {"error": {"status": 503, "message": "busy"}}
+        return route.fulfill(status=503, json=body)
+
+    visitor.page.route(lambda url: "/grid?" in url and "gradient" in url, refuse_once)
+    session.write(make_layers("head", range(10, 20), [1000.0] * 10))
+    session.flush("stored")
+    visitor.wait(f"{GRADIENT}.rows[0].furthest > 500")
+    # By the same cursor, so that it does not take something else to come.
+    assert list_changes()[len(refused)] == refused[-1]
+    session.end_run()
 
 
 def test_a_run_without_layers_says_how_to_have_them(visit, serve_shared, root):

@@ -25,8 +25,10 @@ def live(tmp_path, monkeypatch):
         logged.extend(metrics.log("train/loss", values[step], step=step) for step in steps)
         metrics.flush()
 
+    log_to.session = session
     yield log_to
-    session.end_run("completed")
+    if session.status == "running":
+        session.end_run("completed")
 
 
 def wait_for_points(visitor, count):
@@ -44,6 +46,36 @@ def test_a_live_run_grows_and_no_point_is_there_twice(visit, serve, live, tmp_pa
     wait_for_points(visitor, 120)
     assert visitor.wait("document.querySelector('.state').innerText.includes('running')")
     visitor.wait_for_text("step 119")
+
+
+@pytest.mark.parametrize("answer", ["late", "failed"])
+def test_what_is_found_as_a_run_ends_is_shown_however_the_answer_comes(
+    visit, serve, live, tmp_path, answer
+):
+    visitor = visit(serve(tmp_path), "run/live", may_be_lost=True)
+    visitor.wait_until_looked_at()
+    held = []
+
+    def hold(route):
+        held.append(route)
+        if len(held) > 1:
+            route.continue_()
+        elif answer == "failed":
+            route.fulfill(status=503, json={"error": {"status": 503, "message": "busy"}})
+
+    live(300)
+    visitor.wait_for_text("step 299")
+    visitor.page.route("**/api/runs/live/analysis*", hold)
+    quark.AnalyzerEngine(live.session).analyze()
+    live.session.end_run("completed")
+    visitor.wait("document.querySelector('.state').innerText.includes('completed')")
+    assert not visitor.evaluate("document.querySelector('.finding')")
+    visitor.wait_for_request("/analysis")
+    if answer == "late":
+        # Longer than it takes the page to draw the end.
+        visitor.page.wait_for_timeout(200)
+        held[0].continue_()
+    visitor.wait("document.querySelector('.finding')")
 
 
 @pytest.mark.long
