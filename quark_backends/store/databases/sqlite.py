@@ -6,10 +6,18 @@ import json
 import os
 import shutil
 import sqlite3
-from contextlib import closing, suppress
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
 
 from quark_backends.store.databases.connection import SqliteConnection
 from quark_backends.store.databases.layout import DATABASE, MARKER, STORE_FOLDER, StoreLayout
@@ -50,6 +58,7 @@ _IGNORE = ".gitignore"
 _OF_RUNS = frozenset({_IGNORE, "launches", "runs"})
 # Nobody's training waits for it.
 _CHECKPOINT_S = 600.0
+_CHANGE_TIMEOUT_S = 30.0
 
 
 def ensure_store(storage_dir: Path) -> StoreLayout:
@@ -156,20 +165,61 @@ def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool)
 
 def _add_database(layout: StoreLayout) -> None:
     """Give a folder that was made on a network file system the database that it lacks."""
-    scratch = layout.db_path.with_name(f"{DATABASE}.new{os.getpid()}")
+    scratch = layout.db_path.with_name(f"{DATABASE}.new{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        _create_database(scratch)
-        for suffix in ("-wal", "-shm"):
-            # Of a database that is gone: SQLite would play it into the new one.
-            layout.db_path.with_name(DATABASE + suffix).unlink(missing_ok=True)
         try:
-            os.link(scratch, layout.db_path)
-        except FileExistsError:
-            return  # another process was first
+            _create_database(scratch)
+            with _changing(layout.root):
+                # Another process may have been first, and the log be that of its database.
+                if not layout.db_path.exists():
+                    for suffix in ("-wal", "-shm"):
+                        # Of a database that is gone: SQLite would play it into the new one.
+                        layout.db_path.with_name(DATABASE + suffix).unlink(missing_ok=True)
+                    with suppress(FileExistsError):
+                        os.link(scratch, layout.db_path)
         finally:
             scratch.unlink(missing_ok=True)
     except (OSError, sqlite3.Error) as error:
         raise SessionStoreError(f"no database could be made in {layout.root}: {error}") from error
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[None]:
+    """Keep all others out who change which files a store's folder has.
+
+    Raises:
+        TimeoutError: Another process has been at it for too long: it may have been stopped there.
+    """
+    if sys.platform == "win32":  # where a file that somebody has open cannot be deleted
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        deadline_s = time.monotonic() + _CHANGE_TIMEOUT_S
+        while not _lock(descriptor):
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"another process is at it for {_CHANGE_TIMEOUT_S:g} s already")
+            time.sleep(0.005)
+        try:
+            yield
+        finally:
+            # A child that was forked meanwhile has the descriptor too, and would keep the lock.
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: as good as it can be
+        return True
+    return True
 
 
 def find_store(storage_dir: Path) -> StoreLayout | None:
