@@ -216,7 +216,7 @@ class TrainingMonitor:
         self._earlier: tuple[AlertRecord, ...] = ()
         self._unwritten = False
         self._result: AnalyzerResult | None = None
-        self._halted = False
+        self._halts: list[TrainingHalted] = []
         self._looked_at: tuple[int | None, int | None] = (None, None)
         self._spent_s = 0.0
         self._others_due = time.monotonic() + _OTHERS_S
@@ -251,7 +251,7 @@ class TrainingMonitor:
     @property
     def halted(self) -> bool:
         """Whether it has asked for the training to be halted."""
-        return self._halted
+        return bool(self._halts)
 
     def close(self) -> None:
         """Take a last look, waiting up to 5 s for it, and end; a second call does nothing.
@@ -335,8 +335,8 @@ class TrainingMonitor:
     def _let_go(self) -> None:
         run = self._run
         self._feed.close()
-        if self._halted:
-            run.withdraw_halt()
+        for error in self._halts:
+            run.withdraw_halt(error)
         with run.lock:
             run.writers.discard(self)
         run.remove_writer()
@@ -418,8 +418,8 @@ class TrainingMonitor:
             alert,
         )
         # What on_alert logs is not the training.
-        asked = self._run.halt(error, spared_thread=threading.get_ident())
-        self._halted = asked or self._halted
+        if self._run.halt(error, spared_thread=threading.get_ident()):
+            self._halts.append(error)
 
     def _emit(self, alert: AlertRecord) -> None:
         run = self._run

@@ -150,10 +150,12 @@ class OpenRun:
         self._has_settled = False
         self.fingerprints: BoundWriter | None = None
         self._failure: BaseException | None = None
-        self._halt: Exception | None = None
+        # Errors that are to be raised, with the thread that each spares, and what refuses for them.
+        self._halts: list[tuple[Exception, int]] = []
         self._halt_text: str | None = None
-        self._spared_thread = 0
+        self._refusing = threading.Lock()
         self._open_writers = 0
+        self._was_left = False
         self._has_waited_in_vain = False
 
     def __repr__(self) -> str:
@@ -171,9 +173,10 @@ class OpenRun:
 
     def note_failure(self, error: BaseException) -> None:
         """In strict mode, keep the primary's first delivery error for the next call."""
-        if self.strict and self._failure is None:
-            self._failure = error
-            self.refusal = f"the primary store failed and the run is strict: {error}"
+        with self._refusing:
+            if self.strict and self._failure is None:
+                self._failure = error
+                self.refusal = f"the primary store failed and the run is strict: {error}"
 
     @property
     def is_over(self) -> bool:
@@ -187,22 +190,43 @@ class OpenRun:
             error: What is raised.
             spared_thread: Ident of a thread whose calls do not raise it.
         """
-        with self.lock:
+        with self._refusing:
             if self.is_over:
                 return False
-            self._halt, self._spared_thread = error, spared_thread
-            # Writers look at the refusal in any case, so that a halt costs them nothing.
-            self._halt_text = self.refusal = str(error)
+            self._halts.append((error, spared_thread))
+            self._note_halts()
         return True
 
-    def withdraw_halt(self) -> Exception | None:
-        """Take back a halt that nobody has met yet; returns its error."""
-        with self.lock:
-            halt, self._halt = self._halt, None
-            if self.refusal is self._halt_text:
-                self.refusal = None
+    def withdraw_halt(self, error: Exception) -> None:
+        """Take back a halt, where nobody has met it yet."""
+        with self._refusing:
+            self._halts = [halt for halt in self._halts if halt[0] is not error]
+            self._note_halts()
+
+    def _meet_halt(self) -> Exception | None:
+        """The first halt that is this thread's to raise, which no other one raises then."""
+        thread = threading.get_ident()
+        with self._refusing:
+            found = next((halt for halt in self._halts if halt[1] != thread), None)
+            if found is None:
+                return None
+            self._halts.remove(found)
+            self._note_halts()
+        return found[0]
+
+    def _note_halts(self) -> None:
+        # Writers look at the refusal in any case, so that a halt costs them nothing.
+        if self.refusal is None or self.refusal is self._halt_text:
+            self._halt_text = str(self._halts[0][0]) if self._halts else None
+            self.refusal = self._halt_text
+
+    def _end_refusals(self, refusal: str | None) -> None:
+        """Nothing is halted any more; why records are refused from now on, if they are."""
+        with self._refusing:
+            self._halts = []
+            self._note_halts()
             self._halt_text = None
-        return halt
+            self.refusal = self.refusal or refusal
 
     def refuse(self, call: str) -> None:
         """Raise why a call cannot be taken.
@@ -217,10 +241,9 @@ class OpenRun:
             InvalidRunStateError: The run has ended or is open for reading only.
             SystemExit: The process ends, and this is a daemon thread that does not know.
         """
-        if self._halt_text is not None and threading.get_ident() != self._spared_thread:
-            halt = self.withdraw_halt()
-            if halt is not None:
-                raise halt
+        halt = self._meet_halt() if self._halts else None
+        if halt is not None:
+            raise halt
         if not self.is_over:
             return
         if open_runs.process_ends and threading.current_thread() is not threading.main_thread():
@@ -350,18 +373,20 @@ class OpenRun:
         except Exception:  # noqa: BLE001 - as above
             _log.exception("run %s: aggregates could not be finished", self.context.run_id)
 
-    def add_writer(self, writer: BoundWriter) -> None:
-        """Count a writer that uses this run."""
+    def add_writer(self, writer: BoundWriter) -> bool:
+        """Count a writer that uses this run; False where the last one has left it."""
         with self.lock:
             self.writers.add(writer)
             self._open_writers += 1
+            return not self._was_left
 
     def remove_writer(self) -> None:
         """Forget a writer; the last one of an attached run closes its stream."""
         with self.lock:
             self._open_writers -= 1
-            last = self._open_writers == 0
-        if last and open_runs.detach(self):
+            leaves = self._open_writers == 0 and open_runs.detach(self)
+            self._was_left = self._was_left or leaves
+        if leaves:
             self.end_stream("the last writer of this context was closed", settings.exit_timeout_s())
 
     def become_child(self) -> None:
@@ -374,10 +399,12 @@ class OpenRun:
         _parents.append((self.stream, self.reader))
         self.stream.abandon()
         self.lock = threading.RLock()
+        self._was_left = False
         self.background = self.children = self.reader = self.claims = self.made_of = None
         self.forked = True
         self.non_finite = {}
-        self.withdraw_halt()  # it is the parent's to raise
+        self._refusing = threading.Lock()
+        self._end_refusals(None)  # they are the parent's to raise
         self.notifier = None  # its threads are the parent's
         self.aggregates = self.tell_progress = None  # the parent tells what was measured so far
         self.stop_request = self.trial = None  # the trial is the parent's too
@@ -439,8 +466,7 @@ class OpenRun:
             # What a short run knows of its environment is still being found out.
             self.background.join(min(timeout_s, _ENVIRONMENT_TIMEOUT_S))
         self._settle_aggregates()
-        self.withdraw_halt()
-        self.refusal = self.refusal or refusal
+        self._end_refusals(refusal)
         if self.claims is not None:
             self.claims.end()
         if self.children is not None:
@@ -502,6 +528,7 @@ class OpenRuns:
         # Those of which an end is on its way, and not said yet.
         self._ending: list[RunHolder] = []
         self._attached: dict[str, OpenRun] = {}
+        self._attaching: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def add(self, session: RunHolder) -> None:
         """Keep a session until it ends, as the latest one."""
@@ -557,6 +584,14 @@ class OpenRuns:
                     return session.open_run
             return self._attached.get(run_id or "")
 
+    def attaching(self, run_id: str | None) -> threading.RLock:
+        """A lock around opening a run from a context, so that no two threads open it."""
+        with self._lock:
+            lock = self._attaching.get(run_id or "")
+            if lock is None:
+                lock = self._attaching[run_id or ""] = threading.RLock()
+            return lock
+
     def attach(self, run: OpenRun) -> OpenRun:
         """Keep a run that was opened from a context; the first one wins."""
         with self._lock:
@@ -579,6 +614,7 @@ class OpenRuns:
     def become_child(self) -> None:
         """Forget the sessions, which are the parent's to end, and keep the runs."""
         self._lock = threading.Lock()
+        self._attaching = weakref.WeakValueDictionary()
         sessions = [*self._ending, *self._sessions]
         runs = [session.open_run for session in sessions] + list(self._attached.values())
         self._sessions, self._ending = [], []

@@ -561,11 +561,12 @@ def resolve_target(target: object) -> OpenRun:
         SchemaValidationError: `target` is neither.
     """
     if isinstance(target, RunContext):
-        found = open_runs.find(target.run_id)
-        if found is None:
-            found = attach_run(target)
-            if found.refusal is None and found.stream.active:
-                found = open_runs.attach(found)
+        with open_runs.attaching(target.run_id):
+            found = open_runs.find(target.run_id)
+            if found is None:
+                found = attach_run(target)
+                if found.refusal is None and found.stream.active:
+                    found = open_runs.attach(found)
         return found
     run = getattr(target, "open_run", None)
     if not isinstance(run, OpenRun):

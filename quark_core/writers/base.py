@@ -10,6 +10,7 @@ from quark_core.config import settings
 from quark_core.config.habits import answer_habits
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import StreamRecord
+from quark_core.records.runs import RunContext
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.opening import resolve_target
 
@@ -41,7 +42,9 @@ class BufferedWriter(Generic[R]):
             )
         self._run = resolve_target(session)
         self._batch_size = batch_size
-        self._run.add_writer(self)
+        while not self._run.add_writer(self) and isinstance(session, RunContext):
+            # Another thread has closed the last writer of this context since it was found.
+            self._run = resolve_target(session)
         self._bound_writer_id = ""
         self.bind()
         self._closed = False

@@ -291,7 +291,7 @@ def test_the_context_of_an_opened_run_reads_it_and_refuses_to_write(tmp_path, st
     if status is not None:
         session.end_run(status)
     else:
-        open_runs.remove(session)  # as in a process that does not have it open
+        open_runs._sessions.remove(session)  # as in a process that does not have it open
     context = pickle.loads(pickle.dumps(quark.open_run(session.run_id, tmp_path).context))
     assert context.read_only
     reader = quark.MetricsLogger(context)
