@@ -51,10 +51,14 @@ class SupportsTrash:
         self,
         *,
         older_than_s: float = 0.0,
+        run_ids: Sequence[str] | None = None,
         dry_run: bool = False,
         on_progress: CollectionProgress | None = None,
     ) -> Collection:
         """See `SupportsRemoval`."""
         return self._trash.collect_trash(
-            older_than_s=older_than_s, dry_run=dry_run, on_progress=on_progress
+            older_than_s=older_than_s,
+            run_ids=run_ids,
+            dry_run=dry_run,
+            on_progress=on_progress,
         )

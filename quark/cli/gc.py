@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ def gc(
         click.confirm(question, abort=True, err=as_json)
     with open_for_removal(resolve_storage_dir(storage_dir)) as removal:
         try:
-            done = _collect(removal, older_than_s)
+            # What somebody else puts into the trash meanwhile was agreed to by nobody.
+            done = _collect(removal, older_than_s, [usage.run_id for usage in plan.runs])
         except KeyboardInterrupt:
             click.echo("Broken off. The store is whole; `quark gc` goes on from here.", err=True)
             sys.exit(130)
@@ -74,7 +76,7 @@ def gc(
         click.echo(note)
 
 
-def _collect(removal: SupportsRemoval, older_than_s: float) -> Collection:
+def _collect(removal: SupportsRemoval, older_than_s: float, run_ids: Sequence[str]) -> Collection:
     from rich.progress import BarColumn, DownloadColumn, Progress
 
     from quark.cli.texts import Console, TextColumn
@@ -93,7 +95,7 @@ def _collect(removal: SupportsRemoval, older_than_s: float) -> Collection:
                 tasks[what] = progress.add_task(what)
             progress.update(tasks[what], completed=done_bytes, total=total_bytes)
 
-        return removal.collect_trash(older_than_s=older_than_s, on_progress=show)
+        return removal.collect_trash(older_than_s=older_than_s, run_ids=run_ids, on_progress=show)
 
 
 def _print_plan(plan: Collection) -> None:

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -39,6 +40,7 @@ _TERMINATED = 128
 
 _POLL_S = 0.05
 _CLAIM_S, _LONGEST_CLAIM_S = 0.5, 5.0
+_LAST_CLAIM_S = 2.0  # as long is a claim waited for that was on its way at the end
 _RENEWALS = 3  # in each lease
 _UNBEGUN = 3  # in a row, after which it is the command that is wrong
 _SHOWN_PARAMETERS = 6
@@ -123,6 +125,7 @@ class SweepAgent:
                 holding.process.kill()
             raise
         finally:
+            self._give_back_claimed()
             for number, handler in before.items():
                 signal.signal(number, handler)
         if self._error is not None:
@@ -130,6 +133,20 @@ class SweepAgent:
         if self._signals:
             return INTERRUPTED if self._signal == signal.SIGINT else _TERMINATED + self._signal
         return ALL_FAILED if self._taken and not self._good else 0
+
+    def _give_back_claimed(self) -> None:
+        """Give back a trial that was on its way when the work ended, and is begun by nobody."""
+        claiming, self._claiming = self._claiming, None
+        if claiming is None:
+            return
+        deadline_s = time.monotonic() + _LAST_CLAIM_S
+        while not claiming.is_done and time.monotonic() < deadline_s and self._signals < 2:
+            time.sleep(_POLL_S)
+        if claiming.trial is not None:
+            # A store that is away now gives it to somebody else when its lease is over.
+            with suppress(QuarkError):
+                result = TrialResult(state="suspended", reason="it was not begun")
+                self._say_state(claiming.trial, result)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """The handler of signals: the processes get it at once, whatever this one waits for."""

@@ -606,10 +606,18 @@ class CollectRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         older_than_s: Only what has been in the trash for so long.
+        run_ids: Only these, and what was begun before; all by default.
         dry_run: Only say what would go.
     """
 
     older_than_s: Annotated[float, Meta(ge=0, le=1e10)] = 0.0
+    run_ids: (
+        Annotated[
+            list[Annotated[str, Meta(min_length=1, max_length=128)]],
+            Meta(max_length=REMOVAL_LIMIT_RUNS),
+        ]
+        | None
+    ) = None
     dry_run: bool = False
 
 

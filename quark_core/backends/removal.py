@@ -214,10 +214,18 @@ class SupportsRemoval(Protocol):
         self,
         *,
         older_than_s: float = 0.0,
+        run_ids: Sequence[str] | None = None,
         dry_run: bool = False,
         on_progress: CollectionProgress | None = None,
     ) -> Collection:
         """Remove for good what has been in the trash for so long, and give its space back.
 
-        May be broken off at any moment, also by a kill; the next call goes on.
+        May be broken off at any moment, also by a kill; the next call goes on, also with
+        runs of which a call that was broken off has removed a part.
+
+        Args:
+            older_than_s: Only what has been in the trash for so long.
+            run_ids: Only these runs, such as those that somebody has agreed to; all by default.
+            dry_run: Only say what would go.
+            on_progress: Told of what is being done.
         """

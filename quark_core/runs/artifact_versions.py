@@ -174,14 +174,16 @@ def _collect(
 ) -> dict[str, _Found]:
     any_of = {"artifact_key": encode_artifact_key(key, "key")}
     found: dict[str, _Found] = {}
+    # What a resumed attempt hides has had its number before.
+    query = Query.build(any_of=any_of, all_attempts=True)
+    # Links first: whatever one of them names is there by the time that the artifacts are read.
     for run_id in runs:
-        # What a resumed attempt hides has had its number before.
-        query = Query.build(any_of=any_of, all_attempts=True)
+        for link in _read(reader, run_id, ArtifactLinkRecord.KIND, query):
+            found.setdefault(link.artifact_key, _Found()).links.append(link)
+    for run_id in runs:
         for record in _read(reader, run_id, ArtifactRecord.KIND, query):
             if record.artifact_type not in HIDDEN_TYPES:
                 found.setdefault(record.artifact_key, _Found()).records.append(record)
-        for link in _read(reader, run_id, ArtifactLinkRecord.KIND, query):
-            found.setdefault(link.artifact_key, _Found()).links.append(link)
     return found
 
 

@@ -49,6 +49,7 @@ CHANGED_ROWS = 100_000
 """About how many records one answer to `read_changes` has, where nobody says otherwise."""
 
 _ROWS = ":rows"
+_TURNS = 5
 # Between the run that a part of a fork's cursor is of, and the name that it has there.
 _OF = ">"
 
@@ -75,8 +76,9 @@ def read_series_many(reader: SupportsRead, run_id: str, query: CurveQuery) -> Cu
     place = {key: number for number, key in enumerate(query.keys)}
     curves, cursor = list(own.curves), dict(own.cursor)
     for beginning in beginnings:
-        curves += read_beginning_curves(reader, beginning, query)
-        cursor |= _mark_cursor(beginning, _read_own_heads(reader, beginning.run_id, query.keys))
+        before = _read_beginning(reader, beginning, query, needs_cursor=True)
+        curves += before.curves
+        cursor |= _mark_cursor(beginning, before.cursor)
     curves.sort(key=lambda c: (place[c.key], c.attempt, -1 if c.rank is None else c.rank))
     return CurveSet(curves=tuple(curves), cursor=cursor)
 
@@ -85,27 +87,53 @@ def read_beginning_curves(
     reader: SupportsRead, beginning: Beginning, query: CurveQuery
 ) -> list[Curve]:
     """The curves that a fork has of a run before it, of those that are asked of the fork."""
+    return list(_read_beginning(reader, beginning, query, needs_cursor=False).curves)
+
+
+def _read_beginning(
+    reader: SupportsRead, beginning: Beginning, query: CurveQuery, *, needs_cursor: bool
+) -> CurveSet:
+    """A fork's curves of a run before it, and how far that run had come as they were read."""
     window = query.window
+    run_id = beginning.run_id
+    cursor: Cursor = {}
+    found: tuple[Curve, ...] = ()
     try:
         if window.axis == "step" or (window.is_open and query.entries is not None):
             low = window.low if window.axis == "step" else None
             high = beginning.last_step
             if window.high is not None:
                 high = min(window.high, high)
-            if low is not None and low > high:
-                return []
-            its = replace(query, window=Window(low=low, high=high))
-            by_step = _read_own_curves(reader, beginning.run_id, its).curves
-            found = tuple(sort_curve(curve, window.axis) for curve in by_step)
+            if low is None or low <= high:
+                its = replace(query, window=Window(low=low, high=high))
+                by_step = _read_own_curves(reader, run_id, its)
+                cursor = by_step.cursor
+                found = tuple(sort_curve(curve, window.axis) for curve in by_step.curves)
+            elif needs_cursor:
+                cursor = _read_own_heads(reader, run_id, query.keys)
         else:
             # No window is of steps and of epochs or times at once.
-            rows = _read_metrics(
-                reader, beginning.run_id, query.keys, query.all_attempts, beginning.last_step
-            )
+            rows, cursor = _read_rows_and_heads(reader, beginning, query, needs_cursor=needs_cursor)
             found = reduce_curves(rows, query)
     except RunNotFoundError:
-        return []
-    return [replace(curve, attempt=curve.attempt + beginning.shift) for curve in found]
+        cursor = {}
+    curves = [replace(curve, attempt=curve.attempt + beginning.shift) for curve in found]
+    return CurveSet(curves=tuple(curves), cursor=cursor)
+
+
+def _read_rows_and_heads(
+    reader: SupportsRead, beginning: Beginning, query: CurveQuery, *, needs_cursor: bool
+) -> tuple[Columns, Cursor]:
+    """Rows of a run and how far it had come; where it never rests, some may come once more."""
+    run_id, keys = beginning.run_id, query.keys
+    cursor = _read_own_heads(reader, run_id, keys) if needs_cursor else {}
+    for turn in range(_TURNS):
+        rows = _read_metrics(reader, run_id, keys, query.all_attempts, beginning.last_step)
+        after = _read_own_heads(reader, run_id, keys) if needs_cursor else {}
+        if after == cursor or turn == _TURNS - 1:
+            break
+        cursor = after
+    return rows, cursor
 
 
 def _read_own_curves(reader: SupportsRead, run_id: str, query: CurveQuery) -> CurveSet:

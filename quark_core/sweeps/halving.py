@@ -7,6 +7,7 @@ of its own, with the parameters of its parent, whose run it may go on from.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from quark_core.backends.coordination import MOST_TRIALS, NewTrial
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import StoredTrial
 from quark_core.sweeps.definition import SweepDefinition
-from quark_core.sweeps.search import Proposal, Search, choose_better
+from quark_core.sweeps.search import PATIENCE_S, Proposal, Search, choose_better
 from quark_core.sweeps.search_options import read_options
 
 __all__ = ["HalvingSearch"]
@@ -54,6 +55,7 @@ class HalvingSearch(Search):
             )
         self._definition = definition
         self._rate = rate
+        self._first_seen: dict[int, float] = {}
         self.sizes = _plan_sizes(definition.trials, rate, least)
 
     def propose(self, trials: Sequence[StoredTrial]) -> list[Proposal] | None:
@@ -66,7 +68,7 @@ class HalvingSearch(Search):
         members = [trial for trial in own if _find_rung(trial) == newest]
         if newest + 1 >= len(self.sizes):
             return None
-        if any(not trial.is_final for trial in members):
+        if any(not trial.is_final or self._may_get_figures(trial) for trial in members):
             return []
         survivors = self._choose(members, self.sizes[newest + 1])
         if not survivors:
@@ -80,6 +82,12 @@ class HalvingSearch(Search):
         if budget is None:
             return None
         return max(1, round(budget * self._rate ** (len(self.sizes) - 1 - rung)))
+
+    def _may_get_figures(self, trial: StoredTrial) -> bool:
+        if trial.state != "completed" or trial.values:
+            return False
+        since_s = self._first_seen.setdefault(trial.number, time.monotonic())
+        return time.monotonic() - since_s < PATIENCE_S
 
     def _choose(self, members: list[StoredTrial], count: int) -> list[StoredTrial]:
         mode = self._definition.goals[0].mode

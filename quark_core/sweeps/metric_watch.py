@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf, isfinite
@@ -24,8 +25,8 @@ _Shape: TypeAlias = tuple[tuple[MetricKey, ...], tuple[tuple[int, int], ...]]
 class MetricWatch:
     """Keeps the newest value of some metrics, and notes when their first one reaches a rung.
 
-    Noting takes no lock and makes no system call. Several threads may log; the newest value of a
-    metric is the one that came last.
+    Noting takes no lock, but at a rung, and makes no system call. Several threads may log; the
+    newest value of a metric is the one that came last.
 
     Args:
         keys: Stored keys of the metrics; the first one is the one that rungs are about.
@@ -51,6 +52,7 @@ class MetricWatch:
         self._shapes: dict[int, _Shape] = {}
         self._rungs = None if rungs is None else deque(rungs)
         self._on_rung = on_rung
+        self._reaching = threading.Lock()
         self._next: float = -1 if rungs is None else inf
         if self._rungs:
             self._next = self._rungs[0]
@@ -117,8 +119,9 @@ class MetricWatch:
             self._next = step + 1
             self.waiting.append((step, values))
         else:
-            while self._rungs and step >= self._rungs[0]:
-                self.waiting.append((self._rungs.popleft(), values))
-            self._next = self._rungs[0] if self._rungs else inf
+            with self._reaching:
+                while self._rungs and step >= self._rungs[0]:
+                    self.waiting.append((self._rungs.popleft(), values))
+                self._next = self._rungs[0] if self._rungs else inf
         if self._on_rung is not None:
             self._on_rung()

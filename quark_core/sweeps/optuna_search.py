@@ -34,11 +34,10 @@ from quark_core.sweeps.definition import SweepDefinition
 from quark_core.sweeps.optuna_journal import EntryJournal, EntryLog
 from quark_core.sweeps.optuna_samplers import Methods
 from quark_core.sweeps.optuna_space import OptunaSpace
-from quark_core.sweeps.search import Proposal
+from quark_core.sweeps.search import PATIENCE_S, Proposal
 
 __all__ = ["OptunaSearch"]
 
-PATIENCE_S = 10.0
 _IDLE_PATIENCE_S = 2.0
 
 _NUMBER = "optuna"  # in the origin of a trial of ours: its number there

@@ -568,8 +568,11 @@ class Trial:
     def _decide(self) -> None:
         """Say what rungs were reached, and learn whether it shall stop there."""
         agreement = self._agreement
-        while self._watch.waiting and self._stop_reason is None:
-            step, values = self._watch.waiting.popleft()
+        while self._stop_reason is None:
+            try:
+                step, values = self._watch.waiting.popleft()
+            except IndexError:  # none is left, or another thread has taken it
+                return
             if agreement is None:
                 stops = self._ask(step, values)
             elif agreement.leads:

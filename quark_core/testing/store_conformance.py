@@ -279,7 +279,10 @@ class StoreConformance(BackendKit):
             if not is_last:
                 backend.restore_runs([_RUN])
                 assert backend.read(_RUN, "metric", Query())["value"].tolist() == [0.5]
-        backend.collect_trash()
+        # What comes into the trash after somebody was asked about it stays there.
+        assert backend.collect_trash(run_ids=[]).runs == ()
+        assert [usage.run_id for usage in backend.list_trash()] == [_RUN]
+        backend.collect_trash(run_ids=[_RUN])
         assert backend.list_trash() == []
         with pytest.raises(RunNotFoundError):
             backend.restore_runs([_RUN])

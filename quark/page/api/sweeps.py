@@ -48,6 +48,7 @@ _MOST_LIVE = 200
 _MOST_NAMES = 200
 _MOST_FILLED = 500
 _AGAIN_S = 0.7
+_UNSURE_S = 5.0
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -95,7 +96,10 @@ class SweepDesk:
         self._source = source
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._best: OrderedDict[tuple[str, bytes], dict[str, Any] | None] = OrderedDict()
+        # The best of each, and until when that may be said again.
+        self._best: OrderedDict[tuple[str, bytes], tuple[dict[str, Any] | None, float]] = (
+            OrderedDict()
+        )
         self._said: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
 
     @property
@@ -303,14 +307,19 @@ class SweepDesk:
             return None
         key = (sweep.id, encode_json(sweep.counts))
         with self._lock:
-            if key in self._best:
-                return self._best[key]
-        trial = find_best_trial(sweep, reader.list_trials(sweep.id, limit=_MOST_TRIALS))
+            known, until_s = self._best.get(key, (None, -math.inf))
+            if time.monotonic() < until_s:
+                return known
+        trials = reader.list_trials(sweep.id, limit=_MOST_TRIALS)
+        trial = find_best_trial(sweep, trials)
+        # The figure of a completed trial may come after its state, which changes no count.
+        is_sure = all(each.values for each in trials if each.state == "completed")
+        until_s = math.inf if is_sure else time.monotonic() + _UNSURE_S
         best = None
         if trial is not None and trial.values is not None:
             best = {"number": trial.number, "value": trial.values[0], "run_id": trial.run_id}
         with self._lock:
-            self._best[key] = best
+            self._best[key] = best, until_s
             while len(self._best) > _MOST_BEST:
                 self._best.popitem(last=False)
         return best

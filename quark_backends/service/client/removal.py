@@ -113,24 +113,34 @@ class ServiceTrash:
         self,
         *,
         older_than_s: float = 0.0,
+        run_ids: Sequence[str] | None = None,
         dry_run: bool = False,
         on_progress: CollectionProgress | None = None,
     ) -> Collection:
         """See `SupportsRemoval`. The service works while it is asked, a few seconds each time."""
         plan = self._collect(CollectRequest(older_than_s=older_than_s, dry_run=True))
-        planned = tuple(_to_usage(run) for run in plan.removed)
+        wanted = None if run_ids is None else set(run_ids)
+        planned = tuple(
+            usage
+            for usage in map(_to_usage, plan.removed)
+            if wanted is None or usage.run_id in wanted
+        )
         if dry_run:
             return _to_collection(plan, planned, plan, plan.leftovers)
         self._check_writable()
         total_bytes = sum(usage.total_bytes for usage in planned)
         leftovers = dict(plan.leftovers)
-        while True:
-            reply = self._collect(CollectRequest(older_than_s=older_than_s))
-            if on_progress is not None:
-                done_bytes = max(0, plan.before_bytes - reply.after_bytes)
-                on_progress("removing runs", done_bytes, max(done_bytes, total_bytes))
-            if reply.done:
-                break
+        reply = plan
+        # What comes into the trash while it works is left to the next call.
+        for part in _cut([usage.run_id for usage in planned]) or [[]]:
+            request = CollectRequest(older_than_s=older_than_s, run_ids=part)
+            is_done = False
+            while not is_done:
+                reply = self._collect(request)
+                is_done = reply.done
+                if on_progress is not None:
+                    done_bytes = max(0, plan.before_bytes - reply.after_bytes)
+                    on_progress("removing runs", done_bytes, max(done_bytes, total_bytes))
         # Whatever was killed or lost its reply on the way, what is left says what is gone.
         left = {usage.run_id for usage in self.list_trash()}
         removed = tuple(usage for usage in planned if usage.run_id not in left)

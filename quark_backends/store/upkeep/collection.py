@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,10 @@ class TrashCollector:
         self.removed: list[RunUsage] = []
         self.is_stopped = False
 
-    def plan(self, older_than_s: float) -> Collection:
+    def plan(self, older_than_s: float, run_ids: Sequence[str] | None = None) -> Collection:
         """What `collect` would do."""
         skipped: dict[str, str] = {}
-        trashed = find_trashed(self._connection)
+        trashed = self._find_trashed(run_ids)
         chosen = self._choose(trashed, older_than_s, skipped)
         store_bytes = self._measure_store()
         return Collection(
@@ -114,8 +114,13 @@ class TrashCollector:
             after_bytes=store_bytes,
         )
 
-    def collect(self, older_than_s: float) -> Collection:
-        """Remove, for good, what has been in the trash for so long, and give the space back."""
+    def collect(self, older_than_s: float, run_ids: Sequence[str] | None = None) -> Collection:
+        """Remove, for good, what has been in the trash for so long, and give the space back.
+
+        Args:
+            older_than_s: For how long.
+            run_ids: Only these, and what was begun before; all by default.
+        """
         before_bytes = self._measure_store()
         if not self._connection.is_shared:
             # A commit that a power loss takes back is only done again: none waits for the disk.
@@ -124,7 +129,7 @@ class TrashCollector:
         skipped: dict[str, str] = {}
         leftovers: dict[str, int] = {}
         notes: tuple[str, ...] = ()
-        trashed = find_trashed(self._connection)
+        trashed = self._find_trashed(run_ids)
         # Who may be stopped measures no more than it is likely to come to.
         at_once = _MEASURED_AT_ONCE if self._in_steps else max(1, len(trashed))
         try:
@@ -186,6 +191,13 @@ class TrashCollector:
         if self._layout is not None:
             return measure_tree(self._layout.root)
         return measure_schema(self._connection)
+
+    def _find_trashed(self, run_ids: Sequence[str] | None) -> list[str]:
+        found = find_trashed(self._connection)
+        if run_ids is None:
+            return found
+        wanted = {*run_ids, *self._list("SELECT run_id FROM removed")}
+        return [run_id for run_id in found if run_id in wanted]
 
     def _choose(
         self, trashed: list[str], older_than_s: float, skipped: dict[str, str]

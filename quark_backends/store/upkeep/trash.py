@@ -103,14 +103,18 @@ class StoreTrash(ABC):
             for run_id, writer_id, kind, count, reason, found_us in rows
         ]
 
-    def plan_collection(self, older_than_s: float) -> Collection:
+    def plan_collection(
+        self, older_than_s: float, run_ids: Sequence[str] | None = None
+    ) -> Collection:
         """What `collect_trash` would do."""
         from quark_backends.store.upkeep.collection import TrashCollector
 
         with self._open("read") as connection:
-            return TrashCollector(connection, self._layout).plan(older_than_s)
+            return TrashCollector(connection, self._layout).plan(older_than_s, run_ids)
 
-    def collect_for(self, limit_s: float, older_than_s: float) -> tuple[Collection, bool]:
+    def collect_for(
+        self, limit_s: float, older_than_s: float, run_ids: Sequence[str] | None = None
+    ) -> tuple[Collection, bool]:
         """As `collect_trash`, for about so long.
 
         Returns:
@@ -123,7 +127,7 @@ class StoreTrash(ABC):
             collector = TrashCollector(
                 connection, self._layout, should_stop=lambda: time.monotonic() > deadline_s
             )
-            return collector.collect(older_than_s), not collector.is_stopped
+            return collector.collect(older_than_s, run_ids), not collector.is_stopped
 
     def check_kept(self, run_id: str) -> None:
         """See that the store has a run, which may be in the trash.
@@ -205,6 +209,7 @@ class RunTrash(StoreTrash):
         self,
         *,
         older_than_s: float = 0.0,
+        run_ids: Sequence[str] | None = None,
         dry_run: bool = False,
         on_progress: CollectionProgress | None = None,
     ) -> Collection:
@@ -212,11 +217,12 @@ class RunTrash(StoreTrash):
         from quark_backends.store.upkeep.collection import TrashCollector
 
         if dry_run:
-            return self.plan_collection(older_than_s)
+            return self.plan_collection(older_than_s, run_ids)
         with self._open("changed") as connection:
             self._place_folders(connection)
             _compact_ended(connection)
-            return TrashCollector(connection, self._layout, on_progress).collect(older_than_s)
+            collector = TrashCollector(connection, self._layout, on_progress)
+            return collector.collect(older_than_s, run_ids)
 
     @contextmanager
     def _open(self, purpose: str) -> Iterator[SqliteConnection]:

@@ -13,6 +13,7 @@ import pytest
 from stopped_processes import stop_between_writes
 
 import quark
+from quark.cli.sweep_agent import AgentChoices, SweepAgent
 from quark_core.sweeps.store_link import StoreLink
 
 _SCRIPT = str(Path(sys.executable).with_name("quark"))
@@ -21,6 +22,7 @@ _DEADLINE_S = 120
 TRAIN = """
 import argparse, os, sys, time
 import quark
+from quark.cli.sweep_agent import AgentChoices, SweepAgent
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float)
 parser.add_argument("--layers", type=int)
@@ -234,6 +236,29 @@ def test_a_signal_gives_the_trial_back_and_somebody_goes_on_with_it(
     assert status == 0, stderr
     (trial,) = list_trials()
     assert (trial.state, trial.token, trial.failures) == ("completed", 2, 0)
+
+
+def test_a_trial_that_was_on_its_way_when_a_signal_came_is_given_back(tmp_path, monkeypatch):
+    sweep = quark.sweep(
+        "s", project="p", space={"lr": [0.1, 0.2]}, search="grid", metric="loss", mode="min",
+        storage_dir=tmp_path,
+    )  # fmt: skip
+    claim = sweep.claim
+
+    def claim_and_stay():
+        claimed = claim()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)  # longer than the agent takes to see the signal
+        return claimed
+
+    monkeypatch.setattr(sweep, "claim", claim_and_stay)
+    said = []
+    choices = AgentChoices(command=("true",), storage_dir=tmp_path)
+    assert SweepAgent(sweep, choices, said.append).run() == 128 + signal.SIGTERM
+    first, second = sweep.trials()
+    assert (first.state, first.reason, second.state) == ("suspended", "it was not begun", "waiting")
+    assert said == []
+    sweep.close()
 
 
 def test_a_second_signal_kills_what_does_not_end(new, begin, list_trials, tmp_path):

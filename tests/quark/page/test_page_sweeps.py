@@ -38,6 +38,20 @@ def read_rows(told):
     return {row[0]: dict(zip(told["fields"], row, strict=True)) for row in told["rows"]}
 
 
+def test_a_figure_that_comes_after_its_trial_has_ended_is_in_the_list(look, tmp_path, monkeypatch):
+    monkeypatch.setattr("quark.page.api.sweeps._UNSURE_S", 0.0)
+    arguments = {"project": "p", "space": {"lr": (0.1, 0.9)}, "metric": "acc", "mode": "max"}
+    with quark.sweep("late", storage_dir=tmp_path, **arguments) as sweep:
+        client = look(tmp_path)
+        trial = sweep.claim()
+        with trial.start_run():
+            pass
+        assert client.json("/api/sweeps")["sweeps"][0]["best"] is None
+        trial.take_result(0.5)
+        trial.finish()
+    assert client.json("/api/sweeps")["sweeps"][0]["best"]["value"] == 0.5
+
+
 def test_the_list_says_how_far_each_is_and_what_is_best(client, store):
     root, sweep_id = store
     told = client.json("/api/sweeps")

@@ -225,6 +225,24 @@ def test_a_dry_run_says_it_all_and_does_nothing(tmp_path, make_run, invoke, stor
     assert [usage.run_id for usage in store.trash.list_trash()] == ["go"]
 
 
+def test_what_comes_into_the_trash_while_the_question_stands_stays_there(
+    tmp_path, make_run, invoke, store, monkeypatch
+):
+    for name in ("old", "precious"):
+        make_run(tmp_path, name, points=1)
+    store.trash.trash_runs(["old"])
+
+    def answer(question, **_):
+        assert question.startswith("Remove 1 run (")
+        store.trash.trash_runs(["precious"])
+        return True
+
+    monkeypatch.setattr("click.confirm", answer)
+    assert "1 run removed" in invoke("gc", "-d", tmp_path).stdout
+    assert [usage.run_id for usage in store.trash.list_trash()] == ["precious"]
+    store.trash.restore_runs(["precious"])
+
+
 @pytest.mark.long
 def test_gc_asks_first(tmp_path, make_run, invoke, store):
     make_run(tmp_path, "go")

@@ -7,6 +7,7 @@ import quark
 from quark_core.backends.edits import AliasEdit, RunEdit, check_edit
 from quark_core.errors import ArtifactNotFoundError, InvalidRunStateError, SchemaValidationError
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
+from quark_core.runs import artifact_versions
 from quark_core.runs.artifact_versions import list_lineage, list_versions
 from quark_core.runs.composition import open_reader
 from quark_core.runs.run_editing import open_editor
@@ -206,3 +207,26 @@ def test_links_that_are_none_are_refused(session):
         bad = [*good[:place], value, *good[place + 1 :]]
         with pytest.raises(SchemaValidationError):
             session.write([ArtifactLinkRecord(*start_fields(None), *bad)])
+
+
+def test_an_alias_that_moves_while_it_is_read_is_where_it_was_or_is(begin, tmp_path, monkeypatch):
+    training, other = begin("training"), begin("other")
+    log(training, b"a", aliases=["best"])
+    training.flush("stored")
+    read = artifact_versions._read
+    steps = iter(b"bcdefgh")
+    moments = []
+
+    def read_while_it_moves(reader, run_id, kind, query):
+        found = read(reader, run_id, kind, query)
+        if run_id == training.run_id:
+            moments.append(kind)
+            log(training, bytes([next(steps)]), aliases=["best"])
+            training.flush("stored")
+        return found
+
+    monkeypatch.setattr(artifact_versions, "_read", read_while_it_moves)
+    found = other.use_artifact("model:best")
+    monkeypatch.undo()
+    assert found.name in {f"model:v{number}" for number in range(len(moments) + 1)}
+    assert set(moments) == {"artifact", "artifact_link"}

@@ -10,6 +10,7 @@ import quark
 from quark.cli.main import cli
 from quark_core.backends.curves import CurveQuery
 from quark_core.records.query import Query
+from quark_core.runs import following
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
 from quark_core.runs.reading import iterate, read_rows, read_series
 
@@ -115,6 +116,38 @@ def test_a_fork_that_has_logged_nothing_is_its_parents_beginning(root, parent):
         assert show(quark.MetricsLogger(session).read()) == EXPECTED[: LAST + 1]
         (found,) = [r for r in quark.search_runs(storage_dir=root) if r.run_id == session.run_id]
         assert (found.newest_step, found.metrics["loss"].last) == (LAST, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("axis", "read"), [("step", "_read_own_curves"), ("time_us", "_read_metrics")]
+)
+def test_what_comes_while_the_curves_are_read_is_in_them_or_comes_later(
+    root, monkeypatch, axis, read
+):
+    first = quark.start_run(project="p", storage_dir=root)
+    log_steps(first, [(0, 0.0), (1, 1.0)])
+    second = quark.start_run(project="p", storage_dir=root, fork_from=(first, 3))
+    opened = quark.open_run(second.run_id, storage_dir=root)
+    reader, child = opened.open_run.reader, second.run_id
+    read_truly = getattr(following, read)
+    later = [2, 3]
+
+    def read_and_go_on(reader, run_id, *arguments):
+        found = read_truly(reader, run_id, *arguments)
+        if run_id == first.run_id and later:
+            step = later.pop(0)
+            log_steps(first, [(step, float(step))])
+        return found
+
+    monkeypatch.setattr(following, read, read_and_go_on)
+    curves = read_series_many(reader, child, CurveQuery.build(["loss"], entries=None, axis=axis))
+    monkeypatch.undo()
+    came = read_changes(reader, child, curves.cursor, kinds=["metric"])
+    rows = came.records.get("metric")
+    steps = [step for curve in curves.curves for step in curve.step.tolist()]
+    assert steps + ([] if rows is None else rows["step"].tolist()) == [0, 1, 2, 3][: 4 - len(later)]
+    for session in (first, second):
+        session.end_run()
 
 
 @contextlib.contextmanager

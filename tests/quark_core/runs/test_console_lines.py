@@ -40,7 +40,9 @@ class Printing:
             self.lines += is_whole
 
     def tell(self, text):
-        record = EventRecord(*self._head(), event_type="told", severity="info", payload={"message": text})
+        record = EventRecord(
+            *self._head(), event_type="told", severity="info", payload={"message": text}
+        )
         self.backend.write(self.maker.batch([record]))
 
 

@@ -1,5 +1,8 @@
 """What a trial sees of what its run logs."""
 
+import threading
+from collections import deque
+
 import quark
 from quark_core.sweeps.metric_watch import MetricWatch
 
@@ -90,3 +93,21 @@ def test_other_loggers_and_epochs_count_too(root):
             [quark.MetricRecord(None, "", 0, 0, 0, 0, "val/acc", "val", "acc", 0.3, step=2)]
         )
     assert [step for step, _ in watch.waiting] == [0, 1, 2]
+
+
+def test_threads_that_meet_at_a_rung_reach_it_once():
+    watch = MetricWatch(["val/acc"], (1, 2))
+    others = []
+
+    class Met(deque):
+        def popleft(self):
+            if not others:
+                others.append(threading.Thread(target=watch.note, args=([0.5], 2)))
+                others[0].start()
+                others[0].join(0.2)  # it waits, or it takes what this thread was about to take
+            return super().popleft()
+
+    watch._rungs = Met(watch._rungs)
+    watch.note([0.5], 2)
+    others[0].join()
+    assert [*watch.waiting] == [(1, (0.5,)), (2, (0.5,))]

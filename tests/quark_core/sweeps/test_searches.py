@@ -97,6 +97,35 @@ def test_halving_of_which_all_failed_is_over(open_sweep):
     assert sweep.best is None
 
 
+def test_halving_waits_for_the_figure_that_a_training_returns_after_its_run(open_sweep):
+    sweep = open_sweep(search="halving", trials=3)
+    trials = [sweep.claim() for _ in range(3)]
+    for trial, value in zip(trials[1:], (0.2, 0.3), strict=True):
+        trial.complete(value)
+    with trials[0].start_run():
+        pass
+    assert sweep.trials()[0].state == "completed"
+    other = open_sweep(search="halving", trials=3)
+    assert other.claim() is None
+    trials[0].take_result(0.9)
+    trials[0].finish()
+    promoted = other.claim()
+    assert promoted.origin["parent"] == 0
+    promoted.complete(0.9)
+
+
+def test_halving_goes_on_without_a_figure_that_does_not_come(open_sweep, monkeypatch):
+    monkeypatch.setattr("quark_core.sweeps.halving.PATIENCE_S", 0.5)
+    sweep = open_sweep(search="halving", trials=3)
+    for trial in sweep:
+        if trial.number == 0:
+            with trial.start_run():
+                pass
+        else:
+            trial.complete(0.1 * trial.number)
+    assert [t.origin.get("parent") for t in sweep.trials()[3:]] == [2]
+
+
 def test_halving_prefers_trials_within_the_constraints(open_sweep):
     sweep = open_sweep(search="halving", trials=3, constraints=["latency <= 1"])
     for trial in sweep:

@@ -112,11 +112,13 @@ async def collect_trash(call: Call) -> ASGIApp:
         trash = opened.store.trash
         before = await _measure_payloads(call)
         if request.dry_run:
-            plan = await service.threads.upkeep(trash.plan_collection, request.older_than_s)
+            plan = await service.threads.upkeep(
+                trash.plan_collection, request.older_than_s, request.run_ids
+            )
             gone = await service.threads.read(trash.list_gone, list(before))
             return call.reply(_to_reply(plan, before, before, gone, done=True))
         collected, done = await service.threads.upkeep(
-            trash.collect_for, _COLLECT_S, request.older_than_s
+            trash.collect_for, _COLLECT_S, request.older_than_s, request.run_ids
         )
         # Also those of runs whose rows an earlier collection has deleted.
         gone = await service.threads.read(trash.list_gone, list(before))
