@@ -23,6 +23,11 @@ ENDINGS = ("quark_core.runs.made_of._ENDING_S", "quark_core.runs.open_run._ENVIR
 """How long an end waits for what a run is made of; QUARK_EXIT_TIMEOUT_SECONDS bounds it too."""
 DRAINS = ("quark_core.system.console.descriptors._DRAIN_TIMEOUT_S",)
 """How long an end waits for what a descriptor has taken up."""
+OTHERS = ("quark_core.runs.rank_parts._IDLE_WAIT_S", "quark_core.runs.earlier_runs._HOLD_S")
+"""How long a start waits for another process: to learn its run, and for the same configuration.
+
+QUARK_LAUNCH_TIMEOUT_SECONDS bounds the first too.
+"""
 
 FOLDER = str(Path(__file__).with_name("child_bounds"))
 
