@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from blocks import DOCS, ROOT, list_pages, parse_page, read_page
 from page_runner import BlockError, compare, replace_names
+from wide_bounds import STARTS, widen_in_children
 
 API = DOCS / "reference" / "api"
 RUN = {"python", "console", "sh"}
@@ -44,12 +45,15 @@ def clean_environment(home):
         for name, value in os.environ.items()
         if not name.startswith(("QUARK_", "WANDB_", "MLFLOW_", "SLURM_", "PYTEST_", "COVERAGE_"))
     }
+    # A page's service may be as slow as this machine is.
+    wide = widen_in_children(STARTS)
     here = [str(ROOT), str(Path(__file__).parent)]
     # No terminal's width, so that a table is the same everywhere.
     return {
         **kept,
+        **wide,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join([*here, kept.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*here, wide["PYTHONPATH"]]),
         "HOME": str(home),
         "COLUMNS": "160",
         "NO_COLOR": "1",

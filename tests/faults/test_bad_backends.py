@@ -34,7 +34,7 @@ def train(session, steps=200):
 
 @pytest.mark.parametrize("fault", ["bug", "exit", "unavailable"])
 def test_a_failing_mirror_costs_only_itself(tmp_path, add_backend, fault, monkeypatch, caplog):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "5")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "10")
     bad = add_backend("bad", ScriptedBackend(always=fault))
     good = add_backend("good", ScriptedBackend())
     with quark.start_run(project="p", storage_dir=tmp_path, backends="bad,good") as session:
@@ -54,10 +54,11 @@ def test_a_failing_mirror_costs_only_itself(tmp_path, add_backend, fault, monkey
 
 
 def test_a_hanging_mirror_does_not_hang_the_end(tmp_path, add_backend, monkeypatch):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "5")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "10")
     stuck = add_backend("stuck", ScriptedBackend(always="hang"), idempotent=False)
     with quark.start_run(project="p", storage_dir=tmp_path, backends=["stuck"]) as session:
         train(session)
+        session.flush()
         assert wait_until(lambda: stuck.calls)
     assert not stuck.release.is_set()
     lanes = {lane.backend: lane for lane in session.report_delivery().lanes}
@@ -80,10 +81,11 @@ def test_a_refusing_mirror_is_quarantined_with_its_reason(tmp_path, add_backend)
 
 
 def test_a_mirror_that_cannot_be_opened_does_not_stop_the_start(tmp_path, add_backend, monkeypatch):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "5")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "10")
     (tmp_path / "out").write_text("a file where the mirror wants a folder")
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv:out") as session:
         train(session)
+        session.flush()
     lanes = {lane.backend: lane for lane in session.report_delivery().lanes}
     assert lanes["embedded"].complete
     assert lanes["csv"].delivered == 0

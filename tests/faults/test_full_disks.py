@@ -194,9 +194,9 @@ def test_a_journal_disk_that_stays_full_does_not_hold_up_a_backend_that_works(tm
         for value in range(start, start + 2_000):
             put_metric(stream, value)
         if start < count // 2:
-            stream.flush(5)
-    stream.flush(5)
+            stream.flush(60)
+    stream.flush(60)
     free(disk)
-    (lane,) = stream.close(10).lanes
+    (lane,) = stream.close(60).lanes
     assert (lane.delivered, lane.dropped) == (count, 0)
     assert stored_values(backend) == list(map(float, range(count)))

@@ -55,11 +55,11 @@ def test_a_stream_whose_folder_is_deleted_goes_on(tmp_path):
     for value in range(1_000):
         put_metric(stream, value)
         if value in (300, 600):
-            stream.flush(5)
+            stream.flush(60)
             shutil.rmtree(tmp_path / "j", ignore_errors=True)
-    stream.flush(5, "durable")
-    stream.flush(5)
-    assert stream.close(5).complete
+    stream.flush(60, "durable")
+    stream.flush(60)
+    assert stream.close(60).complete
     assert stored_values(backend) == list(map(float, range(1_000)))
 
 

@@ -38,7 +38,7 @@ def refuse_threads(monkeypatch, fits):
 @pytest.mark.sampled
 @pytest.mark.parametrize("nth", range(4))
 def test_a_thread_that_cannot_start_is_a_clear_error_or_a_smaller_run(tmp_path, monkeypatch, nth):
-    monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "2")
+    monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "10")
     before = set(threading.enumerate())
     names = []
 
@@ -111,8 +111,8 @@ def test_an_encoding_that_fails_is_counted_and_costs_one_frame(
     monkeypatch.setattr(stream, "encode_frame_body", fail_once)
     for value in range(300):
         put_metric(opened, value)
-    opened.flush(5)
-    (lane,) = opened.close(5).lanes
+    opened.flush(60)
+    (lane,) = opened.close(60).lanes
     assert (lane.submitted, lane.delivered, lane.dropped) == (300, 200, 100)
     expected = [value for value in range(300) if not 100 <= value < 200]
     assert stored_values(backend) == list(map(float, expected))
@@ -128,7 +128,7 @@ def test_memory_that_runs_out_on_the_way_to_the_journal_loses_nothing_uncounted(
     backend = ScriptedBackend()
     opened = open_stream(tmp_path / "j", backend, segment_bytes=3_000)
     put_event(opened)
-    opened.flush(5)
+    opened.flush(60)
     real, calls = getattr(module, name), []
 
     def fail_sometimes(*arguments):
@@ -140,11 +140,11 @@ def test_memory_that_runs_out_on_the_way_to_the_journal_loses_nothing_uncounted(
     monkeypatch.setattr(module, name, fail_sometimes)
     for value in range(1_000):
         put_metric(opened, value)
-    opened.flush(5)
+    opened.flush(60)
     for value in range(1_000, 1_100):
         put_metric(opened, value)
-    opened.flush(5)
-    (lane,) = opened.close(5).lanes
+    opened.flush(60)
+    (lane,) = opened.close(60).lanes
     assert len(calls) >= 2
     assert adds_up(lane)
     assert lane.submitted == 1_101

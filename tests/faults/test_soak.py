@@ -77,9 +77,9 @@ def test_sequences_and_steps_beyond_32_bits_are_kept(tmp_path):
     stream = open_stream(tmp_path / "j", backend)
     for _ in range(3):
         put_metric(stream, 1.0, step=2**62)
-    stream.flush(5, "durable")
+    stream.flush(60, "durable")
     assert journaled_values(tmp_path / "j") == [1.0] * 3
-    stream.close(5)
+    stream.close(60)
     (batch,) = [batch for batch in backend.stored if batch.kind == "metric"][:1]
     assert batch.to_records()[0].step == 2**62
 

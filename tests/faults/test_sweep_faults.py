@@ -176,15 +176,14 @@ def test_a_worker_that_is_stopped_and_one_that_is_killed_leave_the_trial_to_a_th
     tmp_path, launch
 ):
     """The late result of the first changes nothing; its run is kept, and says so."""
-    lease_s = 2.0
-    sweep = make_sweep(tmp_path, 1, lease_s=lease_s)
-    stopped = launch(tmp_path, lease_s)
+    sweep = make_sweep(tmp_path, 1)
+    stopped = launch(tmp_path, lease_s=2.0)
     _, _, late_run = hear(stopped)
     stop_between_writes(stopped.pid, tmp_path)
-    killed = launch(tmp_path, lease_s)
+    killed = launch(tmp_path)
     assert hear(killed)[1] == 2
     kill(killed)
-    third = launch(tmp_path, lease_s)
+    third = launch(tmp_path)
     _, token, run_id = hear(third)
     assert token == 3
     stopped.send_signal(signal.SIGCONT)

@@ -166,7 +166,10 @@ for number in range(1, 1000):
             print("told", flush=True)
 if sys.argv[2] == "fd":
     # Its lines come through a process of its own: the run has all but the last milliseconds.
-    time.sleep(2)
+    console, deadline = session.open_run.stream.channel("console"), time.monotonic() + 60
+    while console.count_drawn() < 1_000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)  # what is numbered is put in by another thread
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

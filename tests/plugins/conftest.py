@@ -40,7 +40,7 @@ def run_python(tmp_path, install):
             env={
                 **os.environ,
                 "PYTHONPATH": path,
-                "QUARK_EXIT_TIMEOUT_SECONDS": "3",
+                "QUARK_EXIT_TIMEOUT_SECONDS": "30",
                 **variables,
             },
             capture_output=True,
@@ -76,8 +76,8 @@ print(json.dumps([session.run_id, complete]))
 def train(tmp_path, run_python):
     """Trains in a process that has the plugins; returns its run, what was complete, its stderr."""
 
-    def run(backends, *, expect=0):
-        done = run_python(TRAINING, tmp_path, backends)
+    def run(backends, *, expect=0, **variables):
+        done = run_python(TRAINING, tmp_path, backends, **variables)
         assert done.returncode == expect, done.stderr
         if expect:
             return done.stderr

@@ -9,6 +9,7 @@ import zipfile
 import zlib
 
 import msgspec
+from wide_bounds import keep_sources_in_children
 
 import quark
 from quark_core.records.query import Query
@@ -102,7 +103,7 @@ def test_keys_in_sources_fields_groups_arguments_and_values_are_not_kept(tmp_pat
         capture_output=True,
         text=True,
         timeout=100,
-        env={**os.environ, "QUARK_SOURCES": "keep", "QUARK_CAPTURE": "sys"},
+        env={**os.environ, **keep_sources_in_children(), "QUARK_CAPTURE": "sys"},
     )
     assert done.returncode == 0, done.stderr
     run = quark.open_run(done.stdout.split()[-1], runs)

@@ -109,7 +109,8 @@ def test_a_request_that_is_known_is_told_so(tmp_path, start, invoke):
         quark.stop_run(session, reason="why")
         lookout = StopLookout(session.open_run)
         lookout.look()
-        lookout._thread.join()
+        if lookout._thread is not None:  # the session's own has not heard of it before
+            lookout._thread.join()
         session.flush()
         result = invoke("stop", "run-a", "-d", tmp_path, "--json")
         found = json.loads(result.output)

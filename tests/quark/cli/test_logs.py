@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -74,7 +73,7 @@ def test_a_bad_time_is_a_mistake_in_the_command_line(printed, invoke, bad):
 
 
 PROGRAM = """
-import sys, time, quark
+import os, signal, sys, time, quark
 session = quark.start_run(project="p", storage_dir=sys.argv[1], capture="sys")
 print(session.run_id, flush=True)
 number = 0
@@ -84,13 +83,15 @@ while not sys.stdin.isatty():
     time.sleep(0.05)
     if number == int(sys.argv[2]):
         break
+if sys.argv[3:]:
+    os.kill(os.getpid(), signal.SIGKILL)
 session.end_run()
 """
 
 
-def begin(tmp_path, lines):
+def begin(tmp_path, lines, *end):
     child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(lines)],
+        [sys.executable, "-c", PROGRAM, str(tmp_path), str(lines), *end],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "QUARK_CAPTURE": "sys"},
@@ -120,13 +121,14 @@ def test_ctrl_c_ends_it_and_the_run_goes_on(tmp_path):
 
 
 def test_a_run_that_is_killed_is_followed_to_its_last_line(tmp_path, quark_command):
-    child, run_id = begin(tmp_path, 10_000)
-    time.sleep(1)
-    child.kill()
-    last = child.communicate()[0].splitlines()[-1]
+    # Not in the middle of a line: that is kept once it is printed.
+    child, run_id = begin(tmp_path, 20, "killed")
+    said = [run_id, *child.communicate()[0].splitlines()]
+    assert child.returncode == -signal.SIGKILL
     quark_command("sync", tmp_path)
     done = quark_command("logs", run_id, "-f", "-d", tmp_path)
-    assert done.stdout.splitlines()[-1] == last
+    assert done.stdout.splitlines() == said
+    assert said[-1] == "line 19"
 
 
 def test_a_run_without_lines_says_so(tmp_path, log_run, invoke):

@@ -34,6 +34,12 @@ def server(tmp_path, monkeypatch):
         yield server
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """The end of a look waits until all is sent, however busy the machine is."""
+    monkeypatch.setattr("quark.cli.workspace_notices._END_S", 60.0)
+
+
 @pytest.fixture
 def receiver(monkeypatch):
     monkeypatch.setenv("QUARK_NOTIFY_SECRET", "a secret that both have")

@@ -310,7 +310,7 @@ def test_a_trial_that_another_worker_has_got_is_ended_here(
     agent = begin("lr-search", "--no-wait", "--", sys.executable, script)
     wait_for((tmp_path / "began").exists)
     stop_between_writes(agent.pid, tmp_path)
-    sweep = quark.sweep("lr-search", storage_dir=tmp_path)
+    sweep = quark.sweep("lr-search", storage_dir=tmp_path, lease_s=60)
     taken = wait_for(sweep.claim)
     os.kill(agent.pid, signal.SIGCONT)
     taken.complete([0.5])

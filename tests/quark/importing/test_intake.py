@@ -263,7 +263,7 @@ from quark.importing.intake import ImportOptions, open_intake
 from pathlib import Path
 def between(at):
     print(at, flush=True)
-    time.sleep(0.01)
+    time.sleep(600 if at >= 500 else 0.01)
 with open_intake(Path({store!r}), "test", ImportOptions()) as intake:
     intake.take(CountedRun(1000, 10, between))
 """

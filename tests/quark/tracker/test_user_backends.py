@@ -185,7 +185,7 @@ def test_a_class_that_lacks_a_method_is_left_out(said):
 
 
 def test_a_backend_that_hangs_costs_nothing_but_its_own_calls(monkeypatch, said, read):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "5")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "10")
     release = threading.Event()
 
     class Hanging(Base):
@@ -196,6 +196,7 @@ def test_a_backend_that_hangs_costs_nothing_but_its_own_calls(monkeypatch, said,
     tracker = quark.Tracker([backend, beside])
     for step in range(100):
         tracker.log({"a": step})
+    tracker.session.flush()
     tracker.finish()
     assert len(read(tracker)) == 100
     assert len(beside.calls) == 101

@@ -8,6 +8,7 @@ import zlib
 from importlib.util import find_spec
 
 import pytest
+from wide_bounds import keep_sources_in_children
 
 SECRET = "NOBODY_ELSE_HAS_THIS"
 TRAIN = """
@@ -32,10 +33,9 @@ def train(tmp_path):
     def run(backend):
         environ = {
             **os.environ,
-            "QUARK_SOURCES": "keep",
+            **keep_sources_in_children(),
             "WANDB_MODE": "offline",
             "MLFLOW_DISABLE_TELEMETRY": "true",
-            "QUARK_EXIT_TIMEOUT_SECONDS": "90",
         }
         done = subprocess.run(
             [sys.executable, "train.py", backend],

@@ -108,6 +108,7 @@ def test_a_token_of_the_environment_is_shown_to_the_server(definition, config, s
     assert stub.authorizations == {"Bearer not-a-secret"}
 
 
+@pytest.mark.usefixtures("mlflow")  # its import takes longer than the end of this run may
 def test_a_refusal_stops_neither_training_nor_the_end(tmp_path, stub, monkeypatch, caplog):
     """403 to everything: one warning, and the run's own store has it all."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{stub.server_port}")

@@ -166,7 +166,7 @@ def test_too_many_rows_wait(tmp_path):
     with serving(tmp_path, limits={"rows_per_s": 10.0}) as server, server.client() as client:
         maker = BatchMaker("run1")
         assert ingest(client, maker.start()).status_code == 200
-        many = maker.metrics(*(("loss", step, 0.0) for step in range(200)))
+        many = maker.metrics(*(("loss", step, 0.0) for step in range(2_000)))
         assert ingest(client, many).status_code == 200  # more than the bucket, once it is full
         refused = ingest(client, maker.metrics(("loss", 1, 0.0)))
         assert (refused.status_code, error_of(refused)["code"]) == (429, "rate_limited")
@@ -207,7 +207,7 @@ def test_a_rotated_key_that_expires_is_followed_by_one_that_lives_as_long(tmp_pa
     )
     _, new = rotate_key(control, old, overlap_s=1)
     assert new.expires_us - new.created_us <= 11_000_000
-    assert control.find_key(old.id).expires_us < moment + 5_000_000
+    assert control.find_key(old.id).expires_us <= new.created_us + 1_500_000
     with pytest.raises(SchemaValidationError, match="revoked or expired"):
         rotate_key(control, StoredKey(**{**_fields(old), "revoked_us": moment}), overlap_s=1)
     control.close()

@@ -117,7 +117,6 @@ def front(tmp_path, authority, monkeypatch):
         front = TlsFront(("127.0.0.1", port), make_context(authority))
         monkeypatch.setenv("QUARK_PERSISTENCE_URL", front.url)
         monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "60")
-        monkeypatch.setattr("quark_core.runs.primary_reach._FIRST_S", 15.0)
         yield front
         front.close()
 

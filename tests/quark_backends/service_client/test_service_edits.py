@@ -22,7 +22,8 @@ from quark_core.runs.stop_requests import StopLookout
 def beat(session):
     lookout = StopLookout(session.open_run)
     lookout.look()
-    lookout._thread.join()
+    if lookout._thread is not None:  # the session's own has not heard of it before
+        lookout._thread.join()
 
 
 def test_a_run_of_a_service_is_edited(service, tmp_path):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from service_fixtures import serving
+from wide_bounds import keep_sources_in_children
 
 import quark
 from quark_backends.service.server.config import load_config
@@ -33,7 +34,7 @@ def train(tmp_path):
     project.mkdir(exist_ok=True)
     (project / "pyproject.toml").touch()
     (project / "train.py").write_text(TRAIN + TEXT)
-    environ = {**os.environ, "QUARK_SOURCES": "keep"}
+    environ = {**os.environ, **keep_sources_in_children()}
     done = subprocess.run(
         [sys.executable, "train.py"],
         cwd=project,

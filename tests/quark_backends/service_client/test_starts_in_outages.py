@@ -38,7 +38,12 @@ class Training:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "QUARK_EXIT_TIMEOUT_SECONDS": "20", **variables},
+            env={
+                **os.environ,
+                "TESTS_BOUNDS": "",  # `patience_s` says how long it waits
+                "QUARK_EXIT_TIMEOUT_SECONDS": "20",
+                **variables,
+            },
         )
         self.begun = self._read()
 

@@ -163,12 +163,13 @@ def test_a_mirror_with_a_password_in_its_uri_is_opened_with_it(tmp_path, monkeyp
 def test_the_end_of_a_run_is_delivered_though_a_mirror_takes_no_outputs(
     tmp_path, monkeypatch, add_backend
 ):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "5")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "10")
     hangs = add_backend("slow", Choosy("hang"))
     session = start(tmp_path, backends="slow")
     AnalyzerEngine(session).analyze()
     assert hangs.asked.wait(60)
     try:
+        session.flush()
         session.end_run()
         (status,) = [batch for batch in hangs.stored if "status" in list_actions(batch)]
         assert status.to_records()[-1].data == {"status": "completed"}

@@ -114,7 +114,8 @@ def test_a_file_of_5_gb_holds_up_nobody_and_is_never_in_memory(tmp_path):
     told = run_script(
         tmp_path,
         """
-import resource, time
+import resource, threading, time
+from quark_core.artifacts import payload_folder
 path = storage_dir + ".mp4"
 with open(path, "wb") as file:
     file.write(b"\\0\\0\\0\\x18ftypmp42")
@@ -122,6 +123,12 @@ with open(path, "wb") as file:
 session = quark.start_run(project="p", storage_dir=storage_dir)
 artifacts = quark.ArtifactStore(session)
 metrics = quark.MetricsLogger(session)
+has_logged, write = threading.Event(), payload_folder._Partial.write
+def write_later(partial, data):
+    # Its first piece waits for what would not come where the file held up the loop.
+    assert has_logged.wait(60)
+    write(partial, data)
+payload_folder._Partial.write = write_later
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 pending = artifacts.log_video("clip", path)
 returned = not pending.done
@@ -129,6 +136,8 @@ steps = 0
 while not pending.done:
     metrics.log("loss", 1.0, step=steps)
     steps += 1
+    if steps > 10:
+        has_logged.set()
     time.sleep(0.001)
 grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 record = pending.wait()

@@ -228,11 +228,12 @@ def test_a_plugin_gets_what_a_run_logs(default, plugin, tmp_path):
 
 
 def test_a_mirror_that_lies_does_not_hurt_the_run(default, plugin, define, tmp_path, monkeypatch):
-    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "2")
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "10")
     liar = define("liar", capabilities=frozenset({Capability.READ}), open_it=lambda _: object())
     default.register(plugin(liar), name="liar")
     with quark.start_run(project="p", storage_dir=tmp_path, backends="liar") as session:
         quark.MetricsLogger(session).log("m", 1.0, step=0)
+        session.flush()
     primary, lane = session.report_delivery().lanes
     assert (primary.complete, lane.delivered) == (True, 0)
     assert any("BackendContractError" in reason for reason in lane.errors)

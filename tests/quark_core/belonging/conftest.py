@@ -18,6 +18,7 @@ def keep_runs(kind, tmp_path, monkeypatch):
     with serving(folder) as server:
         monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
         monkeypatch.setenv("QUARK_USER_KEY", server.make_key("default"))
+        monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "60")
         yield tmp_path / "runs"
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from wide_bounds import keep_sources_in_children
 
 import quark
 from quark.cli.trash import open_for_removal
@@ -239,7 +240,7 @@ def test_runs_with_more_equal_source_files_are_nearer(tmp_path):
     for helper, train in (("A = 1", ""), ("A = 2", ""), ("A = 3", "# other"), ("A = 2", "")):
         (tmp_path / "helper.py").write_text(f"{helper}\n")
         (tmp_path / "train.py").write_text(SCRIPT + train)
-        environment = {**os.environ, "QUARK_SOURCES": "keep"}
+        environment = {**os.environ, **keep_sources_in_children()}
         subprocess.run(
             [sys.executable, "train.py"], cwd=tmp_path, env=environment, check=True, timeout=120
         )

@@ -9,6 +9,7 @@ import time
 import pytest
 from held_ports import hold_port
 from set_for_tests import SET_FOR_TESTS
+from wide_bounds import OTHERS, widen_in_children
 
 import quark
 from quark_core.errors import SchemaValidationError
@@ -204,7 +205,13 @@ def launch(root, *arguments, **variables):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**kept, **variables},
+        # The leading rank says it as soon as it knows, which on a busy machine is late.
+        env={
+            **kept,
+            **widen_in_children(OTHERS),
+            "QUARK_LAUNCH_TIMEOUT_SECONDS": "60",
+            **variables,
+        },
     )
 
 

@@ -334,7 +334,12 @@ def test_the_last_lines_of_a_killed_process_are_kept(run_script, end):
 
 def test_an_unfinished_line_of_a_killed_process_is_kept_once_it_is_a_second_old(run_script):
     _, lines = run_script(
-        "print('loading…', end='', flush=True)\ntime.sleep(2.6)\n"
+        "began_s = time.monotonic()\n"
+        "print('loading…', end='', flush=True)\n"
+        "console = session.open_run.stream.channel('console')\n"
+        "while not console.count_drawn(): time.sleep(0.05)\n"
+        "assert time.monotonic() - began_s >= 1\n"
+        "time.sleep(0.2)\n"  # what is numbered is put in by another thread
         "os.kill(os.getpid(), signal.SIGKILL)\n",
         expect=-9,
         sync=True,

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from wide_bounds import DRAINS, widen_in_children
 
 import quark
 from quark_core.records.query import Query
@@ -24,7 +25,8 @@ open(os.environ['STORE'] + '/id', 'w').write(session.run_id)
 @pytest.fixture
 def environment(tmp_path):
     given = {"QUARK_CAPTURE": "fd", "QUARK_SYSTEM_METRICS": "0", "STORE": str(tmp_path)}
-    return {**os.environ, **given}
+    # An end waits for the process that reads, which on a busy machine takes its time.
+    return {**os.environ, **given, **widen_in_children(DRAINS)}
 
 
 def read(tmp_path):
@@ -86,7 +88,8 @@ def test_a_library_that_prints_with_the_lock_of_the_interpreter_held_goes_on(run
 def test_where_the_process_that_reads_dies_training_and_terminal_go_on(run_script):
     done, lines = run_script(
         "print('before', flush=True)\n"
-        "time.sleep(0.5)\n"
+        "console = session.open_run.stream.channel('console')\n"
+        "while not console.count_drawn(): time.sleep(0.01)\n"
         "me = str(session.open_run.context.storage_dir)\n"
         "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
         "    try:\n"
@@ -133,8 +136,10 @@ def test_a_training_that_waits_for_its_children_finds_none_of_ours(run_script):
 
 def test_a_child_that_outlives_the_run_prints_on(tmp_path, environment):
     code = (
-        "child = subprocess.Popen(['sh', '-c', 'sleep 2; echo late'])\n"
-        "print('early')\nsession.end_run()\nprint('over')\n"
+        "late = 'while ! test -e \"$STORE/over\"; do sleep 0.1; done; echo late'\n"
+        "child = subprocess.Popen(['sh', '-c', late])\n"
+        "print('early')\nsession.end_run()\nprint('over', flush=True)\n"
+        "open(os.environ['STORE'] + '/over', 'w').close()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", HEAD + code], env=environment, capture_output=True, text=True

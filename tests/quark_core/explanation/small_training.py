@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from wide_bounds import keep_sources_in_children
+
 TRAIN = """\
 import argparse
 
@@ -128,7 +130,12 @@ class Training:
         done = subprocess.run(
             [sys.executable, "train.py", "--store", str(self.store), *arguments],
             cwd=self.folder,
-            env={**os.environ, "QUARK_SOURCES": "keep", "QUARK_QUIET": "1", **variables},
+            env={
+                **os.environ,
+                **keep_sources_in_children(),
+                "QUARK_QUIET": "1",
+                **variables,
+            },
             capture_output=True,
             text=True,
         )

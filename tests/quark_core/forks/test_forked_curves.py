@@ -1,5 +1,6 @@
 """A fork's curves begin with those of its parent, wherever they are read."""
 
+import contextlib
 import logging
 
 import pytest
@@ -149,10 +150,25 @@ def test_what_comes_while_the_curves_are_read_is_in_them_or_comes_later(
         session.end_run()
 
 
-def test_what_comes_is_followed_into_fork_and_parent_alike(root):
-    first = quark.start_run(project="p", storage_dir=root)
+@contextlib.contextmanager
+def settled_run(root, **arguments):
+    """A run of which nothing comes but what is logged, once it is made out what it is made of."""
+    with quark.start_run(project="p", storage_dir=root, **arguments) as session:
+        session.open_run.background.join()
+        yield session
+
+
+def test_what_comes_is_followed_into_fork_and_parent_alike(root, monkeypatch):
+    monkeypatch.setattr("quark_core.delivery.stream.HEARTBEAT_S", 3600.0)
+    with (
+        settled_run(root) as first,
+        settled_run(root, fork_from=(first, 3)) as second,
+    ):
+        follow_both(root, first, second)
+
+
+def follow_both(root, first, second):
     log_steps(first, [(0, 0.0), (1, 1.0)])
-    second = quark.start_run(project="p", storage_dir=root, fork_from=(first, 3))
     log_steps(second, [(4, 40.0)])
     opened = quark.open_run(second.run_id, storage_dir=root)
     reader, child = opened.open_run.reader, second.run_id
@@ -172,8 +188,6 @@ def test_what_comes_is_followed_into_fork_and_parent_alike(root):
     assert not read_changes(reader, child, came.cursor)
     # A cursor of the run itself is none of the fork.
     assert read_changes(reader, child, read_heads(reader, first.run_id).cursor).stale
-    second.end_run()
-    first.end_run()
 
 
 def test_the_parent_of_the_same_process_is_flushed_before(root):

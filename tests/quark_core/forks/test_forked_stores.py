@@ -39,8 +39,6 @@ def root(request, tmp_path, monkeypatch):
     with serving(tmp_path / "server", store_url=url) as server:
         monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
         monkeypatch.setenv("QUARK_USER_KEY", server.make_key())
-        # On a busy machine a server does not always answer within the seconds of a start.
-        monkeypatch.setattr("quark_core.runs.primary_reach._FIRST_S", 15.0)
         yield folder
 
 

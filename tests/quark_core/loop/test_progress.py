@@ -238,8 +238,9 @@ def test_heartbeats_carry_it_and_without_a_loop_they_are_as_before(tmp_path, mon
         channel = session.open_run.stream.channel("lifecycle")
 
         def wait_for_beat():
-            before, deadline = channel.count_drawn(), time.monotonic() + 20
-            while channel.count_drawn() < before + 2 and time.monotonic() < deadline:
+            before, deadline = channel.count_drawn(), time.monotonic() + 60
+            while channel.count_drawn() < before + 2:
+                assert time.monotonic() < deadline
                 time.sleep(0.01)
 
         wait_for_beat()
@@ -250,8 +251,9 @@ def test_heartbeats_carry_it_and_without_a_loop_they_are_as_before(tmp_path, mon
         beats = [record.data for record in found if record.action == "heartbeat"]
         assert beats[0] is None
         said = [data["progress"] for data in beats if data is not None]
-        assert said[0]["done"] == 5
-        assert said[0]["total"] == 10
+        # One may have come before the first step.
+        assert {data["done"] for data in said} <= {0, 5}
+        assert (said[-1]["done"], said[-1]["total"]) == (5, 10)
 
 
 def test_it_is_told_in_a_few_words():

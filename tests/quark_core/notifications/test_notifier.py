@@ -291,15 +291,20 @@ def test_a_target_that_hangs_is_left_after_its_time_and_not_asked_twice(tmp_path
 
 
 def test_a_function_that_hangs_keeps_nobody_and_its_end_is_waited_for_no_longer_than_said(tmp_path):
-    release, entered, got = threading.Event(), threading.Event(), []
+    release, entered, taken, got = threading.Event(), threading.Event(), threading.Event(), []
 
     def hang(_):
         entered.set()
         release.wait(60)
 
-    notifier = make_notifier(tmp_path, [hang, got.append])
+    def take(notice):
+        got.append(notice)
+        taken.set()
+
+    notifier = make_notifier(tmp_path, [hang, take])
     notifier.tell(make_notice())
     assert entered.wait(60)
+    assert taken.wait(60)
     notifier.close(0.05)
     release.set()
     assert got == [make_notice()]

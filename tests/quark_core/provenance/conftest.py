@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from wide_bounds import keep_sources_in_children
 
 import quark
 
@@ -38,7 +39,7 @@ class Project:
 
     def run(self, *arguments, cwd=None, stdin=None, check=True, **environment):
         """Run Python; returns what it has done."""
-        environ = {**os.environ, "QUARK_SOURCES": "keep", **environment}
+        environ = {**os.environ, **keep_sources_in_children(), **environment}
         environ = {name: value for name, value in environ.items() if value is not None}
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],

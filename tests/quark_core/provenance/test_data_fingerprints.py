@@ -4,7 +4,6 @@ import os
 import random
 import socket
 import threading
-import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -101,25 +100,24 @@ def test_a_fifo_alone_is_refused_in_words_and_not_waited_for(session, tmp_path, 
     assert "FileNotFoundError" in missing.reason
 
 
-def test_a_file_that_grows_is_read_to_where_it_was(take, tmp_path):
+def test_a_file_that_grows_is_read_to_where_it_was(take, tmp_path, monkeypatch):
     file = tmp_path / "growing"
     file.write_bytes(b"x" * 64 * MIB)
-    is_over = threading.Event()
+    looks, fstat = [], os.fstat
 
-    def grow():
-        with file.open("ab") as out:
-            while not is_over.is_set():
+    def look_and_grow(number):
+        """The file has grown once it was looked at, and before it is read."""
+        found = fstat(number)
+        if os.path.samestat(found, file.stat()):
+            looks.append(found.st_size)
+            with file.open("ab") as out:
                 out.write(b"y" * 4096)
-                out.flush()
+        return found
 
-    thread = threading.Thread(target=grow)
-    thread.start()
-    try:
-        time.sleep(0.05)
-        found = take(file, level="full")
-    finally:
-        is_over.set()
-        thread.join()
+    monkeypatch.setattr(os, "fstat", look_and_grow)
+    found = take(file, level="full")
+    monkeypatch.undo()
+    assert looks[0] == 64 * MIB
     assert found.level == "partial"
     assert found.metadata["changed"] == ["growing"]
 

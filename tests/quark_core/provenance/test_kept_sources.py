@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from wide_bounds import FOLDER
 
 import quark
 from quark_core.artifacts.payload_folder import PayloadFolder
@@ -43,7 +44,7 @@ def test_quark_itself_is_no_source_where_it_lies_in_the_project(project):
         (project.root / name).symlink_to(checkout / name)
     project.write("quarks.py", "x = 1\n")
     project.write_training("import quarks")
-    kept = project.read(project.train(PYTHONPATH=str(project.root)))
+    kept = project.read(project.train(PYTHONPATH=os.pathsep.join([str(project.root), FOLDER])))
     assert list(kept) == ["quarks.py", "train.py"]
 
 

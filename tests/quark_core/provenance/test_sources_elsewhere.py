@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from wide_bounds import keep_sources_in_children
 
 import quark
 from quark_core.provenance.source_finding import _find_command
@@ -21,7 +22,8 @@ def call(*words):
 
 def test_of_eight_ranks_the_leader_alone_keeps_them(project):
     project.write_training(path="train.py")
-    environ = {**os.environ, "QUARK_SOURCES": "keep", "WORLD_SIZE": "8", "QUARK_RUN_ID": "ranked"}
+    ranked = {"WORLD_SIZE": "8", "QUARK_RUN_ID": "ranked"}
+    environ = {**os.environ, **keep_sources_in_children(), **ranked}
     children = [
         subprocess.Popen(
             [sys.executable, "train.py"],

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from wide_bounds import keep_sources_in_children
 
 import quark
 
@@ -31,7 +32,7 @@ def project(tmp_path_factory):
     """Four runs: a comment, a change, and a change of what is called."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "pyproject.toml").write_text("")
-    environment = {**os.environ, "QUARK_SOURCES": "keep"}
+    environment = {**os.environ, **keep_sources_in_children()}
     for body, helper, value in (
         ("return helper(x)", "return x", "0.5"),
         ("# The same.\n    return (helper(x))", "return x", "0.7"),

@@ -80,7 +80,7 @@ def test_without_a_shared_folder_an_exact_launch_still_agrees(tmp_path):
             stderr=subprocess.PIPE,
             text=True,
             env=clean_environment(
-                **slurm(rank, 2), QUARK_LAUNCH_TIMEOUT_SECONDS=0.5, QUARK_EXIT_TIMEOUT_SECONDS=3
+                **slurm(rank, 2), QUARK_LAUNCH_TIMEOUT_SECONDS=0.5, QUARK_EXIT_TIMEOUT_SECONDS=10
             ),
         )
         for rank in range(2)

@@ -42,7 +42,9 @@ def write(path):
     return 0
 
 
-def test_a_child_that_is_forked_while_a_thread_writes_finds_the_store_free(tmp_path):
+def test_a_child_that_is_forked_while_a_thread_writes_finds_the_store_free(tmp_path, monkeypatch):
+    # How long a fork waits at most is what the next test is about.
+    monkeypatch.setattr(process, "_WRITE_TIMEOUT_S", DEADLINE_S)
     path = tmp_path / "store.db"
     connection = connect(path)
     connection.execute("PRAGMA journal_mode=WAL")

@@ -23,4 +23,5 @@ def ask_to_stop(session):
     quark.stop_run(session, reason="enough")
     lookout = StopLookout(session.open_run)
     lookout.look()
-    lookout._thread.join()
+    if lookout._thread is not None:  # the session's own has not heard of it before
+        lookout._thread.join()

@@ -137,7 +137,8 @@ for step in range(1000):
         quark.stop_run(tracker.tracker, reason="enough")
         lookout = StopLookout(tracker.tracker.open_run)
         lookout.look()
-        lookout._thread.join()
+        if lookout._thread is not None:  # the session's own has not heard of it before
+            lookout._thread.join()
     if tracker.should_stop(accelerator):
         break
 accelerator.end_training()
