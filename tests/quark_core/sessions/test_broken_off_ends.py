@@ -35,9 +35,11 @@ def find_state(root, run_id):
 
 
 def test_a_block_that_is_interrupted_at_its_end_is_an_interrupted_run(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        with quark.start_run(project="p", storage_dir=tmp_path) as session:
-            late = Late(session)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        quark.start_run(project="p", storage_dir=tmp_path) as session,
+    ):
+        late = Late(session)
     assert late.calls == 1
     assert not open_runs.peek_unended()
     assert find_state(tmp_path, session.run_id) == "interrupted"
