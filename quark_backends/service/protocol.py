@@ -105,6 +105,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _Text = Annotated[str, Meta(max_length=512)]
+_Id = Annotated[str, Meta(min_length=1, max_length=128)]
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -210,7 +211,7 @@ class WireBatch(msgspec.Struct, frozen=True, array_like=True):
         writer_id, attempt, rank, number, kind, count, body: As in a `Batch` of the contract.
     """
 
-    writer_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    writer_id: _Id
     attempt: _Number
     rank: _Number
     number: _Number
@@ -267,7 +268,7 @@ class OutputBody(msgspec.Struct, frozen=True):
 class GenerationRequest(msgspec.Struct, frozen=True):
     """`POST /v1/runs/{run_id}/generations`: one analysis, visible all at once."""
 
-    analyzer: Annotated[str, Meta(min_length=1, max_length=128)]
+    analyzer: _Id
     replaces: bool
     outputs: Annotated[list[OutputBody], Meta(max_length=64)]
 
@@ -567,10 +568,7 @@ class StopReply(msgspec.Struct, frozen=True):
 class RunIds(msgspec.Struct, frozen=True):
     """`POST /v1/runs/trash`, `/restore` and `/usage`: some runs; the first two answer with them."""
 
-    run_ids: Annotated[
-        list[Annotated[str, Meta(min_length=1, max_length=128)]],
-        Meta(min_length=1, max_length=REMOVAL_LIMIT_RUNS),
-    ]
+    run_ids: Annotated[list[_Id], Meta(min_length=1, max_length=REMOVAL_LIMIT_RUNS)]
 
 
 class UsageList(msgspec.Struct, frozen=True):
@@ -611,13 +609,7 @@ class CollectRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     older_than_s: Annotated[float, Meta(ge=0, le=1e10)] = 0.0
-    run_ids: (
-        Annotated[
-            list[Annotated[str, Meta(min_length=1, max_length=128)]],
-            Meta(max_length=REMOVAL_LIMIT_RUNS),
-        ]
-        | None
-    ) = None
+    run_ids: Annotated[list[_Id], Meta(max_length=REMOVAL_LIMIT_RUNS)] | None = None
     dry_run: bool = False
 
 
