@@ -53,7 +53,7 @@ def test_what_is_found_as_a_run_ends_is_shown_however_the_answer_comes(
     visit, serve, live, tmp_path, answer
 ):
     live(40)
-    # With an analysis that is stored the page computes none, and asks for none before there is news.
+    # With one that is stored the page computes none, and asks for none before there is news.
     quark.AnalyzerEngine(live.session).analyze()
     live.session.flush()
     visitor = visit(serve(tmp_path), "run/live", may_be_lost=True)
