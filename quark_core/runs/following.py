@@ -49,6 +49,7 @@ CHANGED_ROWS = 100_000
 """About how many records one answer to `read_changes` has, where nobody says otherwise."""
 
 _ROWS = ":rows"
+# So often are rows read again in whose midst others came.
 _TURNS = 5
 # Between the run that a part of a fork's cursor is of, and the name that it has there.
 _OF = ">"
